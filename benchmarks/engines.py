@@ -64,7 +64,7 @@ def _in_a_process_of_its_own(seed: int, card: str, *, with_operators: bool) -> l
 
 def _compare(seed: int, card: str, *, with_operators: bool) -> list[float]:
     from benchmarks.random_programs import build, family_of, workload
-    from tracer.commands.predict_engines import OnNullGpu, Rehearsed
+    from tracer.commands.predict_on import OnNullGpu, Rehearsed
 
     asked, devices = workload(seed), devices_of(card)
     os.environ.update(environment([devices.card]))

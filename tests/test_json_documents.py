@@ -22,7 +22,7 @@ from tests.trace import chrome
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.device.host_peak import HostPart, HostPeak
 from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, ProcessPhases
-from tracer.capture.run_origin import LeftOut, ValueRead, ValuesRead
+from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
 from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.exporters.bisection import Bisection, bisection_json
 from tracer.exporters.doctor import doctor_json

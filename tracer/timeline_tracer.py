@@ -28,7 +28,7 @@ from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.profiler.trace_store import TraceStore
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
-from tracer.capture.sources.remembered import forget_files
+from tracer.capture.sources.source_files import forget_files
 from tracer.capture.torch_private import torch_profiler
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError

@@ -22,8 +22,7 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.commands import bisect
 from tracer.exporters.json_documents.peak import write_baseline
 from tracer.sessions.jobs.child_processes import Ended
-from tracer.sessions.trials.commits import Repository
-from tracer.sessions.trials.package_versions import changes_between, python_with, versions_between
+from tracer.sessions.trials.versions import Repository, changes_between, python_with, versions_between
 
 ROOT = Path(main.__file__).parent
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -244,7 +243,7 @@ def test_an_environment_has_the_version_and_all_else_of_this_one(wheels: None, m
     import numpy
 
     assert shown.stdout.split() == ["1.10", numpy.__file__], shown.stderr
-    monkeypatch.setattr("tracer.sessions.trials.package_versions._make", None)  # it is kept
+    monkeypatch.setattr("tracer.sessions.trials.versions._make", None)  # it is kept
     assert python_with(["grows==1.10"]) == python
 
 
@@ -252,7 +251,7 @@ def test_an_environment_has_the_version_and_all_else_of_this_one(wheels: None, m
 def test_needed_packages_keep_their_version_where_they_can(
     wheels: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tracer.sessions.trials.package_versions._installed", lambda: ["grows==1.9", "same==1.0"])
+    monkeypatch.setattr("tracer.sessions.trials.versions._installed", lambda: ["grows==1.9", "same==1.0"])
     for name, version in (("same", "1.0"), ("same", "2.0"), ("torch", "0.1")):
         _wheel(tmp_path, version, name)
     _wheel(tmp_path, "3.0", needs=("same", "torch"))
@@ -311,7 +310,7 @@ def test_the_package_that_made_the_difference_between_two_files(
 
 def test_requirements_change_after_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {"a": ["Z_z>=1", "m; extra == 'dev'"], "z-z": ["b"], "b": ["a"]}  # a circle, too
-    monkeypatch.setattr("tracer.sessions.trials.package_versions.requires", needs.get)
+    monkeypatch.setattr("tracer.sessions.trials.versions.requires", needs.get)
     old, new = tmp_path / "old.txt", tmp_path / "new.txt"
     old.write_text("--index-url https://example.org/simple\na==1\nb==1\nm==1\nZ.Z==1\n")
     new.write_text("--index-url https://example.org/simple\na==2\nb==2\nm==2\nn==1\n")

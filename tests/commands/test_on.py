@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import main
-from tracer.capture.run_origin import ValuesRead
+from tracer.capture.kept_run import ValuesRead
 from tracer.changes.script_changes import changes_of
 from tracer.commands.fit_trials import ScriptTrials
 from tracer.errors import NullGpuError

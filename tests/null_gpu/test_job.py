@@ -18,10 +18,16 @@ from tests.null_gpu.started import ROOT, needs_null_gpu
 from tests.processes import run_python
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
-from tracer.null_gpu.job.earlier import earlier_ranks_by, run_earlier_ranks
-from tracer.null_gpu.job.objects import Objects
-from tracer.null_gpu.job.place import RankPlace, groups_left, nccl_left, ranks_that_differ, shared_bytes_left
-from tracer.null_gpu.job.store import LoneStore, ProgramsStore
+from tracer.null_gpu.job.place import (
+    RankPlace,
+    earlier_ranks_by,
+    groups_left,
+    nccl_left,
+    ranks_that_differ,
+    run_earlier_ranks,
+    shared_bytes_left,
+)
+from tracer.null_gpu.job.store import LoneStore, Objects, ProgramsStore
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.null_gpu.process import environment
 from tracer.sessions.jobs.ranks import this_rank

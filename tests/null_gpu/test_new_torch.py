@@ -11,8 +11,7 @@ from benchmarks.torch_versions import Answers, read_doctor, read_results, senten
 from tests.null_gpu.started import needs_null_gpu
 from tracer.null_gpu import torch_symbols
 from tracer.null_gpu.build import torch_folder
-from tracer.null_gpu.prototypes import read_prototypes, unanswered
-from tracer.null_gpu.torch_symbols import other_fat_binaries
+from tracer.null_gpu.torch_symbols import other_fat_binaries, read_prototypes, unanswered
 
 HEADERS = """
 cudaError_t cudaCountOf(unsigned *count);

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.null_gpu.prototypes import read_prototypes, stub_source
-from tracer.null_gpu.torch_symbols import read_library
+from tracer.null_gpu.torch_symbols import read_library, read_prototypes, stub_source
 
 HEADER = """
 typedef int cublasStatus_t; typedef int (*cudaCallback_t)(void *data);

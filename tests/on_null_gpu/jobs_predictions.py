@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed
+from tracer.commands.predict_on import Engine, OnNullGpu, Rehearsed
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
 from tracer.null_gpu.process import limited_to

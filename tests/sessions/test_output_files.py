@@ -13,7 +13,7 @@ import pytest
 
 from tests.pieces import Pieces, raising
 from tracer.analysis.profiles import findings as findings_module
-from tracer.capture.run_origin import RunOrigin
+from tracer.capture.kept_run import RunOrigin
 from tracer.changes.recommendation import AdviceReport
 from tracer.errors import OutputError
 from tracer.exporters.page.timeline_page import timeline_page

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tracer import timeline_tracer
-from tracer.sessions import recording_cost
+from tracer.sessions import schedule
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile, profile_training
@@ -117,7 +117,7 @@ def test_no_more_events_are_recorded_than_can_be_read_soon(
     whole = train(tmp_path / "whole", takes(0.0, clock=clock)).results
     assert whole is not None
     assert whole.findings is not None
-    monkeypatch.setattr(recording_cost, "MOST_EVENTS", int(cycles * whole.findings.cycles[0].recording.num_events))
+    monkeypatch.setattr(schedule, "MOST_EVENTS", int(cycles * whole.findings.cycles[0].recording.num_events))
     session = train(tmp_path, takes(0.0, clock=clock))
     assert recorded(session) == steps
     assert ("in all would take long to read" in "".join(session.notes)) == (steps != [2, 2])

@@ -14,7 +14,7 @@ from torch import nn
 
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
-from tracer.capture.device.asleep_memory import AsleepMemory
+from tracer.capture.device.device_blocks import AsleepMemory
 from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, TracerError
 from tracer.sessions import training_profile

@@ -1,23 +1,141 @@
-"""All that was observed of a run: what has to be stored so that everything said of it can be said again, anywhere."""
+"""All that was observed of a run, and when, where and with what: stored, so that all can be said again, anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
-from tracer.capture.run_origin import RunFacts
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode
 from tracer.capture.sources.operator_lines import source_text
 from tracer.capture.sources.source_files import is_user_code
 from tracer.capture.sources.source_line import SourceLine
+from tracer.command_line import this_command
 
 if TYPE_CHECKING:
     from tracer.capture.objects.known_storages import ObjectsAtFailure
+    from tracer.capture.objects.parameter_origins import Parameter
     from tracer.capture.recording import ProfilerTrace
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRead:
+    """Values that one line read with one operator."""
+
+    file: str  # File of the innermost line outside torch; empty where no Python called
+    line: int  # Its number; 0 likewise
+    function: str  # It is in
+    operator: str  # Such as `aten::nonzero`
+    count: int  # How often
+    value: str  # The last one, as text; where it decides a size, that size
+    known: str  # How well the worst known of them is known: `exact`, `drawn` or `unknown`
+    answered: bool  # Whether it was given by `--answer`
+    decides_size: bool  # Whether it was the size of a result
+    num_empty: int  # How many of those results were empty
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Operators whose results could not be computed."""
+
+    reason: str  # With the operator's name
+    count: int  # How often
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesRead:
+    """All that was read until the results were put together."""
+
+    reads: tuple[ValueRead, ...] = ()  # The reads, in the order in which they first happened
+    left_out: tuple[LeftOut, ...] = ()  # What could not be computed
+    num_compiled_buffers: int = 0  # Buffers of compiled code: what its kernels left there is unknown
+    unused_answers: tuple[str, ...] = ()  # Such as `train.py:12`, where nothing was read
+
+
+PHASES = ("model_fwd", "loss_bk", "total_time", "opt_step")
+"""Names and order as the file format has them. total_time is all three phases and what lies between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimings:
+    """Durations of the phases over several steps."""
+
+    device: str  # Name as `str(torch.device)` writes it
+    clock: str  # The device's type in capitals, such as `CUDA`, for its events; `CPU` for the host's clock
+    durations_ms: dict[str, tuple[float, ...]]  # Per phase of `PHASES`, one duration per measured step
+
+    def mean_ms(self, phase: str) -> float:
+        """Mean over the steps."""
+        return fmean(self.durations_ms[phase])
+
+    def std_ms(self, phase: str) -> float:
+        """Population standard deviation over the steps, as `numpy.std` computes it."""
+        return pstdev(self.durations_ms[phase])
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrigin:
+    """The process that made a run, for a reader."""
+
+    command: str  # As it was called, without the folder of the program
+    date: str  # When the results were put together, with the zone's name
+    torch: str  # Its version
+    python: str  # Its version
+    device_name: str = ""  # Name of the accelerator; empty on the CPU
+    # What has to be said first of all that comes from the run, as where the device computed nothing; empty for a run
+    # like any other.
+    caveat: str = ""
+
+    @property
+    def computed(self) -> bool:
+        """Whether the device computed, so that there are times, losses and values."""
+        return not self.caveat
+
+    @classmethod
+    def here(cls, device: str = "cpu", *, caveat: str = "") -> RunOrigin:
+        """This process, now."""
+        import torch
+
+        from tracer.capture.device import devices
+
+        return cls(
+            command=this_command(),
+            date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+            torch=str(torch.__version__),
+            python=platform.python_version(),
+            device_name=devices.device_name(torch.device(device)),
+            caveat=caveat,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class RunFacts:
+    """The facts that a run's results and its kept recording have in common."""
+
+    device: str = "cpu"  # The device that the run is about, as `str(torch.device)` writes it
+    known: KnownStorages = field(default_factory=KnownStorages.empty)  # Objects that were observed
+    module_names: Mapping[int, str] = field(default_factory=dict)  # Dotted names of the model's modules by `id()`
+    parameters: tuple[Parameter, ...] = ()  # The model's, with the lines that constructed them
+    timings: PhaseTimings | None = None  # Timings of the timing pass; None if there was none
+    # Names of parameters without gradient; None where it was not looked at.
+    unused_parameters: tuple[str, ...] | None = None
+    losses: tuple[float, ...] = ()  # One per step
+    num_steps: int = 0  # Steps that ended
+    settings: Mapping[str, object] = field(default_factory=dict)  # What the run was made with, by name
+    origin: RunOrigin = field(default_factory=RunOrigin.here)  # When, where and with what it was made
+    values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
+
+    @property
+    def run_facts(self) -> dict[str, Any]:
+        """These by name."""
+        return {field.name: getattr(self, field.name) for field in fields(RunFacts)}
 
 
 @dataclass(frozen=True, slots=True)

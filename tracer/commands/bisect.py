@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tracer.analysis.peak_diff import SavedPeak, Threshold
     from tracer.exporters.bisection import Bisection
     from tracer.sessions.jobs.child_processes import Ended
-    from tracer.sessions.trials.commits import Commit, Repository
+    from tracer.sessions.trials.versions import Commit, Repository
 
 _HINT = "Behind the commits stands what check takes: bisect v1.0..main -- --on h100 train.py"
 
@@ -132,7 +132,7 @@ class _Environments:
 
     def run(self, index: int, words: Sequence[str]) -> Ended:
         from tracer.sessions.jobs.child_processes import Ended
-        from tracer.sessions.trials.package_versions import python_with
+        from tracer.sessions.trials.versions import python_with
 
         try:
             python = python_with(self.requirements[self.names[index]])
@@ -170,7 +170,7 @@ def _points(
 
 
 def _commits(commits: str, folder: Path) -> _Commits:
-    from tracer.sessions.trials.commits import Repository
+    from tracer.sessions.trials.versions import Repository
 
     good, _, bad = commits.partition("..")
     repository = Repository.here()
@@ -178,13 +178,13 @@ def _commits(commits: str, folder: Path) -> _Commits:
 
 
 def _versions(between: str) -> _Environments:
-    from tracer.sessions.trials.package_versions import versions_between
+    from tracer.sessions.trials.versions import versions_between
 
     return _Environments("version", {version: [version] for version in versions_between(between)})
 
 
 def _changes(old: Path, new: Path) -> _Environments:
-    from tracer.sessions.trials.package_versions import changes_between
+    from tracer.sessions.trials.versions import changes_between
 
     return _Environments("change", changes_between(old, new))
 

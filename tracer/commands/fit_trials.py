@@ -20,8 +20,7 @@ from tracer.commands.script import Script
 from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.prediction import trial_words
 from tracer.exporters.screen.terminal import say, show
-from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for
-from tracer.null_gpu.job.place import RankPlace
+from tracer.null_gpu.job.place import RankPlace, earlier_ranks_are_asked_for
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.files import FIT_JSON
 from tracer.results.fit import FitReport, FitTrial, RankTrial

@@ -16,8 +16,7 @@ from tracer.commands.engines import engine_command, predict_engine
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
 from tracer.commands.options import number, option, with_options
-from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed, build
-from tracer.commands.predict_on import check, predict_script, starts_on_null_gpu
+from tracer.commands.predict_on import Engine, OnNullGpu, Rehearsed, build, check, predict_script, starts_on_null_gpu
 from tracer.commands.predict_options import LargestOptions, PlaceOptions, PredictOptions
 from tracer.commands.run_options import AsJson, MixedArguments, Module, ScreenOptions, Steps
 from tracer.commands.usage import OUTPUTS, QUESTIONS

@@ -1,4 +1,4 @@
-"""Which engine answers `predict`: the null GPU where it can be had, or a rehearsal, after a line that says why."""
+"""Which engine answers `predict`, the null GPU or a rehearsal; of a model each is asked the same questions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracer.changes.script_changes import ALLOCATOR_SETTINGS
@@ -19,10 +19,16 @@ from tracer.null_gpu import process
 from tracer.null_gpu.cards import A100, Devices, devices_of
 
 if TYPE_CHECKING:
+    from tracer.allocator.settings import AllocatorSettings
     from tracer.commands.predict_options import PredictOptions
-    from tracer.results.prediction import Prediction
+    from tracer.commands.workload_options import PredictedWorkload
+    from tracer.null_gpu.cards import Card, Devices
+    from tracer.results.prediction import Prediction, ShapeNeed
     from tracer.sessions.script_run import ScriptProfile
+    from tracer.sessions.trials.bisections import Trial
     from tracer.sessions.trials.script_trial import ScriptSizes
+    from tracer.workloads.workload import Workload
+
 
 _OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "lora", "optimizer")
 _OF_SEARCHES = ("largest_batch", "largest_tokens", "largest_image", "table")
@@ -178,3 +184,102 @@ def _no_answer(script: Script, raised: Sequence[BaseException]) -> TracerError:
             hint="Its traceback is above. Data and packages that it needs must be here, as for a real run.",
         )
     return TracerError(f"{script.path} ended without a step that could be recorded.", hint="What it printed says why.")
+
+
+# The first two have state and cache settled; with shapes that vary, more for what the cache holds.
+_NUM_STEPS, _NUM_STEPS_THAT_VARY = 3, 8
+
+
+@dataclass(frozen=True)
+class OnNullGpu:
+    """torch's own CUDA code, in this process."""
+
+    devices: Devices | None  # What the process runs on; None where no card was named
+
+    def predict(self, workload: PredictedWorkload) -> Prediction:
+        """The memory that a workload needs, by a run on the null GPU."""
+        from tracer.null_gpu.cards import A100, Devices
+        from tracer.sessions.trials.null_gpu_prediction import predict_workload, shape_need
+
+        devices = self.devices or Devices(A100)
+        shapes = shapes_alone(workload)
+        answer = predict_workload(
+            self._build(workload),
+            devices,
+            is_limited=self.devices is not None,
+            settings=workload.settings,
+            num_steps=_NUM_STEPS_THAT_VARY if shapes else _NUM_STEPS,
+        )
+        needs = (shape_need(self._build(replace(workload, model_input=inputs)), tuple(inputs)) for inputs in shapes)
+        return replace(answer, by_shape=tuple(needs))
+
+    def trial(self, workload: PredictedWorkload) -> Trial:
+        """Whether a workload fits, by a run on the null GPU."""
+        from tracer.sessions.trials.null_gpu_prediction import trial
+
+        assert self.devices is not None  # checked with the options
+        return trial(self._build(workload), self.devices.card)
+
+    def _build(self, workload: PredictedWorkload) -> Callable[[], Workload]:
+        return lambda: build(workload, "cuda:0")
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """Tensors without memory."""
+
+    card: Card | None  # The card that it is about; None where none was named
+    settings: AllocatorSettings | None  # Settings of its allocator
+    device: str  # `cuda` or `cpu`
+
+    def predict(self, workload: PredictedWorkload) -> Prediction:
+        """The memory that a workload needs, by a rehearsal."""
+        from tracer.sessions.trials.rehearsed_prediction import predict
+
+        shapes = shapes_alone(workload)
+        answer = predict(
+            lambda: build(workload),
+            card=self.card,
+            settings=self.settings,
+            device=self.device,
+            num_steps=_NUM_STEPS_THAT_VARY if shapes else _NUM_STEPS,
+            remember=workload.settings,
+        )
+        needs = (self._need(replace(workload, model_input=inputs), inputs) for inputs in shapes)
+        return replace(answer, by_shape=tuple(needs))
+
+    def trial(self, workload: PredictedWorkload) -> Trial:
+        """Whether a workload fits, by a rehearsal."""
+        from tracer.sessions.trials.rehearsed_prediction import trial
+
+        assert self.card is not None  # checked with the options
+        return trial(build(workload), self.card, self.settings)
+
+    def _need(self, workload: PredictedWorkload, inputs: list[str]) -> ShapeNeed:
+        from tracer.sessions.trials.rehearsed_prediction import shape_need
+
+        return shape_need(lambda: build(workload), tuple(inputs), card=self.card, device=self.device)
+
+
+Engine = OnNullGpu | Rehearsed
+
+
+def build(workload: PredictedWorkload, device: str = "cpu") -> Workload:
+    """The workload, with random weights left unwritten, since nothing reads them."""
+    import torch
+
+    from tracer.rehearsal.unfilled import unfilled_weights
+
+    torch.manual_seed(workload.seed)
+    with unfilled_weights():
+        return workload.build(torch.device(device), device_named=device != "cpu", without_memory=True)
+
+
+def shapes_alone(workload: PredictedWorkload) -> list[list[str]]:
+    """The inputs of the smallest and of the largest shapes, where they vary."""
+    from tracer.workloads.random_inputs import VARIES
+
+    inputs = workload.model_input
+    if not any(VARIES.search(text) for text in inputs):
+        return []
+    return [[VARIES.sub(by, text) for text in inputs] for by in (r"\1", r"\2")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tracer.commands.predict_engines import Engine, build
+from tracer.commands.predict_on import Engine, build
 from tracer.errors import UsageError
 from tracer.exporters.screen.terminal import progress_bar
 from tracer.results.prediction import LargestSize, TableCell, TableRow

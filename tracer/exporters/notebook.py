@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tracer.analysis.kinds import words_of
 from tracer.analysis.profiles.findings import Findings
-from tracer.capture.sources.notebook_cells import running_shell
+from tracer.capture.sources.source_files import running_shell
 from tracer.exporters.page.data import CATEGORIES
 from tracer.exporters.screen.profile import categories_table, headline, lines_table
 from tracer.exporters.tables import Table, cell_text

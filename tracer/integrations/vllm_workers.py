@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from tracer.capture.device.asleep_memory import SLEEP_MODULE, follow_sleep
-from tracer.capture.device.device_blocks import private_pool_bytes
+from tracer.capture.device.device_blocks import SLEEP_MODULE, follow_sleep, private_pool_bytes
 from tracer.capture.device.devices import cuda_device
 from tracer.capture.device.memory_counters import Counters, read_counters
 from tracer.capture.device.phase_ledger import PhaseLedger

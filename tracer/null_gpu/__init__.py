@@ -6,12 +6,8 @@ Everything else is torch's own: its operators, the caching allocator with its hi
 graphs.
 
     cards           what a card is: the figures that torch and kernels ask for
-    errors          why a null GPU cannot be had here
-    elf             what a shared library asks for: its needed libraries and undefined symbols
-    torch_symbols   what torch's libraries want of NVIDIA's
-    prototypes      what NVIDIA's headers declare, and what a function that nobody wrote answers
-    toolchain       the compiler and the headers that a build needs
-    build           the libraries, built for the torch at hand, once, in the user's cache
+    torch_symbols   what torch's libraries want of NVIDIA's, and what headers declare of it
+    build           the libraries, built for the torch and the compiler at hand, once, in the user's cache
     process         how a process runs on it
     nccl_buffers    what NCCL takes of a GPU beside torch's allocator, as a range
     nvidia_smi      what `nvidia-smi` says there

@@ -19,8 +19,15 @@ from functools import cache
 from pathlib import Path
 
 from tracer.errors import NullGpuError
-from tracer.null_gpu.prototypes import HEADERS, Prototype, read_prototypes, stub_source, unanswered
-from tracer.null_gpu.torch_symbols import other_fat_binaries, torch_symbols
+from tracer.null_gpu.torch_symbols import (
+    HEADERS,
+    Prototype,
+    other_fat_binaries,
+    read_prototypes,
+    stub_source,
+    torch_symbols,
+    unanswered,
+)
 from tracer.user_cache import build_once, digest_of, how_others_write, temporary_cache, user_cache
 
 SOURCES = Path(__file__).parent / "sources"
@@ -181,7 +188,7 @@ def libraries(path: Path) -> list[Path]:
 def cache_folder(torch: Torch) -> Path:
     """Folder of a torch's built libraries in the user's cache, named after versions and sources."""
     files = [path for path in SOURCES.rglob("*") if path.is_file()]
-    files += [SOURCES.parent / f"{name}.py" for name in ("build", "nvidia_smi", "prototypes", "torch_symbols")]
+    files += [SOURCES.parent / f"{name}.py" for name in ("build", "nvidia_smi", "torch_symbols")]
     digest = digest_of([*_FLAGS, str(torch.folder)], files)
     return _private_cache(f"torch{torch.version}-cuda{torch.cuda}-{platform.machine()}-{digest}")
 

@@ -12,9 +12,8 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.caveats import compared_with_eager
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import Waste
-from tracer.capture.run_origin import RunFacts
-from tracer.capture.sources.project_files import ProjectFiles
-from tracer.capture.sources.source_files import is_package_code, is_user_code
+from tracer.capture.kept_run import RunFacts
+from tracer.capture.sources.source_files import ProjectFiles, is_package_code, is_user_code
 from tracer.errors import MissingPackageError
 from tracer.results.failure import Failure
 from tracer.results.run_history import RunHistory

@@ -14,8 +14,8 @@ from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.analysis.times.findings import TraceTimes, find_times
 from tracer.analysis.times.ranks import JobTimes, RankTimes, compare_ranks
+from tracer.capture.kept_run import RunOrigin
 from tracer.capture.recording import ProfilerTrace
-from tracer.capture.run_origin import RunOrigin
 from tracer.errors import RecordingError
 from tracer.null_gpu.process import CUPTI_VERSION
 from tracer.results.null_run import CAVEAT

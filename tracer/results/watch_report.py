@@ -13,8 +13,8 @@ from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.steps.step_findings import StepFindings
 from tracer.arrays import totals_by
 from tracer.capture.device.device_ledger import DeviceLedger
+from tracer.capture.kept_run import ValuesRead
 from tracer.capture.objects.holders import Holder
-from tracer.capture.run_origin import ValuesRead
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 

@@ -24,7 +24,7 @@ from tracer.sessions.folder import OwnFolder
 from tracer.sessions.jobs.ranks import rank_folder
 
 if TYPE_CHECKING:
-    from tracer.capture.run_origin import ValueRead, ValuesRead
+    from tracer.capture.kept_run import ValueRead, ValuesRead
     from tracer.null_gpu.values.answers import Answer
     from tracer.null_gpu.values.device_reads import DeviceRead
     from tracer.null_gpu.values.switch import HostValues, ValuesReport
@@ -68,7 +68,7 @@ def values_read() -> ValuesRead | None:
 
 def read_by_program(report: ValuesReport) -> ValuesRead:
     """The report without what this program itself reads, such as a step's loss."""
-    from tracer.capture.run_origin import LeftOut, ValuesRead
+    from tracer.capture.kept_run import LeftOut, ValuesRead
 
     return ValuesRead(
         reads=tuple(_value_read(read) for read in report.reads if read.decides_size or not _is_ours(read.line.file)),
@@ -83,7 +83,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _value_read(read: DeviceRead) -> ValueRead:
-    from tracer.capture.run_origin import ValueRead
+    from tracer.capture.kept_run import ValueRead
 
     return ValueRead(
         file=read.line.file,

@@ -34,8 +34,7 @@ from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.sessions.observations import Observations, has_closure
-from tracer.sessions.recording_cost import RecordingCost
-from tracer.sessions.schedule import DEFAULT_SCHEDULE, FirstStep, Schedule, only_the_first
+from tracer.sessions.schedule import DEFAULT_SCHEDULE, FirstStep, RecordingCost, Schedule, only_the_first
 from tracer.sessions.session import Session, fault_text, warn_at_users_line
 from tracer.sessions.unneeded_memory import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
@@ -327,7 +326,7 @@ class ProfileSession(Session):
             self._tracer.preferred = str(self.device)
 
     def _note_objects(self, error: BaseException) -> None:
-        from tracer.capture.objects.look_at_failure import look_at_failure
+        from tracer.capture.objects.live_tensors import look_at_failure
 
         self._at_failure = look_at_failure(self.device, error, is_evaluating=self._is_evaluating(error))
 

@@ -1,10 +1,14 @@
-"""Which steps of a program are recorded; the first of a program that may make no other, until a second has ended."""
+"""Which steps of a program are recorded, and when recording ends early: where steps contain too much.
+
+The first step of a program that may make no other is recorded by itself, and forgotten when a second one has ended.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerAction
@@ -13,6 +17,7 @@ from tracer.capture.ignored_warnings import ignored
 from tracer.capture.torch_private import torch_profiler
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.errors import UsageError
+from tracer.units import some
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +103,147 @@ class FirstStep:
 def only_the_first(step: int) -> ProfilerAction:
     """The schedule of a profiler that records the first step."""
     return ProfilerAction.RECORD_AND_SAVE if step == 0 else ProfilerAction.NONE
+
+
+MOST_S: Final = 0.5
+"""Time of a processor that recording may add to a step. Reading and analysing a recording takes about ten times what
+recording has added, which is 5 seconds a step."""
+MOST_READING_S: Final = 5.0
+"""Time of a processor for reading a cycle, behind which no other one is recorded."""
+MOST_EVENTS: Final = 400_000
+"""Events that are recorded in all: torch keeps each until its cycle is read, and each takes some 15 us of a processor
+until it is in the files. A step of 2,000 modules and their AdamW has 240,000."""
+_MOST_SHARE: Final = 0.5
+"""Of the step itself: what steps differ by anyway."""
+_NUM_STEPS_TO_BEGIN: Final = 1  # slower than all others, unless it is the only one that is not recorded
+_MOST_WITHOUT_GRADIENTS_S: Final = 1.0
+_MOST_ENDLESS_S: Final = 5.0
+_MOST_MODULES: Final = 100
+"""Python modules that a recorded step may load: a package with a thousand makes four million calls of functions."""
+_MOST_DROPPED: Final = 3
+"""Recordings that are dropped for later ones; a program may do the same in every step."""
+
+
+class RecordingCost:
+    """Compares the processor's time of recorded steps with that of steps before, our own work left out."""
+
+    def __init__(self, num_steps: int) -> None:
+        """Begin to count."""
+        self.note = self._dropped_since = ""
+        self._num_steps = num_steps
+        self._plain_s: list[float] = []
+        self._num_recorded = self._num_dropped = self._num_read = self._num_events = 0
+        self._events_a_step = 0
+        self._without_gradients_since_s: float | None = None
+        self.begin_step()
+        self.begin_reading()
+
+    def begin_step(self) -> None:
+        """Note that the program goes on."""
+        self._began_s = time.process_time()
+        self._without_gradients_since_s = None
+        self._num_modules = 0
+
+    def end_step(self, *, is_recorded: bool) -> bool:
+        """Return whether the step that has ended was recorded and cost too much."""
+        took_s = time.process_time() - self._began_s
+        if not is_recorded:
+            self._plain_s.append(took_s)
+            return False
+        self._num_recorded += 1
+        if self._has_many_events():
+            return True
+        plain_s = min(self._plain_s[_NUM_STEPS_TO_BEGIN:] or self._plain_s, default=took_s)
+        if took_s - plain_s <= max(MOST_S, _MOST_SHARE * plain_s):
+            return False
+        self.note = (
+            f"Recording ended after {some(self._num_recorded, 'step')}: the last one took {took_s:.1f} s of a "
+            f"processor, and a step that is not recorded {plain_s:.1f} s. Reading takes some ten times the difference."
+        )
+        return True
+
+    def begin_reading(self) -> None:
+        """Note that a cycle may end."""
+        self._reading_since_s = time.process_time()
+
+    def is_reading_long(self) -> bool:
+        """Return whether the cycle that was read took so long, or is so large, that no other one is recorded."""
+        if self._has_many_events():
+            return True
+        took_s = time.process_time() - self._reading_since_s
+        if took_s <= MOST_READING_S:
+            return False
+        self.note = (
+            f"Recording ended after {some(self._num_recorded, 'step')}, since reading them took {took_s:.0f} s of a "
+            f"processor: after more than {MOST_READING_S:.0f} s no other cycle is recorded."
+        )
+        return True
+
+    def has_read(self, num_events: int) -> None:
+        """Note how many events the first step, or a cycle, has."""
+        num_steps = self._num_recorded - self._num_read
+        self._num_read = self._num_recorded
+        self._num_events += num_events
+        self._events_a_step = num_events // max(num_steps, 1)
+
+    def _has_many_events(self) -> bool:
+        """Whether another step would be too much to read, by what was read so far."""
+        num_unread = self._num_recorded - self._num_read + 1
+        if self._num_recorded >= self._num_steps or self._num_events + num_unread * self._events_a_step <= MOST_EVENTS:
+            return False
+        self.note = (
+            f"Recording ended after {some(self._num_recorded, 'step')}, since a step has {self._events_a_step:,} "
+            f"events: more than {MOST_EVENTS:,} in all would take long to read, and gigabytes."
+        )
+        return True
+
+    @property
+    def has_step(self) -> bool:
+        """Whether a whole step was recorded."""
+        return self._num_recorded > 0
+
+    def is_long_evaluation(self) -> bool:
+        """Return whether models were called without gradients for too long; asked at such calls in recorded steps.
+
+        The recording then ends, or is dropped for a later one where it has no whole step.
+        """
+        now_s = time.process_time()
+        self._without_gradients_since_s = self._without_gradients_since_s or now_s
+        took_s = now_s - self._without_gradients_since_s
+        return took_s > _MOST_WITHOUT_GRADIENTS_S and self._ends_within_step(
+            f"calls models without gradients for more than {_MOST_WITHOUT_GRADIENTS_S:.0f} s of a processor"
+        )
+
+    def is_endless(self) -> bool:
+        """Return whether a step has not ended for too long; asked where the ends of steps may not be found."""
+        if self.has_step or time.process_time() - self._began_s <= _MOST_ENDLESS_S:
+            return False
+        self.note = (
+            f"No end of a step was found within {_MOST_ENDLESS_S:.0f} s of a processor. Recording ended there: what "
+            "is explained is the program until then."
+        )
+        return True
+
+    def loads_many(self) -> bool:
+        """Return whether too many Python modules are loaded; asked at each in recorded steps."""
+        self._num_modules += 1
+        return self._num_modules > _MOST_MODULES and self._ends_within_step(
+            f"loads more than {_MOST_MODULES} Python modules"
+        )
+
+    def only_dropped(self) -> None:
+        """Note that no step was recorded but the one whose recording was dropped last."""
+        self.note = (
+            f"The only step that was recorded {self._dropped_since}. Recording ended there: what is explained is the "
+            "step until then."
+        )
+
+    def _ends_within_step(self, does: str) -> bool:
+        if self.has_step:
+            self.note = (
+                f"A recorded step {does}. Recording ended there, after {some(self._num_recorded, 'whole step')}."
+            )
+            return True
+        self._num_dropped += 1
+        self._dropped_since = does
+        return self._num_dropped <= _MOST_DROPPED

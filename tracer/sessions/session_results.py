@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from tracer.capture.device.devices import allocator_counters
 from tracer.capture.device.host_peak import followed_peak
+from tracer.capture.kept_run import RunOrigin
 from tracer.capture.objects.parameter_origins import Parameter
-from tracer.capture.run_origin import RunOrigin
 from tracer.errors import RecordingError
 from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html
@@ -23,7 +23,7 @@ from tracer.sessions.output_files import Written, write_outputs
 from tracer.sessions.profile_session import ProfileSession
 
 if TYPE_CHECKING:
-    from tracer.capture.run_origin import PhaseTimings
+    from tracer.capture.kept_run import PhaseTimings
 
 
 class ShownResults(RunResults):

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from tracer.analysis.peak_row import PeakRow
-from tracer.capture.device.asleep_memory import ASLEEP
+from tracer.capture.device.device_blocks import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
-from tracer.capture.sources.project_files import project_root
+from tracer.capture.sources.source_files import project_root
 from tracer.errors import OutputError, Terminated, TracerError, UsageError
 from tracer.exporters.loggers import loggers, scalars
 from tracer.exporters.notebook import display_in_notebook

@@ -29,7 +29,7 @@ from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.live_tensors import Alike, unnamed_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
-from tracer.capture.sources.remembered import forget_files
+from tracer.capture.sources.source_files import forget_files
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.capture.torch_private import torch_history
 from tracer.errors import Terminated

@@ -26,8 +26,7 @@ from tracer.capture.device.host_memory import host_total_bytes
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.holders import Holder, find_holders
 from tracer.capture.objects.known_storages import KnownStorages, Role
-from tracer.capture.objects.live_tensors import Alike, live_tensors, unnamed_tensors
-from tracer.capture.objects.look_at_failure import look_at_failure
+from tracer.capture.objects.live_tensors import Alike, live_tensors, look_at_failure, unnamed_tensors
 from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.source_line import SourceLine

@@ -14,9 +14,9 @@ import torch
 
 from tracer.capture.device.devices import has_random_state, with_index
 from tracer.capture.device.phase_timing import time_phases
+from tracer.capture.kept_run import PhaseTimings
 from tracer.capture.objects.parameter_origins import describe_parameters
-from tracer.capture.run_origin import PhaseTimings
-from tracer.capture.sources.project_files import project_root
+from tracer.capture.sources.source_files import project_root
 from tracer.results.failure import Failure, is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.sessions.profile_session import ProfileSession

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from tracer.capture.device import asleep_memory
-from tracer.capture.device.asleep_memory import STILL_ASLEEP_NS, AsleepMemory, follow_sleep
+from tracer.capture.device import device_blocks
+from tracer.capture.device.device_blocks import STILL_ASLEEP_NS, AsleepMemory, follow_sleep
 
 MIB = 1 << 20
 
@@ -43,20 +43,20 @@ def allocator_module(*, says_which_sleep: bool) -> Any:
 @pytest.mark.parametrize("says_which_sleep", [True, False], ids=["each piece says it", "earlier versions"])
 def test_each_piece_sleeps_until_its_tag_wakes(*, says_which_sleep: bool) -> None:
     module = allocator_module(says_which_sleep=says_which_sleep)
-    with patch.object(asleep_memory, "ASLEEP", AsleepMemory()):
+    with patch.object(device_blocks, "ASLEEP", AsleepMemory()):
         follow_sleep(module)
         allocator = module.CuMemAllocator()
         assert allocator.sleep(("weights",)) == "done"
-        assert {piece[:3] for piece in asleep_memory.ASLEEP.pieces} == {(0, 1000, 8 * MIB), (0, 2000, 64 * MIB)}
-        assert all(piece.awake_ns == STILL_ASLEEP_NS for piece in asleep_memory.ASLEEP.pieces)
+        assert {piece[:3] for piece in device_blocks.ASLEEP.pieces} == {(0, 1000, 8 * MIB), (0, 2000, 64 * MIB)}
+        assert all(piece.awake_ns == STILL_ASLEEP_NS for piece in device_blocks.ASLEEP.pieces)
         allocator.wake_up(tags=["weights"])
-        weights, cache = asleep_memory.ASLEEP.pieces
+        weights, cache = device_blocks.ASLEEP.pieces
         assert (weights.address, cache.address) == (1000, 2000)
         assert weights.asleep_ns <= weights.awake_ns < STILL_ASLEEP_NS == cache.awake_ns
         allocator.wake_up()
         allocator.sleep()
-        assert [piece.address for piece in asleep_memory.ASLEEP.pieces[:2]] == [1000, 2000]
-        assert len(asleep_memory.ASLEEP.pieces) == 4
+        assert [piece.address for piece in device_blocks.ASLEEP.pieces[:2]] == [1000, 2000]
+        assert len(device_blocks.ASLEEP.pieces) == 4
 
 
 def test_what_has_no_such_allocator_is_left_as_it_is() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tracer.capture.device import phase_timing
 from tracer.capture.device.phase_timing import PhaseTimer, time_phases
-from tracer.capture.run_origin import PHASES, PhaseTimings
+from tracer.capture.kept_run import PHASES, PhaseTimings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
 MS = 1_000_000

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.capture.objects.test_plain_tensors import Hostile
-from tracer.capture.objects.look_at_failure import look_at_failure
+from tracer.capture.objects.live_tensors import look_at_failure
 from tracer.capture.torch_private import torch_graph
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from tracer.capture.sources.project_files import project_root
-from tracer.capture.sources.remembered import forget_files
+from tracer.capture.sources.source_files import forget_files, project_root
 
 NET = "from torch import nn\nclass Net(nn.Module):\n    pass\n"
 

@@ -22,9 +22,15 @@ import tracer.sessions.profile_session
 from tests.training_steps import build_workload, record
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources import source_files
-from tracer.capture.sources.notebook_cells import cell_name, file_of_cell, is_cell
-from tracer.capture.sources.remembered import forget_files
-from tracer.capture.sources.source_files import is_own_code, is_user_code, whole_path
+from tracer.capture.sources.source_files import (
+    cell_name,
+    file_of_cell,
+    forget_files,
+    is_cell,
+    is_own_code,
+    is_user_code,
+    whole_path,
+)
 from tracer.timeline_tracer import TimelineTracer
 
 

@@ -22,7 +22,7 @@ from tracer.analysis.operators.memory_report import ActivationEntry, MemoryRepor
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.capture.objects.parameter_origins import ParameterOrigins, describe_parameters
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.capture.sources.project_files import ProjectFiles, project_root
+from tracer.capture.sources.source_files import ProjectFiles, project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.sqlite_reports.memory_report import write_database, write_memory_report
 

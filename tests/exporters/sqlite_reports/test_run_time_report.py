@@ -21,7 +21,7 @@ from tracer.analysis.operators.run_times import BookkeepingRow, DeviceTime, RunT
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
 from tracer.capture.objects.parameter_origins import describe_parameters
-from tracer.capture.sources.project_files import ProjectFiles
+from tracer.capture.sources.source_files import ProjectFiles
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report

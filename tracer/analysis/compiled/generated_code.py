@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tracer.capture.sources.remembered import remembered
+from tracer.capture.sources.source_files import remembered
 
 END = 1 << 40  # A line behind every function's last: all of it has run
 # They check or look at memory, and compute nothing.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tracer.capture.device import devices
-from tracer.capture.run_origin import PHASES, PhaseTimings
+from tracer.capture.kept_run import PHASES, PhaseTimings
 from tracer.units import NS_PER_MS
 
 

@@ -19,9 +19,8 @@ from typing import Final, TypeVar
 
 import torch
 
-from tracer.capture.objects.holder_links import ARROW
+from tracer.capture.objects.holder_links import ARROW, Root, variables_of
 from tracer.capture.objects.reference_graph import ReferenceGraph
-from tracer.capture.objects.variables import Root, variables_of
 from tracer.capture.objects.ways_up import (
     Cut,
     Way,

@@ -9,8 +9,15 @@ from typing import Any, Final, TypeAlias
 
 from torch import Tensor, nn
 
-from tracer.capture.objects.holder_links import attributes_of, is_users_frame, locals_of
-from tracer.capture.objects.variables import is_of_ours, is_ours, running_frames, variables_of
+from tracer.capture.objects.holder_links import (
+    attributes_of,
+    is_of_ours,
+    is_ours,
+    is_users_frame,
+    locals_of,
+    running_frames,
+    variables_of,
+)
 from tracer.capture.sources.source_files import is_user_code
 
 _Path: TypeAlias = tuple[str, ...]

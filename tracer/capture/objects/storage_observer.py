@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.arrays import Interned
-from tracer.capture.device.asleep_memory import ASLEEP
-from tracer.capture.device.device_blocks import DeviceBlocks
+from tracer.capture.device.device_blocks import ASLEEP, DeviceBlocks
 from tracer.capture.device.host_memory import file_at, gaps, mapped_files
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of, storages_with_memory

@@ -12,9 +12,21 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
-from tracer.capture.objects.holder_links import ARROW, IN_DICT, OF_MODULES, closure_variable, joined, link
+from tracer.capture.objects.holder_links import (
+    ARROW,
+    IN_DICT,
+    OF_MODULES,
+    Root,
+    Variables,
+    closure_variable,
+    is_iterator,
+    is_ours,
+    joined,
+    link,
+    of_class,
+    of_loop,
+)
 from tracer.capture.objects.reference_graph import ReferenceGraph
-from tracer.capture.objects.variables import Root, Variables, is_iterator, is_ours, of_class, of_loop
 from tracer.capture.sources.source_files import is_user_code
 
 _MAX_ABOVE: Final = 50_000

@@ -12,8 +12,7 @@ import linecache
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tracer.capture.sources.notebook_cells import file_of_cell
-from tracer.capture.sources.remembered import remembered
+from tracer.capture.sources.source_files import file_of_cell, remembered
 
 # Without the underscore that an augmented assignment adds where it writes in place.
 _BINARY: dict[type[ast.operator], tuple[str, ...]] = {

@@ -1,23 +1,90 @@
-"""Owner of a Python frame's file: the user, or torch, Python and other packages.
+"""Owner of a Python frame's file: the user, or torch, Python and other packages; what a user's file is called.
 
 The profiler shortens file names by the entries of `sys.path`; a name that is to be shown, opened or compared has to be
-made whole again in the process that made the recording.
+made whole again in the process that made the recording. Cells of a notebook are compiled as files that nobody has, such
+as `/tmp/ipykernel_123/456.py`: IPython says which input it compiled under which name. Without it nothing is a cell.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import site
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tracer.capture.sources.compiled_code import is_generated
-from tracer.capture.sources.notebook_cells import cell_name, is_cell
-from tracer.capture.sources.remembered import remembered
 from tracer.working_folder import working_folder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+_Given = ParamSpec("_Given")
+_Known = TypeVar("_Known")
+_forget: list[Callable[[], None]] = []
+
+
+def remembered(function: Callable[_Given, _Known]) -> Callable[_Given, _Known]:
+    """Decorate a function so that it is called once a session for the same arguments."""
+    known = cache(function)
+    _forget.append(known.cache_clear)
+    return known  # type: ignore[return-value]
+
+
+def forget_files() -> None:
+    """Look at files, `sys.path` and imported modules anew; every session and watch begins with it."""
+    for forget in _forget:
+        forget()
+
+
+_LOOKS_LIKE_ONE = re.compile(r"^<ipython-input-|ipykernel_\d+[/\\]\w+\.py$")
+_NUMBER = re.compile(r"\d+")
+_CELL = re.compile(r"cell \d+")
+_files: dict[str, str] = {}
+
+
+def cell_name(file: str) -> str | None:
+    """`cell 3` for the file of the third input; None for any other file, and where IPython does not know the number.
+
+    A cell that is run again is another input. One that is run again unchanged has the file of the first time, and the
+    number of the last.
+    """
+    if not _LOOKS_LIKE_ONE.search(file):
+        return None
+    shell = running_shell()
+    if shell is None or not hasattr(shell.compile, "format_code_name"):
+        return None
+    named = shell.compile.format_code_name(file)  # ("Cell", "In[3]"), as its tracebacks say
+    number = _NUMBER.search(named[1]) if named is not None else None
+    if number is None or not int(number[0]):
+        return None
+    name = f"cell {number[0]}"
+    _files[name] = file
+    return name
+
+
+def is_cell(file: str) -> bool:
+    """Whether a name is `cell_name`'s."""
+    return _CELL.fullmatch(file) is not None
+
+
+def file_of_cell(name: str) -> str:
+    """The file under which IPython compiled a cell; any other name is its own."""
+    return _files.get(name, name)
+
+
+def running_shell() -> Any:
+    """The running IPython, which is not imported for it."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
 
 
 def _folder_of_torch() -> Path:
@@ -148,3 +215,81 @@ def _hidden_files() -> frozenset[str]:
     modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
     hidden = (names.get("__file__") for names in modules if names.get("__tracebackhide__") is True)
     return frozenset(os.path.abspath(working_folder() / file) for file in hidden if file)  # noqa: PTH100 - as the profiler has them
+
+
+class ProjectFiles:
+    """Names of files for people: from the root of the user's project, or from the folder of installed packages."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._names: dict[str, str | None] = {}
+
+    def __call__(self, file: str) -> str | None:
+        """The path from the root, or of a library's file from the folder of packages, with forward slashes, or None."""
+        if file not in self._names:
+            self._names[file] = self._name(file)
+        return self._names[file]
+
+    def _name(self, file: str) -> str | None:
+        if is_cell(file):
+            return file
+        path = Path(file)
+        if not path.is_absolute():
+            return None
+        # As it was imported, or, where that is a link, as it lies.
+        for candidate in (path, path.resolve()):
+            if candidate.is_relative_to(self.root) and not self._installed(candidate):
+                return _text(candidate.relative_to(self.root))
+        return _text(_from_package_folder(path)) if is_package_code(file) else None
+
+    def _installed(self, path: Path) -> bool:
+        inner = path.relative_to(self.root)
+        if _PACKAGE_FOLDERS.intersection(inner.parts):
+            return True
+        folders = (self.root.joinpath(*inner.parts[:depth]) for depth in range(1, len(inner.parts)))
+        return any(_is_virtual_environment(folder) for folder in folders)
+
+
+def _from_package_folder(path: Path) -> Path:
+    parts = path.parts
+    last = max(at for at, part in enumerate(parts) if part in _PACKAGE_FOLDERS)
+    return Path(*parts[last + 1 :])
+
+
+def _text(path: Path) -> str:
+    """Names of files are bytes; what is no text would be refused by readers of text."""
+    return path.as_posix().encode(errors="replace").decode()
+
+
+@remembered
+def _is_virtual_environment(folder: Path) -> bool:
+    return (folder / "pyvenv.cfg").is_file()
+
+
+def project_root(model: nn.Module | None) -> Path:
+    """The folder of the model's code, above its package if it is in one; the current folder for a model of others.
+
+    The outermost module whose class is the user's decides.
+    """
+    for module in model.modules() if model is not None else ():
+        file = class_file(type(module))
+        if file is not None and is_user_code(str(file)):
+            return _import_folder(file, type(module).__module__)
+    return working_folder()
+
+
+def _import_folder(file: Path, module: str) -> Path:
+    """The folder above a module's package, which may be one without an `__init__.py`."""
+    depth = module.count(".") + (file.name == "__init__.py")
+    folder = file.parents[min(depth, len(file.parents) - 1)]
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def class_file(cls: type) -> Path | None:
+    """The file that defines a class, or None for one of C or of an interactive session."""
+    try:
+        return Path(inspect.getfile(cls)).resolve()
+    except (TypeError, OSError):
+        return None

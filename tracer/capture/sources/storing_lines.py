@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from tracer.capture.sources.operator_lines import source_text
-from tracer.capture.sources.remembered import remembered
+from tracer.capture.sources.source_files import remembered
 from tracer.capture.sources.source_line import SourceLine
 
 _STORING = frozenset(

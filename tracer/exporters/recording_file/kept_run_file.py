@@ -14,11 +14,20 @@ from typing import Any
 import numpy as np
 
 from tracer.analysis.profiles.waste import WasteKind
-from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile
+from tracer.capture.kept_run import (
+    PHASES,
+    KeptCycle,
+    KeptRun,
+    KeptTrace,
+    KeptWaste,
+    PhaseTimings,
+    RunOrigin,
+    SourceFile,
+    ValuesRead,
+)
 from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.recording import ProfilerTrace
-from tracer.capture.run_origin import PHASES, PhaseTimings, RunOrigin, ValuesRead
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.exporters.document import Document

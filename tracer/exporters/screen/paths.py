@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from tracer.capture.sources.notebook_cells import is_cell
+from tracer.capture.sources.source_files import is_cell
 from tracer.capture.sources.source_line import SourceLine
 from tracer.working_folder import working_folder
 

@@ -18,9 +18,8 @@ import torch.distributed as dist
 from tracer.capture.torch_private import torch_distributed
 from tracer.null_gpu import process
 from tracer.null_gpu.engine_changes import leave_out_queues
-from tracer.null_gpu.job.objects import Objects, is_of_numbers
 from tracer.null_gpu.job.place import RankPlace, left_by
-from tracer.null_gpu.job.store import LoneStore, ProgramsStore
+from tracer.null_gpu.job.store import LoneStore, Objects, ProgramsStore, is_of_numbers
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 

@@ -20,7 +20,7 @@ from tracer.exporters.files import check_folder
 from tracer.null_gpu.build import NAME, cache_folder, find_toolchain, libraries, read_torch, torch_build, torch_folder
 from tracer.null_gpu.process import is_active
 from tracer.results.doctor import Outcome, failed, passed, skipped
-from tracer.sessions.trials.package_versions import normal_name
+from tracer.sessions.trials.versions import normal_name
 from tracer.units import MIB, format_bytes
 from tracer.user_cache import user_cache
 from tracer.working_folder import working_folder

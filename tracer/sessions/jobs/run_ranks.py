@@ -20,9 +20,10 @@ from tracer.exporters.files import remove, write_atomically
 from tracer.exporters.screen.job import of_card
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
-from tracer.null_gpu.job.earlier import earlier_ranks_are_asked_for, earlier_ranks_by
 from tracer.null_gpu.job.place import (
     RankPlace,
+    earlier_ranks_are_asked_for,
+    earlier_ranks_by,
     groups_left,
     nccl_left,
     ranks_that_differ,

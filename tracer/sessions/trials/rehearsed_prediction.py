@@ -10,9 +10,9 @@ import torch
 from tracer.allocator.settings import AllocatorSettings
 from tracer.analysis.profiles.attribution import Phase, attribute
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
+from tracer.capture.kept_run import RunOrigin
 from tracer.capture.objects.parameter_origins import describe_parameters
-from tracer.capture.run_origin import RunOrigin
-from tracer.capture.sources.project_files import project_root
+from tracer.capture.sources.source_files import project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import CONTEXT_BYTES, UNNAMED, Card
 from tracer.null_gpu.cudnn import cudnn_of, said_of_workspaces
