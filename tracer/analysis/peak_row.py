@@ -37,6 +37,15 @@ class PeakRow:
 NO_MODULE = "(no module)"
 
 
+def moment_words(phase: str | None, step: str = "") -> str:
+    """When a peak was: `in backward of step 3`, `at the start of the recording`; empty where nothing tells."""
+    if phase and phase.startswith("the "):
+        return f"at {phase}"
+    words = "the optimizer" if phase == "optimizer" else phase
+    where = " of ".join(filter(None, [words, step]))
+    return f"in {where}" if where else ""
+
+
 @dataclass(slots=True)
 class ModuleNode:
     """A module of the tree and the modules below it."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tracer.analysis.diff_cause import cause_of
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakChange, PeakDiff
-from tracer.exporters.tables import Cell, Section, Table, columns
-from tracer.units import some
+from tracer.analysis.peak_row import moment_words
+from tracer.exporters.tables import Cell, Section, Table, columns, signed
+from tracer.units import format_bytes, some
 
 _OWN_PEAKS = "Growth compares the most that each row had in use at once, which may be at another moment than the peak."
 _NAMES = {
@@ -17,6 +19,28 @@ _NAMES = {
     "stack": (*columns("label", "kind"), *columns("text", "innermost frame", "called from")),
 }
 """Columns of the names in a list of changes; of any other that of its own name."""
+
+
+def has_changed(diff: PeakDiff) -> bool:
+    """Whether any of its rows has."""
+    return any(change.bytes for changes in diff.changes.values() for change in changes)
+
+
+def answer_sentences(diff: PeakDiff) -> tuple[str, ...]:
+    """By how much the peak changed, why, and whether the peaks are in different phases."""
+    old, new = diff.before, diff.after
+    device = old.device if old.device == new.device else f"{old.device} -> {new.device}"
+    device = device.replace("device", "Device")
+    if not has_changed(diff):
+        *names, last = diff.changes
+        same = f"with the same bytes of every {', '.join(names)} and {last}"
+        return (f"No change. {device}: peak {format_bytes(old.bytes)} ({old.bytes:,} B) in both, {same}.",)
+    percent = f", {100 * diff.bytes / old.bytes:+.1f} %" if old.bytes and diff.bytes else ""
+    sizes = f"{format_bytes(old.bytes)} -> {format_bytes(new.bytes)}"
+    was, now = (moment_words(side.phase) or "in no phase that the recording shows" for side in (old, new))
+    moved = f"The peak was {was} and is now {now}, where other memory is in use." if was != now else ""
+    first = f"{device}: peak {sizes}, {signed(diff.bytes)} ({diff.bytes:+,} B{percent})."
+    return tuple(filter(None, (first, moved, cause_of(diff))))
 
 
 def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "after") -> Iterator[Table]:

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tracer.analysis.peak_diff import PeakDiff
-from tracer.exporters.diff_sections import changes_tables
+from tracer.exporters.diff_sections import answer_sentences, changes_tables
 from tracer.exporters.files import write_atomically
 from tracer.exporters.tables import WORDS, cell_text
-from tracer.units import format_bytes
 
 _NUM_ROWS = 12
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#&@])")
@@ -22,11 +21,8 @@ def write_markdown(name: str, diff: PeakDiff, sentences: Sequence[str], path: Pa
 
 
 def _lines(name: str, diff: PeakDiff, sentences: Sequence[str]) -> Iterator[str]:
-    percent = f", {100 * diff.bytes / diff.before_bytes:+.1f} %" if diff.before_bytes and diff.bytes else ""
     yield f"### GPU memory of {_plain(name)}"
-    yield ""
-    yield f"Peak {format_bytes(diff.before_bytes)} → {format_bytes(diff.after.bytes)} ({diff.bytes:+,} B{percent})"
-    for sentence in sentences:
+    for sentence in (*answer_sentences(diff), *sentences):
         yield ""
         yield _plain(sentence)
     (table,) = (table for table in changes_tables(diff) if table.title.startswith("By line"))

@@ -64,7 +64,7 @@ class Paragraph:
 
 def _bar(sizes: dict[str, int], peak_bytes: int) -> str:
     """A bar as wide as the cell, with a part for each kind."""
-    colors = {name: color for name, (_, color, _) in CATEGORIES.items()}
+    colors = {name: color for name, (color, _) in CATEGORIES.items()}
     parts = (
         f'<span style="width:{100 * size / peak_bytes:.2f}%;background:{colors.get(name, _OTHER)}"'
         f' title="{escape(f"{words_of(name)} {format_bytes(size)}")}"></span>'

@@ -68,7 +68,7 @@ def small_page() -> Page:
             bytes=9000,
             time=at[3],
             step="ProfilerStep#4",
-            phase="BACKWARD",
+            phase="backward",
             breakdown=(KindBytes("PARAMETER", 2000), KindBytes("ACTIVATION", 4000), KindBytes("UNTAGGED", 3000)),
             rows=(
                 peak_row(3500, count=2, op="aten::gelu"),

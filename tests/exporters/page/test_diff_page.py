@@ -32,9 +32,9 @@ AFTER = SavedPeak("cpu", 1500, "optimizer", (peak_row(1450, line=9), peak_row(50
 def test_by_hand() -> None:
     (page,) = diff_pages([diff_peaks(BEFORE, AFTER)], before="a", after="b")
     assert page.answer == (
-        "The peak on cpu grew by 500 B, 50.0 %: from 1000 B to 1.46 KiB.",
+        "cpu: peak 1000 B -> 1.46 KiB, +500 B (+500 B, +50.0 %).",
+        "The peak was in backward and is now in the optimizer, where other memory is in use.",
         "What changed most: activation +550 B, parameter -100 B, gradient +50 B.",
-        "Before it was in backward, now in optimizer.",
     )
     (section,) = page.sections
     for table in section.tables:
@@ -67,7 +67,10 @@ def test_growth_is_a_column_of_what_is_large_enough() -> None:
 
 def test_equal_peaks_are_the_same() -> None:
     (page,) = diff_pages([diff_peaks(BEFORE, BEFORE)], before="a", after="b")
-    assert page.answer == ("The peak on cpu is the same, 1000 B.",)
+    assert page.answer == (
+        "No change. cpu: peak 1000 B (1,000 B) in both, "
+        "with the same bytes of every category, module, operator and line.",
+    )
     assert page.sections == ()
 
 
@@ -78,7 +81,7 @@ def test_every_device_of_snapshots_has_a_page(tmp_path: Path) -> None:
     ]
     pages = diff_pages(diff_snapshots(*sides), before="a", after="b")
     assert [page.device for page in pages] == ["device 0", "device 2"]
-    assert pages[0].answer[0] == "The peak on device 0 grew by 200 B, 200.0 %: from 100 B to 300 B."
+    assert pages[0].answer[0] == "Device 0: peak 100 B -> 300 B, +200 B (+200 B, +200.0 %)."
     assert "no device" in diff_pages((), before="a", after="b")[0].device
 
 
@@ -88,7 +91,7 @@ def test_the_command_writes_a_page_and_prints_json(tmp_path: Path, capsys: pytes
     with screen() as console:
         show_diff(first, last, console, html=page, as_json=True)
     assert json.loads(capsys.readouterr().out)["devices"][0]["bytes"] == 200
-    assert "grew by 200 B" in page.read_text("utf-8")
+    assert "+200 B (+200 B, +200.0 %)" in page.read_text("utf-8")
     with screen() as console:
         for wrong in (tmp_path, first):
             with pytest.raises(OutputError):

@@ -165,8 +165,8 @@ def test_refuses_columns_that_do_not_fit(wrong: Callable[[], object]) -> None:
 # ------------------------------------------------------------------------------------------------------- the words
 def test_the_answer_in_words() -> None:
     assert headline(samples.small_page()) == (
-        "Peak: 8.79 KiB on cpu at step 5, backward.",
-        "It is 44 % activations, 33 % memory that torch gave no category and 22 % parameters.",
+        "Peak: 8.79 KiB on cpu in backward of step 5.",
+        "It is 44 % activation, 33 % UNTAGGED and 22 % parameter.",
         "The line that holds most is net.py:7: 3.42 KiB, 39 %, made by aten::gelu in net.0.",
     )
 

@@ -74,7 +74,7 @@ def test_by_hand(tmp_path: Path) -> None:
     ]
     assert headline(shown) == (
         "Peak: 6.00 MiB on device 0 in backward.",
-        "It is 50 % activations, 33 % memory from before the recording and 17 % temporaries.",
+        "It is 50 % activation, 33 % before recording and 17 % temporary.",
         "The line that holds most is model.py:7: 3.00 MiB, 50 %, made by forward.",
         "The peak counts requested bytes. torch reports 6.00 MiB allocated (rounded up) and 16.00 MiB reserved.",
     )
@@ -204,7 +204,7 @@ def test_without_history_there_is_no_timeline_and_nothing_was_before_it(tmp_path
     said = headline(shown)
     assert said[:2] == (
         "Peak: 700 B on device 0 at the moment of the snapshot.",
-        "It is 100 % memory that nothing explains.",
+        "It is 100 % not known.",
     )
     assert said[-1] == (
         "The peak counts requested bytes. torch reports 1.00 KiB allocated (rounded up) and 1.00 MiB reserved."

@@ -19,7 +19,7 @@ import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
 from tracer.analysis.kinds import meaning_of, words_of
-from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.peak_row import PeakRow, moment_words
 from tracer.arrays import Ints, Rows
 from tracer.capture.torch_names import step_words
 from tracer.exporters.annotated_source import AnnotatedFile, freed_words
@@ -145,8 +145,8 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         ],
         "ranks": [asdict(rank) for rank in page.ranks],
         "categories": {
-            words_of(name): {"light": light, "dark": dark, "words": words, "meaning": meaning_of(name)}
-            for name, (words, light, dark) in {**CATEGORIES, **SIDES}.items()
+            words_of(name): {"light": light, "dark": dark, "meaning": meaning_of(name)}
+            for name, (light, dark) in {**CATEGORIES, **SIDES}.items()
         },
     }
     # People read the same words here as on a screen; only JSON for programs has the identifiers.
@@ -289,32 +289,32 @@ def _line(line: Curve, origin: int, num_buckets: int) -> dict[str, Any]:
 
 
 CATEGORIES = {
-    # name: (words, on white, on black), in the order of a drawing's layers. The hues of what everybody has are near
+    # name: (on white, on black), in the order of a drawing's layers. The hues of what everybody has are near
     # torch's, `_CATEGORY_TO_COLORS` in torch/profiler/_memory_profiler.py; any two can be told apart on either ground,
     # also by people who see no red, no green or no blue.
-    "PARAMETER": ("parameters", "#0a7410", "#16a751"),
-    "BUFFER": ("buffers", "#95eaad", "#62f5c7"),
-    "OPTIMIZER_STATE": ("optimizer state", "#ceb309", "#f4df32"),
-    "KV_CACHE": ("KV cache", "#bdf463", "#c8f78d"),
-    "BEFORE_RECORDING": ("memory from before the recording", "#cecfcf", "#474747"),
-    "INPUT": ("inputs", "#3cb7c7", "#33767c"),
-    "TEMPORARY": ("temporaries", "#ca9dff", "#bc8ace"),
-    "ACTIVATION": ("activations", "#de5241", "#f23738"),
-    "EVALUATION": ("evaluation", "#a92b90", "#ab34a3"),
-    "HELD": ("tensors held by Python", "#ea7878", "#fd9693"),
-    "GRADIENT": ("gradients", "#1a52d8", "#4b68fa"),
-    "AUTOGRAD_DETAIL": ("autograd's intermediate results", "#618ec5", "#3ea0ff"),
-    "COMMUNICATION": ("buffers of collectives", "#74e6ff", "#a5e7fe"),
-    "WORKSPACE": ("operators' workspaces", "#f9a471", "#f37d17"),
-    "UNTAGGED": ("memory that torch gave no category", "#7f7a84", "#aba9b8"),
-    "UNKNOWN": ("memory that nothing explains", "#67686b", "#a4b2be"),
+    "PARAMETER": ("#0a7410", "#16a751"),
+    "BUFFER": ("#95eaad", "#62f5c7"),
+    "OPTIMIZER_STATE": ("#ceb309", "#f4df32"),
+    "KV_CACHE": ("#bdf463", "#c8f78d"),
+    "BEFORE_RECORDING": ("#cecfcf", "#474747"),
+    "INPUT": ("#3cb7c7", "#33767c"),
+    "TEMPORARY": ("#ca9dff", "#bc8ace"),
+    "ACTIVATION": ("#de5241", "#f23738"),
+    "EVALUATION": ("#a92b90", "#ab34a3"),
+    "HELD": ("#ea7878", "#fd9693"),
+    "GRADIENT": ("#1a52d8", "#4b68fa"),
+    "AUTOGRAD_DETAIL": ("#618ec5", "#3ea0ff"),
+    "COMMUNICATION": ("#74e6ff", "#a5e7fe"),
+    "WORKSPACE": ("#f9a471", "#f37d17"),
+    "UNTAGGED": ("#7f7a84", "#aba9b8"),
+    "UNKNOWN": ("#67686b", "#a4b2be"),
 }
 
 BOTH, MORE, LESS = "in both", "more than before", "less than before"
 SIDES = {
-    BOTH: (BOTH, "#c6cbd2", "#424a54"),
-    MORE: (MORE, "#d1495b", "#e8646f"),
-    LESS: (LESS, "#2a78b5", "#5aa7e0"),
+    BOTH: ("#c6cbd2", "#424a54"),
+    MORE: ("#d1495b", "#e8646f"),
+    LESS: ("#2a78b5", "#5aa7e0"),
 }
 """Layers of two curves over each other: as `CATEGORIES`."""
 
@@ -328,18 +328,15 @@ def headline(page: Page) -> tuple[str, ...]:
 
 
 def _when(peak: PagePeak, device: str) -> str:
-    parts = [step_words(peak.step) if peak.step else "", peak.phase.lower() if peak.phase else ""]
-    when = ", ".join(part for part in parts if part)
-    # At a step or at the start, but in backward.
-    preposition = "at" if peak.step or when.startswith("the ") else "in"
-    return f"Peak: {format_bytes(peak.bytes)} on {device}" + (f" {preposition} {when}." if when else ".")
+    moment = moment_words(peak.phase, step_words(peak.step) if peak.step else "")
+    return f"Peak: {format_bytes(peak.bytes)} on {device} {moment}".rstrip() + "."
 
 
 def _what(peak: PagePeak) -> str:
     shares = sorted((share for share in peak.breakdown if share.bytes > 0), key=lambda share: -share.bytes)
     if not shares:
         return ""
-    first, *others = [f"{_percent(share.bytes, peak.bytes)} {_words(share.name)}" for share in shares[:3]]
+    first, *others = [f"{_percent(share.bytes, peak.bytes)} {words_of(share.name)}" for share in shares[:3]]
     return f"It is {first}" + (f", {' and '.join(others)}." if others else ".")
 
 
@@ -370,7 +367,7 @@ def _file_name(path: str) -> str:
 
 def _piece(row: PeakRow) -> str:
     blocks = f" in {row.count} blocks" if row.count > 1 else ""
-    parts = [f"{format_bytes(row.bytes)}{blocks}", row.name or _words(row.category)]
+    parts = [f"{format_bytes(row.bytes)}{blocks}", row.name or words_of(row.category)]
     return ", ".join([*parts, f"of {row.module}"] if row.module else parts)
 
 
@@ -383,7 +380,3 @@ def _some(names: Iterable[str | None]) -> str:
 def _percent(part: int, whole: int) -> str:
     percent = 100 * part / whole
     return "less than 1 %" if percent < 1 else f"{percent:.0f} %"
-
-
-def _words(category: str) -> str:
-    return CATEGORIES[category][0] if category in CATEGORIES else category

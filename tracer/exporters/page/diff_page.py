@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracer.analysis.aligned_curves import AlignedCurves, highest
-from tracer.analysis.diff_cause import cause_of
 from tracer.analysis.kinds import words_of
 from tracer.capture.torch_names import step_words
-from tracer.exporters.diff_sections import changes_tables, growth_sentences
+from tracer.exporters.diff_sections import answer_sentences, changes_tables, growth_sentences
 from tracer.exporters.page.data import BOTH, LESS, MORE
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import Curve, Mark, Page, Series
-from tracer.exporters.tables import Cell, Section, Table, columns
+from tracer.exporters.tables import Cell, Section, Table, columns, signed
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
@@ -57,7 +56,14 @@ def diff_pages(
     """The content, device by device; a page of its own says that there is none."""
     pages = [
         _with_curves(
-            _page(diff.after.device, _answer(diff), growth_sentences(diff), tuple(changes_tables(diff)), before, after),
+            _page(
+                diff.after.device,
+                (*answer_sentences(diff), *_most_changed(diff)),
+                growth_sentences(diff),
+                tuple(changes_tables(diff)),
+                before,
+                after,
+            ),
             (curves or {}).get(diff.after.device),
         )
         for diff in diffs
@@ -138,24 +144,8 @@ def _named(grown: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{words_of(kind)} +{format_bytes(more)}" for kind, more in grown[:_MOST_NAMED])
 
 
-# ------------------------------------------------------------------------------------------------------------- words
-def _answer(diff: PeakDiff) -> tuple[str, ...]:
-    """By how much the peak changed and why, what of it most, and whether the peaks are in different phases."""
-    device, before, after = diff.after.device, diff.before.bytes, diff.after.bytes
-    sizes = f"from {format_bytes(before)} to {format_bytes(after)}"
-    if before == after:
-        first = f"The peak on {device} is the same, {format_bytes(after)}."
-    else:
-        verb = "grew" if after > before else "shrank"
-        share = f", {abs(after - before) * 100 / before:.1f} %" if before else ""
-        first = f"The peak on {device} {verb} by {format_bytes(abs(after - before))}{share}: {sizes}."
+def _most_changed(diff: PeakDiff) -> tuple[str, ...]:
     by_category = next(iter(diff.changes.values()))
     changes = [change for change in by_category if change.bytes][:_MOST_NAMED]
-    most = ", ".join(
-        f"{words_of(change.name[0])} {'+' if change.bytes > 0 else ''}{format_bytes(change.bytes)}"
-        for change in changes
-    )
-    was, now = diff.before.phase, diff.after.phase
-    where = f"Before it was in {was}, now in {now}." if was and now and was != now else ""
-    sentences = (first, cause_of(diff), most and f"What changed most: {most}.", where)
-    return tuple(sentence for sentence in sentences if sentence)
+    most = ", ".join(f"{words_of(change.name[0])} {signed(change.bytes)}" for change in changes)
+    return (f"What changed most: {most}.",) if most else ()

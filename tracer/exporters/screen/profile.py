@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from rich.console import Console
 
 from tracer.analysis.kinds import Evidence, Kind, meaning_of, words_of
-from tracer.analysis.peak_row import ModuleNode, PeakRow, module_tree
+from tracer.analysis.peak_row import ModuleNode, PeakRow, module_tree, moment_words
 from tracer.analysis.profiles.caveats import (
     asleep_sentences,
     compiled_sentences,
@@ -226,8 +226,7 @@ def headline(findings: Findings, num_steps: int | None = None) -> str:
     if not peak.rows:
         return f"The recorded steps allocated nothing on {peak.device}. Where they train elsewhere, name it: --device."
     largest, size_bytes = next(iter(peak.by_category().items()))
-    step = f"of {step_words(peak.step, num_steps)}" if peak.step else ""
-    when = " ".join(part for part in (f"in {peak.phase}" if peak.phase else "", step) if part)
+    when = moment_words(peak.phase, step_words(peak.step, num_steps) if peak.step else "")
     graphs = f", beside {format_bytes(graph_bytes)} of CUDA graphs" if graph_bytes else ""
     return (
         f"Peak: {format_bytes(peak.peak_bytes)} on {peak.device} {when}{graphs}; "
