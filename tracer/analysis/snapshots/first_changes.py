@@ -178,8 +178,6 @@ def _rank(
     """Lasting changes before those that postpone; of those that help much the cheaper, then the more helpful ones.
 
     Args:
-        grows: Memory grows.
-        most_bytes: The most that any of the changes saves.
         capacity: Bytes that the device had; None where the recording never reached them.
     """
     is_tight = capacity is not None and change.reserved_bytes > _TIGHT * capacity
