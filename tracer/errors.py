@@ -69,6 +69,16 @@ class WorkloadError(TracerError):
     """The model, its input or its training step cannot be built or run as asked."""
 
 
+class UserModelError(WorkloadError):
+    """A mistake in a user's model, arguments or inputs; where user code raised, its exception is the cause."""
+
+
+class WrongValueError(UserModelError):
+    """A value that an option lacks, on whatever machine and with whatever model."""
+
+    exit_status = 2
+
+
 class Terminated(SystemExit):
     """SIGTERM or SIGHUP has come; a program that does nothing about it ends with the usual status."""
 

@@ -11,8 +11,8 @@ import pytest
 import main
 from models import lstm
 from tests.processes import run_python
+from tracer.errors import UserModelError
 from tracer.workloads.factory import load_factory, parse_arguments
-from tracer.workloads.user_errors import UserModelError
 
 
 def test_arguments_are_literals_or_else_strings() -> None:

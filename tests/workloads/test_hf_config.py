@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from tracer.errors import UserModelError
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.hf_config import build_hf_workload, most_tokens
-from tracer.workloads.user_errors import UserModelError
 from tracer.workloads.user_model import StepOptions, as_workload
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from tests.workloads.test_hf_config import LLAMA
+from tracer.errors import UserModelError
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.hf_config import build_hf_workload
-from tracer.workloads.user_errors import UserModelError
 from tracer.workloads.user_model import StepOptions, as_workload
 
 CPU = torch.device("cpu")

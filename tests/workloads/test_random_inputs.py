@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tracer.errors import UserModelError
 from tracer.workloads.random_inputs import parse_input, random_batches
-from tracer.workloads.user_errors import UserModelError
 
 CPU = torch.device("cpu")
 

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import main
 from models import gpt
+from tracer.errors import UserModelError
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
 from tracer.workloads.module_steps import StepWorkload, checkpoint_blocks, gradient_scaler, loss_of
-from tracer.workloads.user_errors import UserModelError
 from tracer.workloads.user_model import StepOptions, as_workload, build_user_workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,7 +15,7 @@ import typer
 from tracer.commands.common import refuse
 from tracer.commands.options import number, option
 from tracer.commands.usage import FNO, MODEL, STEP
-from tracer.errors import TracerError, UsageError, WorkloadError
+from tracer.errors import TracerError, UsageError, UserModelError, WorkloadError, WrongValueError
 from tracer.exporters.screen.terminal import say
 from tracer.units import parse_count, shortened
 
@@ -255,15 +255,13 @@ def _fno() -> Any:
 def _model_errors() -> Iterator[None]:
     from tracer.capture.sources.error_line import error_line
     from tracer.exporters.screen.paths import behind
-    from tracer.workloads.user_errors import UserModelError, WrongValueError
 
     try:
         yield
-    except WrongValueError as error:
-        raise UsageError(str(error), hint=error.hint) from error
     except UserModelError as error:
-        at = error_line(error.__cause__) if error.__cause__ is not None else None
-        raise WorkloadError(f"{error}{behind(at)}", hint=error.hint) from error
+        if isinstance(error, WrongValueError) or error.__cause__ is None:
+            raise
+        raise WorkloadError(f"{error}{behind(error_line(error.__cause__))}", hint=error.hint) from error
 
 
 def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -> torch.device:

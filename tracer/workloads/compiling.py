@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from tracer.errors import first_line
+from tracer.errors import UserModelError, first_line
 from tracer.workloads.factory import parse_arguments
 from tracer.workloads.module_steps import ModuleWorkload, SupervisedWorkload
-from tracer.workloads.user_errors import UserModelError
 
 __tracebackhide__ = True  # what raises here is to be looked for in the model
 

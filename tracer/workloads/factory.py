@@ -21,8 +21,7 @@ from typing import Any
 
 from torch import nn
 
-from tracer.errors import error_words
-from tracer.workloads.user_errors import UserModelError, WrongValueError, defined_at
+from tracer.errors import UserModelError, WrongValueError, error_words
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = (_PACKAGE / "_models", _PACKAGE.parent / "models")
@@ -214,3 +213,17 @@ def _fitting(
 
 
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+
+
+def defined_at(thing: Any) -> str:
+    """` (file.py:12)` where a function, method or class is defined in Python, else nothing."""
+    try:
+        file, line = inspect.getsourcefile(inspect.unwrap(thing)), inspect.getsourcelines(thing)[1]
+    except (TypeError, OSError):
+        return ""
+    return f" ({_short(file)}:{line})" if file else ""
+
+
+def _short(file: str) -> str:
+    path, folder = Path(file).absolute(), Path.cwd()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

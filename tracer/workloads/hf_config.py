@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from tracer.errors import first_line
+from tracer.errors import UserModelError, WrongValueError, first_line
 from tracer.workloads.factory import parse_arguments
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.module_tensors import default_dtype, give_memory
-from tracer.workloads.user_errors import UserModelError, WrongValueError
 from tracer.workloads.user_model import StepOptions, as_workload, with_adapters
 
 __tracebackhide__ = True  # what raises here is to be looked for in the configuration

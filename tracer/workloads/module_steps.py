@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tracer.errors import UserModelError, WrongValueError
 from tracer.nested import leaves
+from tracer.workloads.factory import defined_at
 from tracer.workloads.random_inputs import Batch
-from tracer.workloads.user_errors import UserModelError, WrongValueError, defined_at
 
 __tracebackhide__ = True  # what raises here is to be looked for in the model
 

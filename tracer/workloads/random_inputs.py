@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tracer.errors import WrongValueError
 from tracer.units import parse_count
-from tracer.workloads.user_errors import WrongValueError
 
 HINT = (
     "Write --input 3x224x224, or --input ids=128:int64:0-50257: a name if the model takes it by keyword, "

@@ -20,9 +20,9 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from tracer.errors import first_line
+from tracer.errors import UserModelError, WrongValueError, first_line
 from tracer.units import some
-from tracer.workloads.factory import FACTORY_HINT, call_factory, load_factory, parse_arguments
+from tracer.workloads.factory import FACTORY_HINT, call_factory, defined_at, load_factory, parse_arguments
 from tracer.workloads.module_steps import (
     Amp,
     Loss,
@@ -34,7 +34,6 @@ from tracer.workloads.module_steps import (
 )
 from tracer.workloads.module_tensors import all_tensors, give_memory, is_on_meta
 from tracer.workloads.random_inputs import HINT, InputSpec, parse_input, random_batches
-from tracer.workloads.user_errors import UserModelError, WrongValueError, defined_at
 
 _PARTS_OF_A_WORKLOAD = ["model", "optimizer", "device", "next_batch", "forward", "backward", "optimizer_step", "copy"]
 
