@@ -13,9 +13,8 @@ from torch import nn
 import main
 from tests.pieces import Pieces, tiny_fno
 from tracer.errors import UserModelError
-from tracer.workloads.compiling import compiled, without_compiling
 from tracer.workloads.factory import is_shipped, shipped_model, shipped_models
-from tracer.workloads.module_steps import ModuleWorkload
+from tracer.workloads.module_steps import ModuleWorkload, compiled, without_compiling
 from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.user_model import StepOptions, as_workload
 

@@ -349,7 +349,7 @@ def _run_eager(build: Callable[[], Built], folder: Path, how: RunOptions) -> tup
     from tracer.analysis.profiles.caveats import saved_peak
     from tracer.capture.device.devices import release_cached_memory
     from tracer.sessions.folder import SessionFolder
-    from tracer.workloads.compiling import without_compiling
+    from tracer.workloads.module_steps import without_compiling
 
     with closing(Termination()) as termination:
         termination.watch()

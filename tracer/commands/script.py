@@ -187,8 +187,6 @@ def _parts(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-__tracebackhide__ = True  # a line of this file explains nothing about the script
-
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 

@@ -165,7 +165,7 @@ class ProfiledWorkload(WorkloadOptions):
         workload = super().build(device, device_named=device_named, without_memory=without_memory)
         if not self._is_compiled:
             return workload
-        from tracer.workloads.compiling import compiled
+        from tracer.workloads.module_steps import compiled
 
         with _model_errors():
             return compiled(workload, tuple(self.compile_arg))
@@ -253,7 +253,7 @@ def _fno() -> Any:
 
 @contextmanager
 def _model_errors() -> Iterator[None]:
-    from tracer.capture.sources.error_line import error_line
+    from tracer.capture.sources.source_files import error_line
     from tracer.exporters.screen.paths import behind
 
     try:

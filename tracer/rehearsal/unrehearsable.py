@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from tracer.capture.sources.error_line import error_line
+from tracer.capture.sources.source_files import error_line
 from tracer.errors import RehearsalError, TracerError, error_words
 from tracer.units import format_bytes
 

@@ -67,7 +67,7 @@ def failure_of(
     Args:
         is_raised: Whether it is still on its way, so that it is not to be touched.
     """
-    from tracer.capture.sources.error_line import error_line
+    from tracer.capture.sources.source_files import error_line
 
     line, state = error_line(error), allocator_counters(session.device_of_failure)
     error = _copy(error) if is_raised else without_tracebacks(error)

@@ -28,7 +28,7 @@ from tracer.capture.objects.holders import Holder, find_holders
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.live_tensors import Alike, live_tensors, look_at_failure, unnamed_tensors
 from tracer.capture.objects.storage_observer import StorageObserver
-from tracer.capture.sources.error_line import error_line
+from tracer.capture.sources.source_files import error_line
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 from tracer.errors import SnapshotError, error_words

@@ -1,11 +1,12 @@
-"""The training or inference step of any module: loss, mixed precision, accumulation, activation checkpointing."""
+"""The training or inference step of any module: loss, mixed precision, accumulation, checkpointing, compilation."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tracer.errors import UserModelError, WrongValueError
+from tracer.errors import UserModelError, WrongValueError, first_line
 from tracer.nested import leaves
-from tracer.workloads.factory import defined_at
+from tracer.workloads.factory import defined_at, parse_arguments
 from tracer.workloads.random_inputs import Batch
 
 __tracebackhide__ = True  # what raises here is to be looked for in the model
@@ -286,3 +287,31 @@ class SupervisedWorkload:
         """The same step on copies of model and optimizer; batches keep coming from the same source."""
         model, optimizer = deepcopy((self.model, self.optimizer))
         return replace(self, model=model, optimizer=optimizer)
+
+
+def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | SupervisedWorkload:
+    """The same workload with its model compiled.
+
+    Args:
+        arguments: Arguments of `torch.compile`, as `key=value`: `mode=reduce-overhead`, `dynamic=True`.
+    """
+    if not isinstance(workload, ModuleWorkload | SupervisedWorkload):
+        raise UserModelError(
+            "--compile has no meaning for a step function or a workload, which does all of a step itself.",
+            hint="Call torch.compile in the factory.",
+        )
+    options = parse_arguments("--compile-arg", arguments)
+    try:
+        wrapped: Any = torch.compile(workload.model, **options)
+    except Exception as error:
+        raise UserModelError(
+            f"torch.compile does not take {' '.join(arguments) or 'the model'}: {first_line(error)}.",
+            hint="--compile-arg mode=reduce-overhead, --compile-arg fullgraph=True",
+        ) from error
+    return replace(workload, model=wrapped)
+
+
+def without_compiling() -> AbstractContextManager[Any]:
+    """Run compiled functions as they were written, until the block ends."""
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -506,7 +506,7 @@ class RankFailure:
 
 def leave_failure(error: BaseException) -> None:
     """Leave what ended this process's script; no-op in a process that is no rank of a job on the null GPU."""
-    from tracer.capture.sources.error_line import error_line
+    from tracer.capture.sources.source_files import error_line
 
     place = RankPlace.here()
     if place is None:

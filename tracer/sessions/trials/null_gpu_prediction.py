@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from tracer.capture.device.allocator_history import record_from_start
-from tracer.capture.sources.error_line import error_line
+from tracer.capture.sources.source_files import error_line
 from tracer.errors import TracerError, WorkloadError, error_words, first_line
 from tracer.null_gpu.cards import Card, Devices
 from tracer.null_gpu.job.place import RankPlace
