@@ -12,7 +12,6 @@ from tracer.analysis.snapshots.timeline import Band
 from tracer.arrays import Ints
 from tracer.exporters.page.model import (
     Curve,
-    KindBytes,
     Mark,
     Page,
     PageBlocks,
@@ -121,7 +120,7 @@ def _page(times: Ints, blocks: _Blocks, bands: list[Band], num_rows: int, random
             time=int(times[top]),
             step=_band_at(bands, int(times[top]), steps=True),
             phase=_band_at(bands, int(times[top]), steps=False),
-            breakdown=tuple(KindBytes(kind, int(level[top])) for kind, level in zip(_KINDS, levels, strict=True)),
+            breakdown={kind: int(level[top]) for kind, level in zip(_KINDS, levels, strict=True)},
             rows=tuple(sorted(rows, key=lambda row: -row.bytes)),
             row=top,
         ),

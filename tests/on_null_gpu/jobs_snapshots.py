@@ -56,7 +56,7 @@ def history_with_frames_of_cpp() -> dict[str, Any]:
         (device,) = explain_snapshot(load_snapshot(path)).devices
     torch.cuda.memory._record_memory_history(None)
     return {
-        "peak_bytes": device.peak.allocated_bytes,
+        "peak_bytes": device.peak.fragmentation.allocated_bytes,
         "counted_bytes": torch.cuda.max_memory_allocated() - before_bytes,
         "requested_bytes": device.peak.requested_bytes,
         "groups": [(group.kind.words, group.bytes, group.site.file) for group in device.peak.groups],
@@ -116,5 +116,5 @@ def peak_with_a_rest_that_is_not_split_off() -> tuple[int, int, int]:
         replayed = replay_snapshot(load_snapshot(path))
     finding = explain_replayed(replayed)
     (device,) = with_allocated(finding, {0: model_device(replayed.devices[0])}).devices
-    rounded_bytes = finding.devices[0].peak.allocated_bytes
-    return counted_bytes, device.peak.allocated_bytes - before_bytes, rounded_bytes - before_bytes
+    rounded_bytes = finding.devices[0].peak.fragmentation.allocated_bytes
+    return counted_bytes, device.peak.fragmentation.allocated_bytes - before_bytes, rounded_bytes - before_bytes

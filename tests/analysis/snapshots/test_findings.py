@@ -263,9 +263,9 @@ def test_pinned_host_memory_has_rows_by_line(tmp_path: Path) -> None:
 def test_what_was_there_before_and_is_not_known_is_called_from_before(tmp_path: Path) -> None:
     end = [segment(BASE, 8 * MIB, [block(BASE, 3 * MIB), block(BASE + 4 * MIB, MIB)])]
     device = explain(tmp_path / "s", [entry("alloc", BASE + 4 * MIB, MIB, frames=FORWARD)], end)
-    assert device.peak.by_category == (("BEFORE_RECORDING", 3 * MIB), ("UNKNOWN", MIB))
+    assert device.peak.by_category == {"BEFORE_RECORDING": 3 * MIB, "UNKNOWN": MIB}
     without_history = explain(tmp_path / "s", [], [segment(BASE, 8 * MIB, [block(BASE, 3 * MIB)])])
-    assert without_history.peak.by_category == (("UNKNOWN", 3 * MIB),)
+    assert without_history.peak.by_category == {"UNKNOWN": 3 * MIB}
 
 
 @pytest.mark.parametrize(("count", "is_full"), [(1000, True), (998, False)])

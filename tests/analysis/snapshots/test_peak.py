@@ -12,8 +12,8 @@ def test_the_first_of_equal_peaks(tmp_path: Path) -> None:
     # 700 B, freed, 700 B again: the peak is at entry 0, and at the end nothing is left.
     trace = [entry("alloc", BASE, 700, time_us=5), *freed(BASE, 700), entry("alloc", BASE, 700), *freed(BASE, 700)]
     peak = explain(tmp_path / "s", trace, [segment(BASE, 2048, [])]).peak
-    assert (peak.entry, peak.time_us, peak.requested_bytes, peak.allocated_bytes) == (0, 5, 700, 1024)
-    assert peak.reserved_bytes == 2048 and peak.before_recording_bytes == 0
+    assert (peak.entry, peak.time_us, peak.requested_bytes, peak.fragmentation.allocated_bytes) == (0, 5, 700, 1024)
+    assert peak.fragmentation.reserved_bytes == 2048 and peak.before_recording_bytes == 0
 
 
 def test_a_peak_at_the_start(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_what_was_held_is_the_same_in_the_curves_the_peak_and_the_page(kind: Kin
     page = snapshot_page(replayed, finding, 0, timeline_of(replayed, one), run={})
     assert page.peak is not None
     in_page = {series.name: int(series.values_bytes[-1]) for series in page.series}
-    assert in_page == {share.name: share.bytes for share in page.peak.breakdown}
+    assert in_page == page.peak.breakdown
     assert in_page == {kind.name: 512, "UNKNOWN": 100}
 
 

@@ -13,7 +13,7 @@ from tracer.analysis.snapshots.timeline import Band
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import html_of_data
-from tracer.exporters.page.model import Curve, KindBytes, Mark, Page, PagePeak, Series
+from tracer.exporters.page.model import Curve, Mark, Page, PagePeak, Series
 from tracer.exporters.tables import Place, Section, Table, columns
 
 SCRIPT = "</script><script>alert(1)</script>"
@@ -69,7 +69,7 @@ def small_page() -> Page:
             time=at[3],
             step="ProfilerStep#4",
             phase="backward",
-            breakdown=(KindBytes("PARAMETER", 2000), KindBytes("ACTIVATION", 4000), KindBytes("UNTAGGED", 3000)),
+            breakdown={"PARAMETER": 2000, "ACTIVATION": 4000, "UNTAGGED": 3000},
             rows=(
                 peak_row(3500, count=2, op="aten::gelu"),
                 peak_row(3000, category="UNTAGGED", torch_category=None, module="net.1", op="aten::add", line=9),
@@ -92,7 +92,7 @@ def one_event_page() -> Page:
         times=times,
         series=(Series("INPUT", np.array([512], np.int64)),),
         marks=(Mark("peak", "True peak", 0, 512),),
-        peak=PagePeak(bytes=512, time=0, breakdown=(KindBytes("INPUT", 512),), rows=(peak_row(512, category="INPUT"),)),
+        peak=PagePeak(bytes=512, time=0, breakdown={"INPUT": 512}, rows=(peak_row(512, category="INPUT"),)),
     )
 
 
@@ -128,9 +128,7 @@ def hostile_page() -> Page:
         lines=(Curve(SCRIPT, times, levels),),
         marks=(Mark("peak", MARKUP, 2000, 300),),
         bands=(Band("step", MARKUP, 0, 3000), Band("forward", IMAGE, 0, 3000)),
-        peak=PagePeak(
-            300, 2000, step=SCRIPT, phase=IMAGE, breakdown=(KindBytes(IMAGE, 200), KindBytes(MARKUP, 100)), rows=rows
-        ),
+        peak=PagePeak(300, 2000, step=SCRIPT, phase=IMAGE, breakdown={IMAGE: 200, MARKUP: 100}, rows=rows),
         sections=(Section(SCRIPT, (IMAGE,), (Table(MARKUP, columns("text", IMAGE, SCRIPT), (PLACE,), PLACE),)),),
         run={IMAGE: SCRIPT, "command": MARKUP},
         notes=(IMAGE, SCRIPT),
@@ -167,7 +165,7 @@ def page_of(cycle: CycleFindings) -> Page:
             time=cycle.peak.time_ns,
             step=cycle.peak.step,
             phase=cycle.peak.phase,
-            breakdown=tuple(KindBytes(name, size) for name, size in cycle.peak.by_category().items()),
+            breakdown=cycle.peak.by_category(),
             rows=cycle.peak.rows,
         ),
     )

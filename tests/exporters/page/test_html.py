@@ -21,7 +21,7 @@ from tests.exporters.page import page_samples as samples
 from tracer.exporters.page.blocks import Packed, pack, unpacked
 from tracer.exporters.page.data import MAX_TIMELINE_CHARS, headline, page_data, relative_paths
 from tracer.exporters.page.html import write_pages
-from tracer.exporters.page.model import Curve, KindBytes, Page, PagePeak, Series
+from tracer.exporters.page.model import Curve, Page, PagePeak, Series
 
 PAGES: dict[str, Callable[[], Page]] = {
     "empty": samples.empty_page,
@@ -176,7 +176,7 @@ def test_the_answer_adds_up_a_line_over_modules() -> None:
         samples.peak_row(50, file=None, op=None, module=None, name="weight", category="PARAMETER"),
         *(samples.peak_row(20, module=f"net.{i}", op="aten::add") for i in range(4)),
     )
-    page = Page("x", "cuda:1", peak=PagePeak(bytes=130, breakdown=(KindBytes("NEW", 130),), rows=rows))
+    page = Page("x", "cuda:1", peak=PagePeak(bytes=130, breakdown={"NEW": 130}, rows=rows))
     assert headline(page) == (
         "Peak: 130 B on cuda:1.",
         "It is 100 % NEW.",

@@ -34,7 +34,7 @@ def test_by_hand() -> None:
     assert [one.rank for one in page.ranks if one.is_odd] == [5, 9]
     assert [one.rank for one in page.ranks if one.has_page] == [5]
     (failed,) = (one for one in page.ranks if one.ran_out)
-    assert (failed.name, failed.bytes, [(kind.name, kind.bytes) for kind in failed.kinds]) == (
+    assert (failed.name, failed.bytes, list(failed.kinds.items())) == (
         "rank 5",
         1300 * MIB,
         [("ACTIVATION", 1300 * MIB)],

@@ -42,7 +42,7 @@ def page(path: Path, trace: list[Row], segments: list[Row] | None = None, **more
 def check_sums(shown: Page) -> None:
     peak = shown.peak
     assert peak is not None
-    assert sum(row.bytes for row in peak.rows) == sum(share.bytes for share in peak.breakdown) == peak.bytes
+    assert sum(row.bytes for row in peak.rows) == sum(peak.breakdown.values()) == peak.bytes
     if shown.series:
         total = np.sum([series.values_bytes for series in shown.series], axis=0)
         assert total.max() == peak.bytes

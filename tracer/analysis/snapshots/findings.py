@@ -38,7 +38,6 @@ class DeviceFinding:
     peak: Peak
     start_requested_bytes: int
     end_requested_bytes: int
-    reserved_end_bytes: int
     end_fragmentation: Fragmentation
     never_freed: tuple[SnapshotRow, ...]  # Allocated in the recording and in use at its end; groups of blocks
     oom: tuple[OutOfMemory, ...]
@@ -130,7 +129,6 @@ def _explain_device(device: ReplayedDevice) -> DeviceFinding:
         peak=find_peak(device),
         start_requested_bytes=int(replayed.requested_bytes[0]),
         end_requested_bytes=int(replayed.requested_bytes[-1]),
-        reserved_end_bytes=int(replayed.reserved_bytes[-1]),
         end_fragmentation=fragmentation_after(state, replayed, last),
         never_freed=never_freed(device),
         oom=explain_ooms(device),

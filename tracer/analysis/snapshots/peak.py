@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from tracer.analysis.kinds import BEFORE_RECORDING, Kind
+from tracer.analysis.kinds import BEFORE_RECORDING, Kind, kind_named
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import pool_words, pools_of_graphs
-from tracer.arrays import Grouped, Ints, grouped, totals_by
+from tracer.arrays import Grouped, Ints, grouped
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot
 from tracer.snapshot.replay import BEFORE
@@ -39,8 +39,6 @@ class Peak:
     time_us: int  # Its time, or -1 where the recording has none
     phase: str  # `backward` or `optimizer` where the recording shows it, else empty
     requested_bytes: int  # Bytes in use, as asked for
-    allocated_bytes: int  # Bytes in use, rounded as the allocator does, as far as known
-    reserved_bytes: int
     before_recording_bytes: int  # The part of the requested bytes that was there before the first entry
     groups: tuple[SnapshotRow, ...]  # By line and kind; they sum to the requested bytes, like the two below
     by_kind: tuple[Share, ...]  # By kind alone
@@ -51,10 +49,9 @@ class Peak:
     fragmentation: Fragmentation
 
     @property
-    def by_category(self) -> tuple[tuple[str, int], ...]:
+    def by_category(self) -> dict[str, int]:
         """Bytes by the name of the kind, as `OPTIMIZER_STATE`, largest first; they sum to the requested bytes."""
-        by_name = sorted(self.groups, key=lambda group: group.kind.name)
-        return tuple((name, size) for name, (size, _) in totals_by(by_name, lambda group: group.kind.name).items())
+        return {kind.name: share.bytes for share in self.by_kind if (kind := kind_named(share.name)) is not None}
 
     @property
     def has_annotations(self) -> bool:
@@ -73,21 +70,18 @@ def find_peak(device: ReplayedDevice) -> Peak:
     entry, lives = replay.peak_entry, replay.lives
     rows = lives.alive_after(entry)
     before = rows[lives.begin[rows] == BEFORE]
-    fragmentation = fragmentation_after(state, replay, entry)
     return Peak(
         entry=entry,
         time_us=int(state.trace.time_us[entry]) if entry >= 0 else -1,
         phase=kinds.phase_at(entry),
         requested_bytes=int(replay.requested_bytes[entry + 1]),
-        allocated_bytes=fragmentation.allocated_bytes,
-        reserved_bytes=fragmentation.reserved_bytes,
         before_recording_bytes=int(lives.requested_bytes[before].sum()),
         groups=group_rows(device, rows),
         by_kind=_shares(grouped([kinds.of(rows)], lambda kind: Kind(kind).words), lives.requested_bytes[rows]),
         by_annotation=_by_annotation(device, rows),
         by_name=_by_name(device, rows, entry),
         by_stream=_by_stream(device, rows),
-        fragmentation=fragmentation,
+        fragmentation=fragmentation_after(state, replay, entry),
     )
 
 

@@ -143,7 +143,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
             {**asdict(replace(section, tables=())), "tables": list(map(_table, section.tables))}
             for section in page.sections
         ],
-        "ranks": [asdict(rank) for rank in page.ranks],
+        "ranks": [{**asdict(rank), "kinds": _by_name(rank.kinds)} for rank in page.ranks],
         "categories": {
             words_of(name): {"light": light, "dark": dark, "meaning": meaning_of(name)}
             for name, (light, dark) in {**CATEGORIES, **SIDES}.items()
@@ -183,11 +183,15 @@ def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> dict[
         "time": None if peak.time is None else peak.time - origin,
         "step": peak.step,
         "phase": peak.phase,
-        "breakdown": [asdict(share) for share in peak.breakdown],
+        "breakdown": _by_name(peak.breakdown),
         "rows": [{field.name: getattr(row, field.name) for field in fields(PeakRow)} for row in shown[:MAX_PEAK_ROWS]],
         "rest": _rest(shown[MAX_PEAK_ROWS:]),
         "stacks": stacks_json(peak.stacks if row is None else ()),
     }
+
+
+def _by_name(sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"name": name, "bytes": size_bytes} for name, size_bytes in sizes.items()]
 
 
 def _source(file: AnnotatedFile) -> dict[str, Any]:
@@ -333,10 +337,10 @@ def _when(peak: PagePeak, device: str) -> str:
 
 
 def _what(peak: PagePeak) -> str:
-    shares = sorted((share for share in peak.breakdown if share.bytes > 0), key=lambda share: -share.bytes)
+    shares = sorted(((name, size) for name, size in peak.breakdown.items() if size > 0), key=lambda share: -share[1])
     if not shares:
         return ""
-    first, *others = [f"{_percent(share.bytes, peak.bytes)} {words_of(share.name)}" for share in shares[:3]]
+    first, *others = [f"{_percent(size_bytes, peak.bytes)} {words_of(name)}" for name, size_bytes in shares[:3]]
     return f"It is {first}" + (f", {' and '.join(others)}." if others else ".")
 
 

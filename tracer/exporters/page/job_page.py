@@ -11,7 +11,7 @@ from tracer.analysis.kinds import LAYERS
 from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import write_prepared
-from tracer.exporters.page.model import KindBytes, Page, PageRank
+from tracer.exporters.page.model import Page, PageRank
 from tracer.exporters.screen.job import (
     alarm_sentences,
     answer_sentences,
@@ -109,10 +109,10 @@ def _ranks(finding: JobFinding, single: Collection[str], files: Mapping[str, str
     return tuple(sorted(bars, key=lambda bar: (bar.rank is None, bar.rank or 0, bar.file)))
 
 
-def _layers(rank: RankPeak) -> tuple[KindBytes, ...]:
+def _layers(rank: RankPeak) -> dict[str, int]:
     """Bytes by category in the drawing's order, so that each category lies at the same place in every bar."""
     bytes_of = dict(rank.kinds)
-    return tuple(KindBytes(kind.name, bytes_of[kind.words]) for kind in LAYERS if kind.words in bytes_of)
+    return {kind.name: bytes_of[kind.words] for kind in LAYERS if kind.words in bytes_of}
 
 
 def _every(finding: JobFinding, files: Mapping[str, str]) -> Table:

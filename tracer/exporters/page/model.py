@@ -75,14 +75,6 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class KindBytes:
-    """A row of the breakdown."""
-
-    name: str
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class PagePeak:
     """The worst moment."""
 
@@ -90,7 +82,7 @@ class PagePeak:
     time: int | None = None  # On the axis of the page, or None
     step: str | None = None  # Name of the step, `ProfilerStep#3`
     phase: str | None = None  # `forward`, `backward`, `optimizer`, ...
-    breakdown: tuple[KindBytes, ...] = ()  # Bytes by category, in the order in which to show them
+    breakdown: Mapping[str, int] = field(default_factory=dict)  # Bytes by category, in the order in which to show them
     rows: tuple[PeakRow, ...] = ()  # Groups of equal blocks, largest first
     stacks: tuple[tuple[str, ...], ...] = ()  # What led to each row, innermost frame first; as many as rows, or none
     row: int | None = None  # Row of `Page.times`; the page then says what was in use by `Page.blocks`
@@ -148,7 +140,7 @@ class PageRank:
     rank: int | None  # Its number; None where that is not known
     state: RankState  # "readable"; "unreadable", and `words` say why; or "missing"
     bytes: int = 0
-    kinds: tuple[KindBytes, ...] = ()
+    kinds: Mapping[str, int] = field(default_factory=dict)  # Likewise
     is_odd: bool = False  # Whether few are like it
     is_worst: bool = False  # Whether it is the one that matters most
     is_typical: bool = False  # Whether it is the one that the worst is compared with

@@ -26,7 +26,6 @@ from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import (
     Curve,
-    KindBytes,
     Mark,
     Page,
     PageBlocks,
@@ -108,7 +107,8 @@ def _rounded(peak: Peak) -> tuple[str, ...]:
     """How the peak, which is counted as the program asked for it, is called by torch's own statistics."""
     if not peak.requested_bytes:
         return ()
-    allocated, reserved = format_bytes(peak.allocated_bytes), format_bytes(peak.reserved_bytes)
+    memory = peak.fragmentation
+    allocated, reserved = format_bytes(memory.allocated_bytes), format_bytes(memory.reserved_bytes)
     return (
         f"The peak counts requested bytes. torch reports {allocated} allocated (rounded up) and {reserved} reserved.",
     )
@@ -161,7 +161,7 @@ def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
         bytes=peak.requested_bytes,
         time=int(timeline.times[peak.entry + 1]) if device.entries else None,
         phase=phase,
-        breakdown=tuple(KindBytes(name, size) for name, size in peak.by_category),
+        breakdown=peak.by_category,
         rows=peak.groups,
         stacks=tuple(group.stack for group in peak.groups),
         row=peak.entry + 1 if device.entries else None,

@@ -39,7 +39,6 @@ from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.data import headline
 from tracer.exporters.page.model import (
     Curve,
-    KindBytes,
     Mark,
     Page,
     PageBlocks,
@@ -168,7 +167,7 @@ def _page_peak(cycle: CycleFindings) -> PagePeak:
         time=peak.time_ns,
         step=peak.step,
         phase=peak.phase,
-        breakdown=tuple(KindBytes(name, size_bytes) for name, size_bytes in peak.by_category().items()),
+        breakdown=peak.by_category(),
         rows=peak.rows,
         row=cycle.peak.position,
     )

@@ -277,12 +277,12 @@ def write_snapshot_report(
     )
     rows |= {
         "entry_counts": counts,
-        "peak_by_category": device.peak.by_category,
+        "peak_by_category": device.peak.by_category.items(),
         "devices": (
             (one.device, index == shown, one.entries, one.peak.entry, one.peak.time_us,
-             one.peak.requested_bytes, one.peak.allocated_bytes, one.peak.reserved_bytes,
+             one.peak.requested_bytes, one.peak.fragmentation.allocated_bytes, one.peak.fragmentation.reserved_bytes,
              one.peak.before_recording_bytes, one.start_requested_bytes, one.end_requested_bytes,
-             one.reserved_end_bytes)
+             one.end_fragmentation.reserved_bytes)
             for index, one in enumerate(devices)
         ),
         "peak_groups": (
