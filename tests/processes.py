@@ -230,7 +230,7 @@ class ForkedProgram:
 _popen = subprocess.Popen
 
 
-def _start(*arguments: Any, **options: Any) -> Any:
+def start(*arguments: Any, **options: Any) -> Any:
     """In place of `subprocess.Popen` in programs."""
     command = options["args"] if "args" in options else arguments[0]
     is_forked = isinstance(command, list | tuple) and ForkedProgram.starts(list(map(str, command)))
@@ -397,7 +397,7 @@ def _run_program(
         os.setsid()
     _give_descriptors(passed)
     if FOLDER_VARIABLE in variables:
-        subprocess.Popen = _start  # type: ignore[misc,assignment]
+        subprocess.Popen = start  # type: ignore[misc,assignment]
     _set_environment(variables)
     os.chdir(folder)
     for stream in (sys.stdout, sys.stderr):
@@ -425,10 +425,11 @@ def _run_program(
 
 
 def _give_descriptors(numbers: Sequence[int]) -> None:
-    """Have those behind the standard streams under these numbers."""
+    """Have those behind the standard streams under these numbers, and under no others."""
     import fcntl
 
     high = [fcntl.fcntl(3 + index, fcntl.F_DUPFD, 256) for index in range(len(numbers))]
+    os.closerange(3, 3 + len(numbers))
     for descriptor, number in zip(high, numbers, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import run_python
+from tests.processes import run_python, start
 from tracer.changes.script_changes import changes_of, installed_packages
 from tracer.commands.fit_trials import ScriptTrials
 from tracer.null_gpu.cards import devices_of
@@ -225,10 +225,10 @@ def test_trials_are_forks_although_the_script_asks_for_a_gpu_first(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100", "train.py"])
     is_answered = []
-    with closing(TrialServer()) as start:
+    with closing(TrialServer()) as server:
         for number in range(2):
             (folder := tmp_path / str(number)).mkdir()
-            is_answered.append(start.answers(TrialRequest((), str(folder))))
+            is_answered.append(server.answers(TrialRequest((), str(folder))))
     assert is_answered == [True, True]
 
 
@@ -239,12 +239,11 @@ def test_trials_of_a_job_are_forks_of_a_process_for_each_rank(tmp_path: Path, mo
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(ROOT / "main.py"), *command])
     begun: list[list[str]] = []
 
-    class Counted(subprocess.Popen[bytes]):
-        def __init__(self, args: list[str], **options: Any) -> None:
-            begun.append(args)
-            super().__init__(args, **options)
+    def counted(args: list[str], **options: Any) -> Any:
+        begun.append(args)
+        return start(args, **options)
 
-    monkeypatch.setattr(subprocess, "Popen", Counted)
+    monkeypatch.setattr(subprocess, "Popen", counted)
     devices = devices_of("2xh100:800MiB")
     with ScriptTrials(devices.card.usable_bytes, Job(devices, per_node=2)) as trials:
         made = [trials.make(), trials.make(("fused-optimizer",))]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import ForkedProgram
 from tracer.sessions.trials.trial_channel import Channel, TrialRequest
 
 pytestmark = pytest.mark.slow
@@ -67,9 +67,8 @@ def asked_of(kind: str, folder: Path) -> tuple[list[Any], str]:
     command = [sys.executable, "program.py", str(to_read), str(to_write), kind]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     variables.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-    process = subprocess.Popen(
-        command, cwd=folder, env=variables, pass_fds=(to_read, to_write), stdout=subprocess.PIPE, text=True
-    )
+    with (folder / "said").open("w") as said:
+        process = ForkedProgram(command, cwd=folder, env=variables, pass_fds=(to_read, to_write), stdout=said)
     os.close(to_read)
     os.close(to_write)
     left: list[Any] = []
@@ -85,8 +84,8 @@ def asked_of(kind: str, folder: Path) -> tuple[list[Any], str]:
             break
     os.close(requests)
     os.close(replies)
-    said, _ = process.communicate(timeout=300)
-    return left, said
+    process.wait(300)
+    return left, (folder / "said").read_text("utf-8")
 
 
 @pytest.mark.parametrize("kind", ["alone", "library"])
