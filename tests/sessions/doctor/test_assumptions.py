@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tracer.sessions.doctor.checks import DEVICE_CHECKS, all_names
+from tracer.sessions.doctor.checks import DEVICE_CHECKS
 from tracer.sessions.doctor.examine import BESIDE, NULL_GPU
 from tracer.sessions.doctor.installed import INSTALLED
 
@@ -23,7 +23,7 @@ def rows() -> list[list[str]]:
 
 def test_each_names_a_file_that_there_is_and_a_check_or_says_that_none_asks() -> None:
     assert len(rows()) >= 30
-    names = {*all_names(), NULL_GPU, BESIDE}
+    names = {*INSTALLED, *(check.name for check in DEVICE_CHECKS), NULL_GPU, BESIDE}
     for assumption, where, asked in rows():
         assert (ROOT / where.strip("`")).is_file(), where
         found = re.findall(r"`([^`]+)`", asked)

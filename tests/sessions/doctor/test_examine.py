@@ -12,8 +12,9 @@ import torch
 
 from tracer.results.doctor import CheckResult, Status, passed
 from tracer.sessions.doctor import examine as module
-from tracer.sessions.doctor.checks import all_names
+from tracer.sessions.doctor.checks import DEVICE_CHECKS
 from tracer.sessions.doctor.examine import BESIDE, NULL_GPU, Assignment, compare, examine
+from tracer.sessions.doctor.installed import INSTALLED
 from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 
 CHECKS = ("card", "LSTM", "FNO", "cuDNN")
@@ -130,5 +131,5 @@ def test_peaks_are_compared_to_the_byte(null: dict[str, Any], status: Status, wo
 
 
 def test_names_are_told_apart() -> None:
-    names = (*all_names(), NULL_GPU, BESIDE)
+    names = (*INSTALLED, *(check.name for check in DEVICE_CHECKS), NULL_GPU, BESIDE)
     assert len(names) == len(set(names)) >= 35

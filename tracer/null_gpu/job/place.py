@@ -110,7 +110,7 @@ def _left(folder: Path, rank: int) -> dict[str, Any]:
     return document
 
 
-def ranks_that_differ(groups: Iterable[Sequence[int]], world_size: int, *, first: int = 0) -> list[int]:
+def ranks_that_differ(groups: Iterable[Sequence[int]], world_size: int) -> list[int]:
     """Along each dimension of the device mesh the first rank, one between and the last; and the farthest of all.
 
     A dimension of the mesh is a process group of the first rank: along it a rank may have another stage of a pipeline,
@@ -120,10 +120,10 @@ def ranks_that_differ(groups: Iterable[Sequence[int]], world_size: int, *, first
     Returns:
         In ascending order; the first alone where it is in no group with others.
     """
-    lines = {tuple(sorted(group)) for group in groups if len(group) > 1 and first in group}
+    lines = {tuple(sorted(group)) for group in groups if len(group) > 1 and 0 in group}
     # A group that others are made of, such as the whole world beside rows and columns of a mesh, is no line of its own.
     lines = {line for line in lines if not any(_is_across(line, other, lines) for other in lines)}
-    ranks = {first}
+    ranks = {0}
     for line in lines:
         ranks |= {line[len(line) // 2], line[-1]}
     if lines:

@@ -10,7 +10,6 @@ import torch
 
 from tracer.results.doctor import Outcome
 from tracer.sessions.doctor import further, loaded
-from tracer.sessions.doctor.installed import INSTALLED
 from tracer.sessions.doctor.trained import PROGRAMS, programs_for, train
 
 
@@ -51,8 +50,3 @@ def checks_for(device: torch.device, *, is_real: bool) -> tuple[DeviceCheck, ...
     left_out = {program.name for program in PROGRAMS}
     left_out -= {program.name for program in programs_for(device, is_real=is_real)}
     return tuple(check for check in DEVICE_CHECKS if check.name not in left_out)
-
-
-def all_names() -> tuple[str, ...]:
-    """Return the names of all checks of this machine and of a process."""
-    return (*INSTALLED, *(check.name for check in DEVICE_CHECKS))

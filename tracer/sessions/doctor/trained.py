@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -117,15 +117,11 @@ PROGRAMS: tuple[DoctorTraining, ...] = (
 )
 
 
-def programs_for(device: torch.device, *, is_real: bool, names: Sequence[str] = ()) -> tuple[DoctorTraining, ...]:
-    """Return the programs that are run on a device.
-
-    Args:
-        names: The only ones; empty for all.
-    """
+def programs_for(device: torch.device, *, is_real: bool) -> tuple[DoctorTraining, ...]:
+    """Return the programs that are run on a device."""
     places = {"everywhere"} | ({"with a GPU"} if device.type != "cpu" else set())
     places |= {"on a real GPU"} if device.type != "cpu" and is_real else set()
-    return tuple(one for one in PROGRAMS if one.where in places and (not names or one.name in names))
+    return tuple(one for one in PROGRAMS if one.where in places)
 
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
