@@ -171,6 +171,9 @@ def test_a_workspace_is_where_no_tensor_lies() -> None:
     observer = StorageObserver()
     blocks = DeviceBlocks(workspaces=((tensor.data_ptr(), 16), (1 << 20, 8519680)))
     observer.observe([(Role.HELD, "tensor", tensor)], blocks={"cpu": blocks})
+    assert [name for name, *_ in rows(observer.observations())] == ["tensor"], "only a walk has all tensors"
+    observer = StorageObserver()
+    observer.observe([(Role.HELD, "tensor", tensor)], is_walk=True, blocks={"cpu": blocks})
     found = rows(observer.observations())
     assert [(name, role) for name, role, *_ in found] == [("tensor", Role.HELD), ("cuBLAS", Role.WORKSPACE)]
     assert found[1][2:4] == (1 << 20, 8519680)

@@ -116,7 +116,7 @@ class StorageObserver:
                 found[place] = row, storage
         blocks = {text: self._with_foreign(text, of_device, found) for text, of_device in blocks.items()}
         if is_walk and "cpu" in self._devices:
-            blocks["cpu"] = DeviceBlocks(idle=self._in_files(found))
+            blocks["cpu"] = replace(blocks.get("cpu", DeviceBlocks()), idle=self._in_files(found))
         for text, of_device in blocks.items():
             self._idle[self._devices[text]] = of_device.idle
         for device, pieces in [entry for entry in self._idle.items() if entry[1]]:  # mostly none, and without a call
@@ -134,7 +134,8 @@ class StorageObserver:
             self._rows.append((now, at, end - at, int(Role.IDLE), self._names[""], self._devices[text]))
         for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.buckets]:
             self._note_bucket(now, at, size, self._devices[text], found)
-        for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.workspaces]:
+        # Only a walk tells a workspace from a tensor of its size, of which an H100's has many: 32 MiB.
+        for text, at, size in [(text, *block) for text, of in blocks.items() if is_walk for block in of.workspaces]:
             if (at, device := self._devices[text]) not in found:
                 self._rows.append((now, at, size, int(Role.WORKSPACE), self._names["cuBLAS"], device))
 
