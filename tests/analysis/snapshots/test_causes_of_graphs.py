@@ -24,18 +24,23 @@ from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
 
 
-def test_a_validation_with_gradients() -> None:
+@pytest.mark.parametrize("scratch", [0, 30], ids=["", "scratch memory of each kernel"])
+def test_a_validation_with_gradients(scratch: int) -> None:
     """Two calls of another line than the training's, each with 10 blocks kept and no backward."""
-    program = Recorded(capacity=320)
+    program = Recorded(capacity=320 + 2 * scratch)
     train(program, forward=9)
     last: list[Block] = []
     for _ in range(2):
         batch = program.make(10, [line(12)])
-        kept = [program.make(12, layer(7, caller=13)) for _ in range(10)]
+        kept = list[Block]()
+        for _ in range(10):
+            if scratch:
+                program.use(scratch, layer(7, caller=13))
+            kept.append(program.make(12, layer(7, caller=13)))
         for block in last:
             program.free(block, [line(13)])
         last = [batch, *kept]
-    program.fail(200, [line(14)])
+    program.fail(200 + 2 * scratch, [line(14)])
     change = first(program)
     assert change.cause == "gradients in evaluation"
     assert "/home/me/train.py:13 without a backward behind it" in change.sentence

@@ -236,7 +236,9 @@ def _places_in_calls(call: Ints, stack: Ints) -> Ints:
 
 def _calls(case: Case, call: Ints, lines: Ints) -> _Calls:
     lives, number = case.lives, len(lines)
-    rows = np.flatnonzero((call >= 0) & ~case.stays)  # a workspace is neither kept nor let go of
+    # A workspace is neither kept nor let go of, and the scratch memory of a kernel is freed before all else.
+    is_scratch = (lives.alloc_entry >= 0) & (lives.free_entry == lives.alloc_entry + 1)
+    rows = np.flatnonzero((call >= 0) & ~case.stays & ~is_scratch)
     first, last = np.full(number, case.last_entry + 1), np.zeros(number, np.int64)
     np.minimum.at(first, call[rows], lives.begin[rows])
     np.maximum.at(last, call[rows], lives.begin[rows])
