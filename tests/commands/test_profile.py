@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,8 +26,10 @@ from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total
 from tests.pieces import Pieces, noise, raising
 from tests.processes import run_python
 from tracer.commands import usage
-from tracer.commands.profile import Built, RunOptions, run_and_report
-from tracer.commands.workload_options import chosen_device
+from tracer.commands.on_card import OnOptions
+from tracer.commands.profile import AdviceOptions, ProfileOptions, run_and_report
+from tracer.commands.run_options import OutputOptions, RequestedFiles, ScheduleOptions, ScreenOptions
+from tracer.commands.workload_options import ProfiledWorkload, chosen_device
 from tracer.errors import OutputError, TracerError
 from tracer.results.run_results import RunResults
 from tracer.sessions.jobs.ranks import Rank
@@ -37,7 +40,18 @@ from tracer.workloads.factory import shipped_model
 
 ROOT = Path(main.__file__).parent
 FNO = shipped_model("fno_workload")
-WITHOUT_TIMES = RunOptions(schedule=Schedule(0, 1, 1, 1), leave_out=["cuda-timing"])
+
+
+def options(save_dir: Path, **outputs: Any) -> ProfileOptions:
+    """Options of a short run whose device is named, with all others at their defaults."""
+    context: Any = SimpleNamespace(get_parameter_source=lambda name: SimpleNamespace(name="COMMANDLINE"))
+    schedule = ScheduleOptions(n_wait_steps=0, n_warmup_steps=1, n_active_steps=1, n_repeats=1)
+    return ProfileOptions(
+        *(context, ProfiledWorkload(), "cpu", (), OnOptions(), save_dir, OutputOptions(**outputs), RequestedFiles()),
+        *(schedule, 0, ScreenOptions(), AdviceOptions()),
+    )
+
+
 ASKED_FOR = tuple(output for output in OUTPUTS if output.name != "advise")
 USUAL = tuple(output for output in OUTPUTS if output.file.switch_help)
 TINY = [
@@ -212,7 +226,7 @@ def test_a_reader_who_has_seen_enough_costs_nothing(tmp_path: Path, monkeypatch:
     with os.fdopen(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         monkeypatch.setattr(sys, "__stdout__", pipe)  # the process's own, so that its buffer is passed by
-        assert run_and_report(Built(Pieces(), {}), RunOptions(schedule=Schedule(0, 1, 1, 1)), save_dir=tmp_path)
+        assert run_and_report(Pieces(), options(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
 
 
@@ -253,7 +267,7 @@ def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
 
     monkeypatch.setattr(tracer.sessions.folder, "this_rank", lambda: Rank(0, 2, 0, "a run"))
     monkeypatch.setattr(tracer.sessions.folder, "finish", full)
-    assert not run_and_report(Built(Pieces(), {}), WITHOUT_TIMES, save_dir=tmp_path)
+    assert not run_and_report(Pieces(), options(tmp_path, leave_out=frozenset({"cuda-timing"})))
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-1] == "Error: The disk is full."
     assert printed.out.lstrip().startswith("Peak: ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.command_line import role
-from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path, not_said, say_all
+from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path, say_all
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.options import option, with_options
 from tracer.commands.predict_on import predict_script
@@ -73,7 +73,7 @@ def check(
         known = _known(baseline, name, update=update)
         job = on.job if RankPlace.here() is None else None
         if job is not None:
-            peak = _worst_of(job, quiet=screen.quiet)
+            peak = _worst_of(job, screen.say)
         else:
             devices = start_on(card)
             say_all(script.notes if not screen.quiet else ())
@@ -119,13 +119,13 @@ def _known(baseline: Path, name: str, *, update: bool) -> Mapping[str, SavedPeak
     return known
 
 
-def _worst_of(job: Job, *, quiet: bool) -> SavedPeak:
+def _worst_of(job: Job, tell: Callable[[str], None]) -> SavedPeak:
     """The command again as each rank that can differ; the peak of the one that has most."""
     from tracer.exporters.json_documents.peak import read_peak_json
     from tracer.sessions.jobs.run_ranks import run_job
 
     with tempfile.TemporaryDirectory(prefix="peaks-") as folder:
-        result = run_job(replace(job, role={"peaks": folder}), None, tell=not_said if quiet else say)
+        result = run_job(replace(job, role={"peaks": folder}), None, tell=tell)
         if result.status:
             raise typer.Exit(result.status)
         peaks = [read_peak_json(path) for path in sorted(Path(folder).iterdir())]

@@ -97,7 +97,7 @@ def predict(
             return
         is_there = starts_on_null_gpu(options, devices)
         for sentence in named.notes if named is not None else ():
-            options.say(sentence)
+            options.screen.say(sentence)
         with on_null_gpu(place, save_dir, quiet=screen.quiet):
             fits = _predict(options, devices, is_there=is_there)
     if fits is False:

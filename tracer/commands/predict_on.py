@@ -98,8 +98,8 @@ def starts_on_null_gpu(options: PredictOptions, devices: Devices | None) -> bool
     except NullGpuError as error:
         if options.script is not None or place.engine == "null-gpu":
             raise
-        options.say(f"{error} {error.hint}".strip())
-        options.say("Answered by rehearsal instead, on tensors that have a shape and no memory.")
+        options.screen.say(f"{error} {error.hint}".strip())
+        options.screen.say("Answered by rehearsal instead, on tensors that have a shape and no memory.")
         if place.answers:
             say("--answer is left out: a rehearsal reads no value.")
         return False

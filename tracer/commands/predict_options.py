@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from tracer.commands.common import not_said
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import option
 from tracer.commands.run_options import ScreenOptions
 from tracer.commands.script import Script
 from tracer.commands.usage import DEVICE, QUESTIONS
 from tracer.commands.workload_options import PredictedWorkload
-from tracer.exporters.screen.terminal import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +105,3 @@ class PredictOptions:
     def is_shown(self) -> bool:
         """Whether there is an answer on stdout."""
         return self.as_json or not self.screen.quiet
-
-    @property
-    def say(self) -> Callable[[str], None]:
-        """Takes a line that is no error."""
-        return not_said if self.screen.quiet else say

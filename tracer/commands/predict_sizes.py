@@ -51,7 +51,7 @@ def find_largest(options: PredictOptions, engine: Engine, card: Card) -> Largest
 
         def tell(size: int, trial: Trial) -> None:
             answer = "fits" if trial.fits else "does not fit"
-            options.say(f"{varied.name} {size}: {answer}, {format_bytes(trial.reserved_bytes)} reserved.")
+            options.screen.say(f"{varied.name} {size}: {answer}, {format_bytes(trial.reserved_bytes)} reserved.")
 
         largest = largest_fitting(
             attempt, card.usable_bytes, varied.start, step=varied.step, most=varied.most, tell=tell

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracer.command_line import program_commit
 from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import errors_for_people, kept_import_path, not_said, refuse, say_all, was_given
+from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, was_given
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import (
-    NUM_ROWS,
     SAVE_DIR,
     OutputOptions,
     RequestedFiles,
@@ -30,7 +29,7 @@ from tracer.commands.run_options import (
 from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE, WHOLE_HELP
 from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
 from tracer.errors import OutputError, TracerError, UsageError
-from tracer.exporters.screen.terminal import progress_bar, say, screen
+from tracer.exporters.screen.terminal import progress_bar, screen
 from tracer.results.files import TIMING
 from tracer.sessions.termination import Termination
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from tracer.analysis.peak_diff import SavedPeak
     from tracer.results.run_results import RunResults
     from tracer.sessions.folder import SessionFolder
-    from tracer.sessions.schedule import Schedule
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
@@ -90,31 +88,6 @@ class ProfileOptions:
     def device_named(self) -> bool:
         """Whether the user wrote `--device`."""
         return was_given(self.context, "device")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """How a workload is run and written."""
-
-    schedule: Schedule  # Which steps are recorded
-    device_named: bool = True  # Whether the profile is about the workload's device, whatever other devices hold
-    leave_out: Collection[str] = ()  # Names of files that are not wanted
-    trace: bool = False  # Whether the profiler's own trace is
-    keep_recording: bool = False  # Whether recording.npz is
-    root: Path | None = None  # The folder from which reports name files; None for that of the model's code
-    quiet: bool = False  # Whether only errors are printed
-
-    @property
-    def say(self) -> Callable[[str], None]:
-        """Takes a line that is no error."""
-        return not_said if self.quiet else say
-
-
-class Built(NamedTuple):
-    """A workload, and what to remember of it."""
-
-    workload: Workload
-    settings: Mapping[str, object]
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -233,14 +206,14 @@ def _profile_here(options: ProfileOptions) -> bool:
     from tracer.sessions.jobs.ranks import this_rank
 
     rank = this_rank()
-    schedule = options.schedule.schedule()
+    _ = options.schedule.schedule()  # a mistake in it is said first
     options.workload.check(options.context)
     named = options.device_named
     import_backends(options.backends)
     text = options.device
     if rank is not None and (not named or ":" not in text):
         text = device_of_rank(text, rank.local_index)
-    device = chosen_device(text, named=named, say=not_said if options.screen.quiet else say)
+    device = chosen_device(text, named=named, say=options.screen.say)
     if options.workload.compare_eager and rank is not None:
         raise UsageError(
             "--compare-eager is for a run of one process.",
@@ -248,40 +221,27 @@ def _profile_here(options: ProfileOptions) -> bool:
         )
     advise = _adviser(options, device, is_alone=rank is None)
     check_folder(options.save_dir)
-    quiet = options.screen.quiet
     if options.num_watched:
         from tracer.sessions.workload_run import watch_workload
 
-        built = _build(options, device)
+        workload, settings, is_told = _build(options, device), options.workload.settings, not options.screen.quiet
         return watch_workload(
-            built.workload, options.num_watched, save_dir=options.save_dir, settings=built.settings, is_told=not quiet
+            workload, options.num_watched, save_dir=options.save_dir, settings=settings, is_told=is_told
         )
-    how = RunOptions(
-        schedule=schedule,
-        device_named=named,
-        leave_out=options.outputs.leave_out,
-        trace=options.requested.trace,
-        keep_recording=options.requested.keep_recording,
-        root=options.outputs.project_root,
-        quiet=quiet,
-    )
     eager, is_eager_written = None, True
     if options.workload.compare_eager:
-        eager, is_eager_written = _run_eager(lambda: _build(options, device), options.save_dir / EAGER_FOLDER, how)
-    built, top = _build(options, device), options.screen.top
-    succeeded = run_and_report(built, how, save_dir=options.save_dir, eager=eager, advise=advise, top=top)
-    return succeeded and is_eager_written
+        eager, is_eager_written = _run_eager(options, device)
+    return run_and_report(_build(options, device), options, eager=eager, advise=advise) and is_eager_written
 
 
-def _build(options: ProfileOptions, device: torch.device) -> Built:
+def _build(options: ProfileOptions, device: torch.device) -> Workload:
     import torch
 
     from tracer.capture.objects.parameter_origins import ParameterOrigins
 
     torch.manual_seed(options.workload.seed)
     with ParameterOrigins():
-        workload = options.workload.build(device, device_named=options.device_named)
-    return Built(workload, options.workload.settings)
+        return options.workload.build(device, device_named=options.device_named)
 
 
 def _adviser(
@@ -339,7 +299,7 @@ def _adviser(
     return advise
 
 
-def _run_eager(build: Callable[[], Built], folder: Path, how: RunOptions) -> tuple[SavedPeak | None, bool]:
+def _run_eager(options: ProfileOptions, device: torch.device) -> tuple[SavedPeak | None, bool]:
     """The peak of the same run without compilation, None if it failed, and whether its files could be written.
 
     Nothing of it is alive afterwards: the compiled run is the same as without it.
@@ -354,29 +314,27 @@ def _run_eager(build: Callable[[], Built], folder: Path, how: RunOptions) -> tup
     with closing(Termination()) as termination:
         termination.watch()
         with without_compiling():
-            built = build()
-            device = built.workload.device
-            results = _run(built, how, termination)
-        is_written = _write(SessionFolder(folder), results, how)
+            workload = _build(options, device)
+            device = workload.device
+            results = _run(workload, options, termination)
+        is_written = _write(SessionFolder(options.save_dir / EAGER_FOLDER), results, options)
     if results.failure is not None and not isinstance(results.failure.error, Exception):
         raise results.failure.error
     peak = None
     if results.failure is None and results.findings is not None:
         peak = saved_peak(results.findings)
     else:
-        how.say("Note: There is no comparison: without compilation the run failed, as said above.")
-    del built, results
+        options.screen.say("Note: There is no comparison: without compilation the run failed, as said above.")
+    del workload, results
     gc.collect()
     release_cached_memory(device)
     return peak, is_written
 
 
 def run_and_report(
-    built: Built,
-    how: RunOptions,
+    workload: Workload,
+    options: ProfileOptions,
     *,
-    save_dir: Path,
-    top: int = NUM_ROWS,
     eager: SavedPeak | None = None,
     advise: Callable[[Workload, RunResults], RunResults] | None = None,
 ) -> bool:
@@ -386,60 +344,60 @@ def run_and_report(
     from tracer.sessions.folder import SessionFolder
     from tracer.sessions.jobs.ranks import peak_of
 
-    folder = SessionFolder(save_dir)
+    folder = SessionFolder(options.save_dir)
     folder.begin()
     with closing(Termination()) as termination:
         termination.watch()
-        results = replace(_run(built, how, termination), eager=eager)
+        results = replace(_run(workload, options, termination), eager=eager)
         if advise is not None:
             termination.resume()
             try:
-                results = advise(built.workload, results)
+                results = advise(workload, results)
             finally:
                 termination.hold()
-        succeeded = _write(folder, results, how)
+        succeeded = _write(folder, results, options)
         try:
             if folder.rank is not None:
                 folder.finish(peak_of(folder.rank, results))
         except OutputError as error:  # of the summary of all ranks, which costs the answer nothing
             say_all(error.lines)
             succeeded = False
-    if not how.quiet and folder.is_of_first_rank:
+    if not options.screen.quiet and folder.is_of_first_rank:
         with screen() as console:
-            print_results(results, console, top=top, num_steps=results.num_steps)
+            print_results(results, console, top=options.screen.top, num_steps=results.num_steps)
         if succeeded and results.findings is not None:  # also where the run failed, and its files say why
             is_advice_open = advise is None and folder.rank is None
             say_all(after_run(folder.path, folder.names, is_advice_open=is_advice_open))
     return succeeded and results.failure is None
 
 
-def _run(built: Built, how: RunOptions, termination: Termination) -> RunResults:
+def _run(workload: Workload, options: ProfileOptions, termination: Termination) -> RunResults:
     from tracer.sessions.workload_run import run_profile
 
-    with progress_bar("Training steps", is_shown=not how.quiet) as update:
+    with progress_bar("Training steps", is_shown=not options.screen.quiet) as update:
         return run_profile(
-            built.workload,
-            schedule=how.schedule,
-            timing=TIMING.name not in how.leave_out,
-            trace=how.trace,
-            keep_recording=how.keep_recording,
+            workload,
+            schedule=options.schedule.schedule(),
+            timing=TIMING.name not in options.outputs.leave_out,
+            trace=options.requested.trace,
+            keep_recording=options.requested.keep_recording,
             progress=lambda done, total: update(completed=done, total=total),
-            settings=built.settings,
-            root=how.root,
+            settings=options.workload.settings,
+            root=options.outputs.project_root,
             termination=termination,
-            device_named=how.device_named,
+            device_named=options.device_named,
         )
 
 
-def _write(folder: SessionFolder, results: RunResults, how: RunOptions) -> bool:
+def _write(folder: SessionFolder, results: RunResults, options: ProfileOptions) -> bool:
     """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
     from tracer.exporters.screen.run import failure_lines
     from tracer.sessions.output_files import left_from_earlier, say_written
 
     say_all(failure_lines(results))
     for note in results.notes:
-        how.say(f"Note: {note}")
-    folder.write(results, leave_out=how.leave_out, tell=partial(say_written, quiet=how.quiet))
+        options.screen.say(f"Note: {note}")
+    folder.write(results, leave_out=options.outputs.leave_out, tell=partial(say_written, quiet=options.screen.quiet))
     if left := left_from_earlier(folder.path, folder.written):
-        how.say(f"Note: {left}")
+        options.screen.say(f"Note: {left}")
     return not any(file.has_failed for file in folder.written)

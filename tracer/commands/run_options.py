@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.commands.common import not_said
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import number, option, switched_off
 from tracer.commands.script import Script, no_card_named
 from tracer.commands.usage import OUTPUTS, SCHEDULE, SCREEN
+from tracer.exporters.screen.terminal import say
 from tracer.results.files import OUTPUT_FILES
 
 if TYPE_CHECKING:
@@ -95,6 +98,11 @@ class ScreenOptions:
 
     top: Top = NUM_ROWS
     quiet: Quiet = False
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        """Takes a line that is no error."""
+        return not_said if self.quiet else say
 
 
 Module = Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")]
