@@ -60,13 +60,18 @@ def _changes_table(gathered_by: str, changes: Sequence[PeakChange], before: str,
         (
             *(change.bytes, change.before_bytes, change.after_bytes),
             *(change.growth_words for _ in growth),
-            f"{change.before_count:,} -> {change.after_count:,}",
+            _counts(change),
             *_name_cells(change, len(names)),
         )
         for change in changed
     )
     sizes = (*columns("change", "change"), *columns("bytes", before, after), *growth, *columns("label", "blocks"))
     return Table(title, (*sizes, *names), rows, is_wide=gathered_by in ("line", "stack"))
+
+
+def _counts(change: PeakChange) -> str:
+    before, after = f"{change.before_count:,}", f"{change.after_count:,}"
+    return before if before == after else f"{before} -> {after}"
 
 
 def _name_cells(change: PeakChange, number: int) -> tuple[Cell, ...]:

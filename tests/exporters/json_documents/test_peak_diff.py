@@ -113,7 +113,7 @@ def test_the_screen_says_what_compiling_changes() -> None:
     print_section(eager_section(diff, ("A sentence.",)), console)
     text = out.getvalue()
     assert "A sentence." in text and "eager" in text and "compiled" in text
-    assert "-1.50 KiB  2.00 KiB     512 B  1 -> 1  activation  [red]a, aten::mm, models/net.py:7" in text
+    assert "-1.50 KiB  2.00 KiB     512 B  1       activation  [red]a, aten::mm, models/net.py:7" in text
     assert "models/net.py:8" not in text, "only what differs"
 
 

@@ -40,7 +40,7 @@ def test_by_hand() -> None:
     for table in section.tables:
         assert sum(int(row[0]) for row in table.rows if isinstance(row[0], int)) == 500
         assert [column.name for column in table.columns[:4]] == ["change", "before", "after", "blocks"]
-    assert section.tables[0].rows[0] == (550, 900, 1450, "1 -> 1", "activation")
+    assert section.tables[0].rows[0] == (550, 900, 1450, "1", "activation")
 
 
 def test_what_growth_is_of_is_said_where_the_sizes_do_not_say_it() -> None:

@@ -167,7 +167,11 @@ def test_a_snapshot_says_why_it_ran_out_and_unfolds_its_stacks(opened: Callable[
             "Timeline",
             "In use",
             "Out of memory",
+            "Out of memory",
             "Segments",
+            "The peak",
+            "Reserved memory",
+            "Growth",
             "Recording",
         ]
         assert tab.locator(".blocks thead:visible").inner_text().split() == [

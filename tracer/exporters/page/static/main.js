@@ -1,14 +1,12 @@
 // The words first, then the timeline, then what was in it. Each device has a page of its own in the data.
 
 const SECTIONS = ["answer", "ranks", "timeline", "peak", "source", "space", "run"];
-const NAVIGATION = { ranks: "Ranks", timeline: "Timeline", peak: "In use", source: "Source", space: "Segments", run: "Run" };
+const NAVIGATION = { ranks: "Ranks", timeline: "Timeline", peak: "In use", source: "Source", space: "Segments" };
 
+// Links to all sections, in their order; of a long title its begin.
 const showNavigation = () => {
-  const there = Object.keys(NAVIGATION).filter((id) => !document.getElementById(id).hidden)
-    .map((id) => [id, id === "run" ? document.querySelector("#run h2").textContent.replace(/^The r/, "R") : NAVIGATION[id]]);
-  const alarm = document.querySelector(".alarming"), findings = [...document.querySelectorAll("main > section[id^=finding]")].filter((one) => one !== alarm);
-  if (!there.some(([id]) => id === "timeline")) there.splice(there[0]?.[0] === "ranks" ? 1 : 0, 0, ...findings.map((one) => [one.id, one.querySelector("h2").textContent]));
-  if (alarm) there.splice(2, 0, [alarm.id, "Out of memory"]);
+  const there = [...document.querySelectorAll("main > section:not(#answer)")].filter((one) => !one.hidden)
+    .map((one) => [one.id, NAVIGATION[one.id] ?? one.querySelector("h2").textContent.replace(/( at |, | \(| beside ).*/s, "").replace(/^The r/, "R")]);
   // The address belongs to the moment, so a link scrolls and leaves it as it is.
   const go = (id) => (event) => {
     event.preventDefault();
