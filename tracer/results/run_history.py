@@ -88,8 +88,14 @@ class RunHistory:
         known: KnownStorages,
         device: str,
         objects: ObjectsAtFailure | None = None,
+        *,
+        device_bytes: int | None = None,
     ) -> FailedAllocation | None:
-        """The last allocation that a device of this one's type had no memory for, explained."""
+        """The last allocation that a device of this one's type had no memory for, explained.
+
+        Args:
+            device_bytes: Memory of the device; None if not known.
+        """
         from tracer.analysis.profiles.failed_allocation import failed_allocation
 
         if self.device_out_of_memory is None:
@@ -97,7 +103,8 @@ class RunHistory:
         kind = device.partition(":")[0]
 
         def explained() -> FailedAllocation | None:
-            return failed_allocation(self._as_written(findings, known), findings, known, objects, device_type=kind)
+            snapshot = self._as_written(findings, known)
+            return failed_allocation(snapshot, findings, known, objects, device_type=kind, device_bytes=device_bytes)
 
         return self._or_note(explained)
 

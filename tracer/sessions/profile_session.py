@@ -647,8 +647,14 @@ class ProfileSession(Session):
     def failed_allocation(self) -> FailedAllocation | None:
         """The last allocation that a device had no memory for, explained from the allocator's history."""
         findings = self._found()
-        device = str(self.device_of(findings))
-        return self.run_history.failed_allocation(findings, self.known, device, self._at_failure)
+        memory = devices.device_memory(self.device_of_failure)
+        return self.run_history.failed_allocation(
+            findings,
+            self.known,
+            str(self.device_of(findings)),
+            self._at_failure,
+            device_bytes=None if memory is None else memory[1],
+        )
 
     def device_of(self, findings: Findings | None) -> torch.device:
         """The device that findings are about; where there are none, the one that the run is likely to be about."""

@@ -17,7 +17,7 @@ from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import model_device
 from tracer.analysis.snapshots.moments import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
-from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
+from tracer.analysis.snapshots.oom import OutOfMemory, beside_others, device_out_of_memory
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.device_ledger import DeviceLedger, device_ledger
@@ -160,7 +160,8 @@ class _Explanation:
             objects = look_at_failure(self._device, self._moment.error, is_evaluating=is_evaluating)
             event, objects = with_evaluation(event, objects)
             first = first_changes(replayed, explained, model_device(explained), objects=objects)
-            event = with_cause(event, first)
+            memory = device_memory(self._device)
+            event = beside_others(with_cause(event, first), None if memory is None else memory[1])
         return _History(
             device=explained,
             groups=group_rows(explained, alive),
@@ -177,7 +178,7 @@ class _Explanation:
         if not walk.is_complete:
             self._notes.append("More graphs are alive than were examined: part of what they keep may be missing.")
         blocks = {str(self._device): device_blocks(self._device, bucket_bytes=walk.bucket_bytes)}
-        observer.observe((*self._moment.tensors(), *walk.tensors), blocks=blocks)
+        observer.observe((*self._moment.tensors(), *walk.tensors), is_walk=True, blocks=blocks)
         return observer.observations()
 
     # ---------------------------------------------------------------------------------------------- what has stayed

@@ -26,7 +26,15 @@ from tracer.allocator.reserving import OutOfMemoryError
 from tracer.analysis.snapshots.findings import DeviceFinding
 from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges, with_cause
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
-from tracer.analysis.snapshots.oom import Cause, FailureFacts, OutOfMemory, advice_on, cause_of, in_evaluation
+from tracer.analysis.snapshots.oom import (
+    Cause,
+    FailureFacts,
+    OutOfMemory,
+    advice_on,
+    beside_others,
+    cause_of,
+    in_evaluation,
+)
 from tracer.snapshot.load import snapshot_in_memory
 
 
@@ -54,6 +62,25 @@ class TestOutOfMemory:
         assert "expandable_segments" not in found.advice and "record from the start" in found.advice
         assert found.site.file == "/home/me/model.py"
         assert sum(group.bytes for group in found.groups) == found.requested_bytes == 6 * MIB
+
+    @pytest.mark.parametrize(
+        ("asked", "free", "device", "is_said"),
+        [
+            (2 << 30, MIB, 80 << 30, True),
+            (2 << 30, MIB, 3 << 30, False),  # without the others there would be 2 GiB less 8 MiB
+            (79 << 30, MIB, 80 << 30, False),
+            (2 << 30, 78 << 30, 80 << 30, False),  # others have 2 GiB, and nothing is too little
+            (2 << 30, MIB, None, False),
+        ],
+    )
+    def test_what_others_hold_is_said_first_where_the_request_would_fit_without_it(
+        self, asked: int, free: int, device: int | None, is_said: bool, tmp_path: Path
+    ) -> None:
+        (event,) = self.explain(tmp_path, asked=asked, free=free).oom
+        found = beside_others(event, device)
+        assert (found.decisive == "other processes") is is_said
+        assert found.advice.endswith(event.advice)
+        assert ("Some 78.99 GiB of the device's 80.00 GiB" in found.advice) is is_said
 
     def test_expandable_segments_are_not_advised_twice(self, tmp_path: Path) -> None:
         (found,) = self.explain(tmp_path, asked=2 * MIB, free=0, expandable=True).oom

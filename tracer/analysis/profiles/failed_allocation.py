@@ -16,7 +16,13 @@ from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes, with_cause
 from tracer.analysis.snapshots.kind_finder import NOTHING_HELD, HeldNow
 from tracer.analysis.snapshots.modelled import model_device
-from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, in_evaluation, last_out_of_memory
+from tracer.analysis.snapshots.oom import (
+    OutOfMemory,
+    beside_others,
+    device_out_of_memory,
+    in_evaluation,
+    last_out_of_memory,
+)
 from tracer.arrays import Rows
 from tracer.capture.objects.known_storages import KnownStorages, ObjectsAtFailure, Role
 from tracer.snapshot.columns import Snapshot
@@ -44,11 +50,13 @@ def failed_allocation(
     objects: ObjectsAtFailure | None = None,
     *,
     device_type: str,
+    device_bytes: int | None = None,
 ) -> FailedAllocation | None:
     """Explain the last allocation that a device had no memory for; None if no device ran out of memory.
 
     Args:
         device_type: Type of the devices in the history, such as `cuda`.
+        device_bytes: Memory of the device; None if not known.
     """
     index = device_out_of_memory(snapshot)
     if index is None:
@@ -64,7 +72,7 @@ def failed_allocation(
     first = first_changes(replayed, one, modelled, objects=objects)
     cycles = findings.cycles if findings is not None and findings.device == device else ()
     in_use = next((cycle.at_failure for cycle in cycles if cycle.at_failure is not None), None)
-    return FailedAllocation(with_cause(event, first), first, in_use, objects)
+    return FailedAllocation(beside_others(with_cause(event, first), device_bytes), first, in_use, objects)
 
 
 def with_evaluation(event: OutOfMemory, objects: ObjectsAtFailure) -> tuple[OutOfMemory, ObjectsAtFailure]:

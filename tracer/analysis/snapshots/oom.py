@@ -23,6 +23,10 @@ from tracer.units import format_bytes
 
 Cause = Literal["limit", "pending frees", "fragmentation", "other pools", "kept whole", "too little", "not known"]
 
+OTHER_PROCESSES: Final = "other processes"
+"""Name of the cause that memory of the device is not this process's."""
+_CONTEXT_BYTES: Final = 1 << 30
+"""At most of CUDA's context and kernels, which a process takes beside torch's allocator; see null_gpu/cards.py."""
 _NUM_LINES: Final = 3
 _LEAST_SHARE: Final = 0.05
 """Of what was in use: a line with less is not where to look first."""
@@ -283,6 +287,26 @@ def in_evaluation(event: OutOfMemory) -> OutOfMemory:
         "under `with torch.no_grad():`, and keep loss.item() in place of a loss."
     )
     return replace(event, in_evaluation=True, advice=f"{sentence} {event.advice}")
+
+
+def beside_others(event: OutOfMemory, device_bytes: int | None) -> OutOfMemory:
+    """The same where the request would fit if others held nothing of the device; that they do is said first.
+
+    Args:
+        device_bytes: Memory of the device; None if not known.
+    """
+    free_bytes = event.device_free_bytes
+    if device_bytes is None or free_bytes is None or event.cause == "limit":
+        return event
+    others_bytes = device_bytes - free_bytes - event.reserved_bytes - _CONTEXT_BYTES
+    if others_bytes < _LEAST_SHARE * device_bytes or event.asked_bytes > free_bytes + others_bytes:
+        return event
+    sentence = (
+        f"Some {format_bytes(others_bytes)} of the device's {format_bytes(device_bytes)} are in use and not torch's in "
+        "this process: other processes hold them (an earlier run, a notebook, a server; nvidia-smi lists them), or "
+        "another library in this one. Without them the request would fit."
+    )
+    return replace(event, advice=f"{sentence} {event.advice}", decisive=OTHER_PROCESSES)
 
 
 def explain_ooms(device: ReplayedDevice) -> tuple[OutOfMemory, ...]:
