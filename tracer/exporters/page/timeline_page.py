@@ -48,6 +48,7 @@ from tracer.exporters.page.model import (
     Series,
 )
 from tracer.exporters.python_stacks import PythonStacks
+from tracer.exporters.screen.advice import advice_sections
 from tracer.exporters.screen.profile import finding_sentences
 from tracer.exporters.tables import Cell, Place, Section, Table, columns
 from tracer.exporters.trace_times import time_section
@@ -115,11 +116,9 @@ def timeline_page(
             *_headline_notes(peak),
             *(() if device_times is None else (_cause(device_times),)),
         ),
-        notes=(
-            *notes,
-            *finding_sentences(findings),
-        ),
+        notes=(*notes, *finding_sentences(findings)),
         sections=(
+            *advice_sections(advice, unneeded, peak.peak_bytes),
             *(
                 first_changes_sections(first if first and first.changes else None)
                 if failed is None
