@@ -196,8 +196,10 @@ class ForkedProgram:
         self.pid = self._process.pid or 0
 
     @staticmethod
-    def starts(words: Sequence[str]) -> bool:
+    def starts(words: Sequence[str], options: Mapping[str, Any]) -> bool:
         """Whether it is a command of ours, of pytest for a test of its own, or a rank of torchrun's."""
+        if not options.keys() <= ForkedProgram.__init__.__annotations__.keys() or subprocess.PIPE in options.values():
+            return False
         is_ours = words[1:2] == [str(ROOT / "main.py")] or words[1:3] in (["-m", "tracer"], ["-m", "pytest"])
         is_rank = words[1:2] == ["-u"] and words[2].endswith(".py")
         return words[:1] == [sys.executable] and (is_ours or is_rank)
@@ -227,14 +229,12 @@ class ForkedProgram:
                 os.kill(self.pid, number)
 
 
-_popen = subprocess.Popen
-
-
-def start(*arguments: Any, **options: Any) -> Any:
+class ForkingPopen(subprocess.Popen):
     """In place of `subprocess.Popen` in programs."""
-    command = options["args"] if "args" in options else arguments[0]
-    is_forked = isinstance(command, list | tuple) and ForkedProgram.starts(list(map(str, command)))
-    return (ForkedProgram if is_forked else _popen)(*arguments, **options)
+
+    def __new__(cls, args: Any, *rest: Any, **options: Any) -> Any:
+        is_forked = not rest and isinstance(args, list | tuple) and ForkedProgram.starts(list(map(str, args)), options)
+        return ForkedProgram(args, **options) if is_forked else super().__new__(cls)
 
 
 # ----------------------------------------------------------------------------------------------------- of a test run
@@ -397,7 +397,7 @@ def _run_program(
         os.setsid()
     _give_descriptors(passed)
     if FOLDER_VARIABLE in variables:
-        subprocess.Popen = start  # type: ignore[misc,assignment]
+        subprocess.Popen = ForkingPopen  # type: ignore[misc,assignment]
     _set_environment(variables)
     os.chdir(folder)
     for stream in (sys.stdout, sys.stderr):

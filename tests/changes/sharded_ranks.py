@@ -14,7 +14,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from tracer.changes.applied import AppliedChanges
@@ -90,4 +90,4 @@ def ran(rank: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    spawn(ran, (sys.argv[1],), nprocs=2)  # type: ignore[no-untyped-call]
+    start_processes(ran, (sys.argv[1],), nprocs=2, start_method="fork")

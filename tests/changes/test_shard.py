@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
 def test_two_ranks_train_the_same_and_have_half_of_it_each(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.changes.sharded_ranks", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python("-m", "tests.changes.sharded_ranks", tmp_path, folder=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["weights_agree"] and found["is_parallel"]

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 import main
 from tests.null_gpu.started import needs_null_gpu
+from tests.processes import run_python
 from tracer.analysis.peak_diff import SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.commands import bisect
@@ -385,7 +386,7 @@ def test_a_training_in_a_repository(repository: Path, started_bisect: Callable[.
 @pytest.fixture
 def started_bisect() -> Callable[..., str]:
     def run(*words: str) -> str:
-        done = subprocess.run([sys.executable, ROOT / "main.py", "bisect", *words], capture_output=True, text=True)
+        done = run_python(ROOT / "main.py", "bisect", *words, folder=Path.cwd())
         assert done.returncode == 0, done.stderr
         return done.stdout
 

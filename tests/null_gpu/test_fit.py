@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import run_python, start
+from tests.processes import ForkingPopen, run_python
 from tracer.changes.script_changes import changes_of, installed_packages
 from tracer.commands.fit_trials import ScriptTrials
 from tracer.null_gpu.cards import devices_of
@@ -241,7 +241,7 @@ def test_trials_of_a_job_are_forks_of_a_process_for_each_rank(tmp_path: Path, mo
 
     def counted(args: list[str], **options: Any) -> Any:
         begun.append(args)
-        return start(args, **options)
+        return ForkingPopen(args, **options)
 
     monkeypatch.setattr(subprocess, "Popen", counted)
     devices = devices_of("2xh100:800MiB")
