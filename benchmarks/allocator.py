@@ -35,8 +35,8 @@ ALONE = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from tracer.commands.snapshot import show_snapshot
-show_snapshot(Path(sys.argv[1]), Console(), settings=sys.argv[2:])
+from tracer.commands.snapshot import Tries, show_snapshot
+show_snapshot(Path(sys.argv[1]), Console(), tries=Tries(settings=sys.argv[2:]))
 """
 SIX = (
     "expandable_segments:True",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +13,13 @@ import typer
 from tracer.commands.annotated import Annotate, annotate_snapshot
 from tracer.commands.browser import Open, opened, page_to_open
 from tracer.commands.common import THRESHOLD_EXCEEDED, check_outputs, errors_for_people, refuse, say_all, snapshot_path
-from tracer.commands.options import number, option
+from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS
 from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
 from tracer.exporters.screen.terminal import print_json, screen
+from tracer.results.files import MEMORY_REPORT, PAGE
 from tracer.sessions.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.moments import Moments
 
 
-SQLITE_READERS = "sqlite3, or Skyline's readers"
 _NOT_ANNOTATED = (
     *("at", "between", "before_oom", "settings", "search_settings", "gpu_memory"),
     *("html", "open_", "sqlite", "as_json", "top"),
@@ -41,6 +41,62 @@ _NOT_ANNOTATED = (
 _OTHER_FILE = "Name another file with --html or --sqlite."
 
 
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """Questions beside the peak."""
+
+    at: Annotated[
+        list[str],
+        option(
+            "Also show what was in use at a moment: an entry's number, a time since the start (2.5s), start, peak, "
+            "oom or end. Repeatable.",
+            QUESTIONS,
+            metavar="<moment>",
+        ),
+    ] = field(default_factory=list)
+    between: Annotated[
+        tuple[str, str] | None,
+        option("Also show what came and went between two moments.", QUESTIONS, metavar="<moment> <moment>"),
+    ] = None
+    before_oom: Annotated[
+        str | None,
+        option(
+            "Also show the last allocations before memory ran out, up to this size, such as 5GiB.",
+            QUESTIONS,
+            metavar="<size>",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tries:
+    """Replays of the recording under other settings, or on another GPU."""
+
+    settings: Annotated[
+        list[str],
+        option(
+            "Replay the recording under other PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True. Repeatable.",
+            ALLOCATOR,
+            metavar="<settings>",
+        ),
+    ] = field(default_factory=list)
+    search_settings: Annotated[
+        bool,
+        option(
+            "Replay the recording under the settings that are worth trying.", ALLOCATOR, "--search-settings", "--advise"
+        ),
+    ] = False
+    gpu_memory: Annotated[
+        str | None,
+        option(
+            "Replay the recording on a GPU of this size, such as 16GiB; exit with 3 if it does not run there.",
+            ALLOCATOR,
+            metavar="<size>",
+        ),
+    ] = None
+
+
+@with_options
 def snapshot(
     context: typer.Context,
     file: Annotated[
@@ -51,49 +107,9 @@ def snapshot(
         ),
     ],
     device: Annotated[int | None, number("Index of the only device to look at.", DEVICE, least=0)] = None,
-    at: Annotated[
-        list[str],
-        option(
-            "Also show what was in use at a moment: an entry's number, a time since the start (2.5s), start, peak, "
-            "oom or end. Repeatable.",
-            QUESTIONS,
-            metavar="<moment>",
-        ),
-    ] = [],  # noqa: B006
-    between: Annotated[
-        tuple[str, str] | None,
-        option("Also show what came and went between two moments.", QUESTIONS, metavar="<moment> <moment>"),
-    ] = None,
-    before_oom: Annotated[
-        str | None,
-        option(
-            "Also show the last allocations before memory ran out, up to this size, such as 5GiB.",
-            QUESTIONS,
-            metavar="<size>",
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str],
-        option(
-            "Replay the recording under other PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True. Repeatable.",
-            ALLOCATOR,
-            metavar="<settings>",
-        ),
-    ] = [],  # noqa: B006
-    search_settings: Annotated[
-        bool,
-        option(
-            "Replay the recording under the settings that are worth trying.", ALLOCATOR, "--search-settings", "--advise"
-        ),
-    ] = False,
-    gpu_memory: Annotated[
-        str | None,
-        option(
-            "Replay the recording on a GPU of this size, such as 16GiB; exit with 3 if it does not run there.",
-            ALLOCATOR,
-            metavar="<size>",
-        ),
-    ] = None,
+    *,
+    questions: Questions,
+    tries: Tries,
     html: Annotated[
         Path | None, option("Also write an HTML page of all devices, or of all ranks.", OUTPUTS, metavar="<path>")
     ] = None,
@@ -121,7 +137,8 @@ def snapshot(
     html = page_to_open(html, is_opened=open_)
     context.with_resource(opened([html] if html else [], is_wanted=open_))
     if is_job(file):
-        about_one = {"sqlite": sqlite, "between": between, "gpu-memory": gpu_memory, "annotate": annotate}
+        about_one = {"sqlite": sqlite, "between": questions.between, "gpu-memory": tries.gpu_memory}
+        about_one["annotate"] = annotate
         _answer_job(file, about_one, device=device, dask=dask, as_json=as_json, top=top, html=html, quiet=quiet)
         return
     with errors_for_people():
@@ -137,13 +154,11 @@ def snapshot(
                 as_json=as_json,
                 html=html,
                 sqlite=sqlite,
-                questions=Questions(tuple(at), between, before_oom),
-                settings=settings,
-                search_settings=search_settings,
-                gpu_memory=gpu_memory,
+                questions=questions,
+                tries=tries,
             )
             if not quiet:
-                readers = {html: "a browser", sqlite: SQLITE_READERS}
+                readers = {html: PAGE.read_with, sqlite: MEMORY_REPORT.read_with}
                 say_all(f"Wrote {path}  (open with {reader})" for path, reader in readers.items() if path is not None)
         if not quiet and not as_json:
             say_all(_next(shown, file[0], has_page=html is not None))
@@ -249,16 +264,6 @@ def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequ
         write_job(finding, html, run={"recordings": ", ".join(map(str, named))}, dask=dask)
 
 
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """Questions beside the peak."""
-
-    at: tuple[str, ...] = ()  # Moments of which the memory in use is shown, see `moments.entry_at`
-    between: tuple[str, str] | None = None  # Two moments
-    # How much of what was allocated last before it ran out of memory is shown, such as `5GiB`.
-    before_oom: str | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ExplainedSnapshot:
     """A snapshot, and what was found in it."""
@@ -289,20 +294,16 @@ def show_snapshot(
     html: Path | None = None,
     sqlite: Path | None = None,
     questions: Questions = Questions(),
-    settings: Sequence[str] = (),
-    search_settings: bool = False,
-    gpu_memory: str | None = None,
+    tries: Tries = Tries(),
 ) -> ExplainedSnapshot:
     """Explain a snapshot on a console, as text or as JSON, and in files.
 
     A page and a database are about one device: the one named, or else the worst, see `SnapshotFinding.worst`.
     """
-    memory = _checked_size(gpu_memory, "Write the GPU's memory as 16GiB, 80GiB or 8192MiB.")
-    wanted = _checked_settings(settings)
     outputs = [out for out in (html, sqlite) if out is not None]
     with _hint_for_outputs():
         check_outputs(outputs, [snapshot_path(path)], hint=_OTHER_FILE)
-    explained = _explained(path, device, questions, _Tries(wanted, search_settings, memory))
+    explained = _explained(path, device, questions, tries)
     if outputs:
         with _hint_for_outputs():
             _write(explained, html=html, sqlite=sqlite, file=path)
@@ -313,16 +314,9 @@ def show_snapshot(
     return explained
 
 
-@dataclass(frozen=True, slots=True)
-class _Tries:
-    """Replays of a recording: under which settings, whether settings are searched, and on a GPU of how many bytes."""
-
-    settings: Sequence[str]
-    searches: bool
-    gpu_memory: int | None
-
-
-def _explained(path: Path, device: int | None, questions: Questions, tries: _Tries) -> ExplainedSnapshot:
+def _explained(path: Path, device: int | None, questions: Questions, tries: Tries) -> ExplainedSnapshot:
+    memory = _checked_size(tries.gpu_memory, "Write the GPU's memory as 16GiB, 80GiB or 8192MiB.")
+    settings = _checked_settings(tries.settings)
     before_oom = _checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.analysis.snapshots.allocator_finding import explain_allocator
@@ -330,9 +324,7 @@ def _explained(path: Path, device: int | None, questions: Questions, tries: _Tri
     from tracer.analysis.snapshots.first_changes import with_allocated, with_causes
 
     replayed = replay_snapshot(snapshot, device=device)
-    allocator = explain_allocator(
-        replayed, settings=tries.settings, search_settings=tries.searches, gpu_memory=tries.gpu_memory
-    )
+    allocator = explain_allocator(replayed, settings=settings, search_settings=tries.search_settings, gpu_memory=memory)
     finding = with_causes(explain_replayed(replayed), {one.device: one.first for one in allocator})
     return ExplainedSnapshot(
         replayed,
