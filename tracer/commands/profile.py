@@ -15,7 +15,15 @@ import typer
 
 from tracer.command_line import program_commit
 from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, was_given
+from tracer.commands.common import (
+    MEMORY_HINT,
+    checked_size,
+    errors_for_people,
+    kept_import_path,
+    refuse,
+    say_all,
+    was_given,
+)
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import (
@@ -250,7 +258,6 @@ def _adviser(
     import torch
 
     from tracer.rehearsal.unfilled import unfilled_weights
-    from tracer.units import parse_memory
 
     advice = options.advice
     if not advice.advise:
@@ -260,10 +267,7 @@ def _adviser(
         raise UsageError("--advise is for a profiled run, and --watch has no profiler.", hint="Leave one of them out.")
     if not is_alone:
         raise UsageError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
-    try:
-        target_bytes = parse_memory(advice.gpu_memory) if advice.gpu_memory else None
-    except ValueError as error:
-        raise UsageError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
+    target_bytes = checked_size(advice.gpu_memory, MEMORY_HINT)
 
     def build_there() -> Workload:
         torch.manual_seed(options.workload.seed)

@@ -12,11 +12,20 @@ import typer
 
 from tracer.commands.annotated import Annotate, annotate_snapshot
 from tracer.commands.browser import Open, opened, page_to_open
-from tracer.commands.common import THRESHOLD_EXCEEDED, check_outputs, errors_for_people, refuse, say_all, snapshot_path
+from tracer.commands.common import (
+    MEMORY_HINT,
+    THRESHOLD_EXCEEDED,
+    check_outputs,
+    checked_size,
+    errors_for_people,
+    refuse,
+    say_all,
+    snapshot_path,
+)
 from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS
-from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError, TracerError
+from tracer.errors import MissingPackageError, OutputError, SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
 from tracer.exporters.screen.terminal import print_json, screen
 from tracer.results.files import MEMORY_REPORT, PAGE
@@ -315,9 +324,9 @@ def show_snapshot(
 
 
 def _explained(path: Path, device: int | None, questions: Questions, tries: Tries) -> ExplainedSnapshot:
-    memory = _checked_size(tries.gpu_memory, "Write the GPU's memory as 16GiB, 80GiB or 8192MiB.")
+    memory = checked_size(tries.gpu_memory, MEMORY_HINT)
     settings = _checked_settings(tries.settings)
-    before_oom = _checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
+    before_oom = checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.analysis.snapshots.allocator_finding import explain_allocator
     from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
@@ -389,15 +398,6 @@ def _moments(
         before_oom=last_before(device, entry_at(device, "oom"), before_oom) if asks_last and before_oom else None,
         steps=step_levels(device),
     )
-
-
-def _checked_size(text: str | None, hint: str) -> int | None:
-    from tracer.units import parse_memory
-
-    try:
-        return parse_memory(text) if text is not None else None
-    except ValueError as error:
-        raise SettingsError(str(error), hint=hint) from None
 
 
 def _checked_settings(settings: Sequence[str]) -> Sequence[str]:

@@ -26,7 +26,7 @@ from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100, Card, named_card
 from tracer.null_gpu.process import environment, is_active
 from tracer.results.doctor import CheckResult, DoctorReport, Fact, Outcome, Status, failed, passed, skipped
-from tracer.sessions.doctor.installed import INSTALLED, nvidia_driver
+from tracer.sessions.doctor.installed import INSTALLED, SEND_REPORT, nvidia_driver
 from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 from tracer.units import some
 
@@ -38,7 +38,6 @@ ROLE: Final = "doctor"
 NULL_GPU, BESIDE = "null GPU", "beside the null GPU"
 _ONE_PROGRAM = "LSTM"
 """Run on the null GPU where there is no device to compare with: a small one."""
-_SEND_REPORT = "torch-timeline doctor --report doctor.json  # and send it"
 _MOST_OFF = {"allocated": 0.032, "reserved": 0.092}
 """How far the null GPU may be off: the most of 25 trainings on an H100 (benchmarks/results.md)."""
 _MOST_PROCESSES = 8
@@ -110,7 +109,7 @@ def broken(error: Exception) -> Outcome:
     frames = traceback.extract_tb(error.__traceback__)[-_NUM_FRAMES:]
     facts: dict[str, Fact] = {"traceback": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]}
     sentence = next(iter(str(error).strip().splitlines()), "")
-    mend = error.hint if isinstance(error, TracerError) and error.hint else _SEND_REPORT
+    mend = error.hint if isinstance(error, TracerError) and error.hint else SEND_REPORT
     return failed(f"{type(error).__name__}: {sentence}", mend, **facts)
 
 
@@ -216,9 +215,7 @@ def compare(device: Mapping[str, Mapping[str, Fact]], null: Mapping[str, Mapping
                 if abs(off) > most:
                     wrong.append(differing[-1])
     if wrong:
-        return failed(
-            f"The null GPU is further off than on any card before: {', '.join(wrong)}.", _SEND_REPORT, **facts
-        )
+        return failed(f"The null GPU is further off than on any card before: {', '.join(wrong)}.", SEND_REPORT, **facts)
     equal = f"{some(len(facts) - len(differing), 'peak')} of {len(facts)} equal to the byte"
     return passed(f"The null GPU of this card has {equal}{''.join(f'; {one}' for one in differing)}.", **facts)
 

@@ -29,8 +29,8 @@ from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.null_gpu.process import is_active
 from tracer.results.doctor import Fact, Outcome, failed, passed, skipped
-from tracer.sessions.doctor.installed import TRY_NULL_GPU
-from tracer.sessions.doctor.trained import PLAN, PROGRAMS, RECORDED, SEND_REPORT, record, wrong_peak
+from tracer.sessions.doctor.installed import SEND_REPORT, TRY_NULL_GPU
+from tracer.sessions.doctor.trained import PLAN, PROGRAMS, RECORDED, record, wrong_peak
 from tracer.sessions.output_files import write_outputs
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule

@@ -38,6 +38,7 @@ Source:
 """
 WITHOUT_CACHE = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 TRY_NULL_GPU = "torch-timeline doctor --on h100"
+SEND_REPORT = "torch-timeline doctor --report doctor.json  # and send it"
 _PACKAGE = "torch-timeline-tracer"
 _OF_CUDA = r"nvidia-(?!ml-py).*"
 _LEAST_FREE_BYTES = 256 * MIB

@@ -20,6 +20,7 @@ from tracer.analysis.snapshots.modelled import model_device
 from tracer.capture.device import devices
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.results.doctor import Fact, Outcome, failed, passed
+from tracer.sessions.doctor.installed import SEND_REPORT
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.units import format_bytes
@@ -126,7 +127,6 @@ def programs_for(device: torch.device, *, is_real: bool) -> tuple[DoctorTraining
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
 RECORDED = (2, 3)
-SEND_REPORT = "torch-timeline doctor --report doctor.json  # and send it"
 _NUM_PLAIN_STEPS = 3
 _EXPLAINED_PART = 0.99
 _NOT_EXPLAINED = (Kind.BEFORE_RECORDING.name, Kind.UNKNOWN.name)
