@@ -138,7 +138,7 @@ def _request_table(event: OutOfMemory) -> Table:
         *([("waiting for a stream", event.pending_free_bytes)] if event.pending_free_bytes else []),
     )
     rows = tuple((name, "not recorded" if size is None else size, size) for name, size in sizes)
-    return Table("The request that failed", _EXACT, rows)
+    return Table("The request that failed", _EXACT, rows, is_whole=True)
 
 
 _EXACT = (*columns("text", ""), *columns("bytes", ""), *columns("count", "bytes"))
@@ -162,6 +162,7 @@ def _first_changes_table(first: FirstChanges) -> Table:
             )
             for change in first.changes
         ),
+        is_whole=True,
     )
 
 
@@ -250,5 +251,5 @@ def _growth(device: DeviceFinding) -> Section:
 def reserved_section(moments: Sequence[tuple[str, int, int, int, int]], *said: str) -> Section:
     """Reserved, allocated, free and largest free bytes at some moments."""
     sizes = columns("bytes", "reserved", "allocated", "reserved but unallocated", "largest free block", adds_up=False)
-    table = Table("", (*columns("text", ""), *sizes), tuple(moments))
+    table = Table("", (*columns("text", ""), *sizes), tuple(moments), is_whole=True)
     return Section("Reserved memory", said, (table,))

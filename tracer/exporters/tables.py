@@ -50,6 +50,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]  # As many cells each as there are columns
     footer: tuple[Cell, ...] | None = None  # The last row, which is always shown
     is_wide: bool = False  # Whether a terminal has no room for all of its words: see `joined`
+    is_whole: bool = False  # Whether all rows are always shown
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.columns) for row in (*self.rows, self.footer or self.columns)):
@@ -57,7 +58,7 @@ class Table:
 
     def first_rows(self, most: int) -> Iterator[tuple[Cell, ...]]:
         """The first rows, and in place of several others their sum: `12 more`."""
-        rest = self.rows[most:] if len(self.rows) > most + 1 else ()
+        rest = self.rows[most:] if len(self.rows) > most + 1 and not self.is_whole else ()
         yield from self.rows[: len(self.rows) - len(rest)]
         if rest:
             kinds = [column.kind for column in self.columns]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ def test_rows_beyond_the_first_are_summed_where_that_says_something() -> None:
     table = Table("t", heads, tuple((size, size, f"line {size}") for size in (9, 5, 3, 1)))
     assert list(table.first_rows(2)) == [(9, 9, "line 9"), (5, 5, "line 5"), (4, "", "2 more")]
     assert list(table.first_rows(3)) == list(table.rows), "one row is as short as its sum"
+    assert list(replace(table, is_whole=True).first_rows(1)) == list(table.rows)
 
 
 def test_words_share_a_column_on_the_screen() -> None:

@@ -77,8 +77,9 @@ def print_section(section: Section, console: Console, *, top: int | None = None)
     """Print a section's title, sentences and tables."""
     say(console)
     say(console, section.title, style="bold red" if section.is_alarming else "bold")
-    for sentence in section.sentences:
-        say(console, shorten_paths(sentence), indent=2)
+    for index, sentence in enumerate(section.sentences):
+        style = "bold" if section.is_alarming and not index else ""
+        say(console, shorten_paths(sentence), style=style, indent=2)
     for index, table in enumerate(section.tables):
         print_table(table, console, top=top, is_close=not index and not section.sentences)
 
