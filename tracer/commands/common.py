@@ -14,7 +14,6 @@ import typer
 from tracer.errors import OutputError, Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.results.files import SNAPSHOT
-from tracer.units import parse_memory
 
 SNAPSHOT_NAME = SNAPSHOT.file_name
 THRESHOLD_EXCEEDED: Final = 3
@@ -99,17 +98,6 @@ def check_outputs(outputs: Iterable[Path], read: Iterable[Path], *, hint: str) -
             raise OutputError(f"{out} is named twice.", hint=hint)
         known.append(os.path.realpath(out))
         check_folder(out.parent)
-
-
-MEMORY_HINT: Final = "Write the GPU's memory as 16GiB, 80GiB or 8192MiB."
-
-
-def checked_size(text: str | None, hint: str) -> int | None:
-    """The bytes of a size that an option names; None without one."""
-    try:
-        return parse_memory(text) if text is not None else None
-    except ValueError as error:
-        raise UsageError(str(error), hint=hint) from None
 
 
 def snapshot_path(path: Path) -> Path:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from tracer.units import MAX_COUNT, parse_count
+from tracer.errors import UsageError
+from tracer.units import MAX_COUNT, parse_count, parse_memory
 
 _SWITCHES = "switches"
 
@@ -35,6 +36,14 @@ def number(
         return value
 
     return option(help, panel, metavar=metavar, parser=parse)
+
+
+def checked_size(text: str | None, hint: str = "Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") -> int | None:
+    """The bytes of a size that an option names; None without one."""
+    try:
+        return parse_memory(text) if text is not None else None
+    except ValueError as error:
+        raise UsageError(str(error), hint=hint) from None
 
 
 def switched_off(helps: Mapping[str, str], *, panel: str) -> frozenset[str]:

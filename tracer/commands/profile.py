@@ -15,17 +15,9 @@ import typer
 
 from tracer.command_line import program_commit
 from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import (
-    MEMORY_HINT,
-    checked_size,
-    errors_for_people,
-    kept_import_path,
-    refuse,
-    say_all,
-    was_given,
-)
+from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, was_given
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
-from tracer.commands.options import number, option, with_options
+from tracer.commands.options import checked_size, number, option, with_options
 from tracer.commands.run_options import (
     SAVE_DIR,
     OutputOptions,
@@ -267,7 +259,7 @@ def _adviser(
         raise UsageError("--advise is for a profiled run, and --watch has no profiler.", hint="Leave one of them out.")
     if not is_alone:
         raise UsageError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
-    target_bytes = checked_size(advice.gpu_memory, MEMORY_HINT)
+    target_bytes = checked_size(advice.gpu_memory)
 
     def build_there() -> Workload:
         torch.manual_seed(options.workload.seed)

@@ -12,17 +12,8 @@ import typer
 
 from tracer.commands.annotated import Annotate, annotate_snapshot
 from tracer.commands.browser import Open, opened, page_to_open
-from tracer.commands.common import (
-    MEMORY_HINT,
-    THRESHOLD_EXCEEDED,
-    check_outputs,
-    checked_size,
-    errors_for_people,
-    refuse,
-    say_all,
-    snapshot_path,
-)
-from tracer.commands.options import number, option, with_options
+from tracer.commands.common import THRESHOLD_EXCEEDED, check_outputs, errors_for_people, refuse, say_all, snapshot_path
+from tracer.commands.options import checked_size, number, option, with_options
 from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS
 from tracer.errors import MissingPackageError, OutputError, SnapshotError, TracerError
@@ -324,7 +315,7 @@ def show_snapshot(
 
 
 def _explained(path: Path, device: int | None, questions: Questions, tries: Tries) -> ExplainedSnapshot:
-    memory = checked_size(tries.gpu_memory, MEMORY_HINT)
+    memory = checked_size(tries.gpu_memory)
     settings = _checked_settings(tries.settings)
     before_oom = checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
     snapshot = load_snapshot(snapshot_path(path))
