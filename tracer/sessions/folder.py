@@ -98,7 +98,7 @@ class OwnFolder:
             os.close(opened)
 
 
-class SessionFolder:
+class SessionFolder(OwnFolder):
     """The folder of one session's files, what became of each, and the rank that it speaks for."""
 
     def __init__(self, save_dir: str | Path) -> None:
@@ -106,7 +106,7 @@ class SessionFolder:
         self._save_dir = AnchoredPath(Path(save_dir))
         # This process's rank; None where there is one process alone, or another session speaks for the rank
         self.rank: Rank | None = this_rank()
-        self._own = OwnFolder(self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir)
+        super().__init__(self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir)
         self._store: RankStore | None = None
         self.written: tuple[Written, ...] = ()  # What became of each file so far
         check_folder(self.save_dir)
@@ -115,16 +115,6 @@ class SessionFolder:
     def save_dir(self) -> Path:
         """The folder that was asked for."""
         return self._save_dir.now()
-
-    @property
-    def path(self) -> Path:
-        """`save_dir`, or the rank's own folder below it; in that, a folder of its own where another session is."""
-        return self._own.path
-
-    @property
-    def is_another(self) -> bool:
-        """Whether another session that is still running has the folder that would have been this one's."""
-        return self._own.is_another
 
     @property
     def is_of_first_rank(self) -> bool:
@@ -166,12 +156,13 @@ class SessionFolder:
             self._store = RankStore.of_process_group(self.rank.run)
         return self._store
 
-    def take(self) -> None:
+    def take(self) -> Path:
         """Lock the folder for this session, and remove what an earlier run of the same rank left."""
-        self._own.take()
+        path = super().take()
         if self.is_another:  # it is another session's, which speaks for the rank as well
             self.rank = None
         self.begin()
+        return path
 
     def begin(self) -> None:
         """Remove what an earlier run of the same rank left, without a lock."""
@@ -187,11 +178,3 @@ class SessionFolder:
         """Leave a rank's last words for the summary of all ranks, which rank 0 writes."""
         if self.rank is not None:
             finish(self.rank, peak, self.save_dir, self.store)
-
-    def let_go(self) -> None:
-        """The folder is free again; where nothing was written it is gone."""
-        self._own.let_go()
-
-    def leave_to_parent(self) -> None:
-        """Drop the folder in a forked child; it belongs to the parent."""
-        self._own.leave_to_parent()
