@@ -43,11 +43,11 @@ def test_as_much_as_the_limit_is_allowed_and_one_byte_more_is_explained() -> Non
         [],
         "   4.00 MiB allocated, 4.00 MiB reserved on h100, 4.00 MiB allowed",
     )
-    (first, *rows), _ = judged(now, Limits(4 * MIB - 1, "h100", "1%"))
+    (first, _, *rows), _ = judged(now, Limits(4 * MIB - 1, "h100", "1%"))
     assert first == "4.00 MiB were allocated at most on h100; the limit is 4.00 MiB, 1 B less."
     assert [row.split() for row in rows] == [
-        ["3.00", "MiB", "parameter", "net/parameter.py:2", "aten::mm"],
-        ["1.00", "MiB", "gradient", "net/gradient.py:1", "aten::mm"],
+        ["3.00", "MiB", "parameter", "aten::mm", "net/parameter.py:2"],
+        ["1.00", "MiB", "gradient", "aten::mm", "net/gradient.py:1"],
         ["4.00", "MiB", "sum"],
     ]
 
@@ -56,13 +56,15 @@ def test_growth_since_the_baseline_fails_above_its_limit_with_what_grew() -> Non
     before, now = peak(("gradient", 100 * MIB), ("input", MIB)), peak(("gradient", 102 * MIB), ("input", MIB))
     assert judged(now, Limits(None, None, "2%"), before)[0] == []
     lines, words = judged(now, Limits(None, None, "1.9%"), before, caveat="Nothing was computed.")
-    assert lines[0] == "cuda:0: peak grew 2.0 %, the limit is 1.9 %." and lines[2:] == ["Nothing was computed."]
-    assert lines[1].split() == ["+2.00", "MiB", "gradient", "net/gradient.py:1", "aten::mm"]
+    first, title, _, row, last = lines
+    assert (first, last) == ("cuda:0: peak grew 2.0 %, the limit is 1.9 %.", "Nothing was computed.")
+    assert title == "By line (1 row without a change left out)"
+    assert row.split()[:2] == ["+2.00", "MiB"] and row.endswith("outside modules, aten::mm, net/gradient.py:1")
     assert words.endswith("+2,097,152 B since the baseline")
 
 
 def test_many_rows_are_cut_and_sum_to_the_peak() -> None:
-    (_, *rows), _ = judged(peak(*[(f"kind{n}", (20 - n) * MIB) for n in range(12)]), Limits(0, None, "1%"))
+    (_, _, *rows), _ = judged(peak(*[(f"kind{n}", (20 - n) * MIB) for n in range(12)]), Limits(0, None, "1%"))
     assert len(rows) == 10 and "4 more" in rows[8] and rows[9].split() == ["174.00", "MiB", "sum"]
     assert sum(float(row.split()[0]) for row in rows[:9]) == 174
 

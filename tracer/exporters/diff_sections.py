@@ -49,6 +49,11 @@ def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "afte
         yield _changes_table(gathered_by, changes, before, after)
 
 
+def line_changes(diff: PeakDiff) -> Table:
+    """What came and went by line."""
+    return _changes_table("line", diff.changes["line"], "before", "after")
+
+
 def _changes_table(gathered_by: str, changes: Sequence[PeakChange], before: str, after: str) -> Table:
     changed = [change for change in changes if change.bytes]
     title = f"By {'kind and stack' if gathered_by == 'stack' else gathered_by}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tracer.analysis.peak_diff import PeakDiff
-from tracer.exporters.diff_sections import answer_sentences, changes_tables
+from tracer.exporters.diff_sections import answer_sentences, line_changes
 from tracer.exporters.files import write_atomically
 from tracer.exporters.tables import WORDS, cell_text
 
@@ -25,7 +25,7 @@ def _lines(name: str, diff: PeakDiff, sentences: Sequence[str]) -> Iterator[str]
     for sentence in (*answer_sentences(diff), *sentences):
         yield ""
         yield _plain(sentence)
-    (table,) = (table for table in changes_tables(diff) if table.title.startswith("By line"))
+    table = line_changes(diff)
     if not table.rows:
         return
     yield ""

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import SavedPeak
+    from tracer.analysis.peak_diff import PeakDiff, SavedPeak
     from tracer.sessions.process_memory import ProcessPeak
 
 MARK = "gpu_memory"
@@ -337,7 +337,7 @@ def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
         diff, threshold = diff_peaks(before, peak), parse_threshold(limits.fail_above)
         words += f", {diff.bytes:+,} B since the baseline"
         if threshold.is_exceeded_by(diff):
-            lines += [threshold.sentence(where, diff), *_changes(diff.changes["line"])]
+            lines += [threshold.sentence(where, diff), *_changes(diff)]
     if lines and worst.caveat:
         lines.append(worst.caveat)
     return lines, words
@@ -346,41 +346,19 @@ def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
 def _rows(peak: SavedPeak) -> list[str]:
     """The largest rows of a peak, and what the others are together."""
     from tracer.analysis.kinds import words_of
-    from tracer.exporters.screen.paths import source_place
+    from tracer.exporters.screen.text import table_lines
+    from tracer.exporters.tables import Place, Table, columns
 
-    rows = sorted(peak.rows, key=lambda row: -row.bytes)
-    shown = [
-        (
-            row.bytes,
-            words_of(row.category),
-            f"{source_place(row.file, row.line)} {row.op or ''}" if row.file else row.op or "",
-        )
-        for row in rows[:_NUM_ROWS]
-    ]
-    rest = sum(row.bytes for row in rows[_NUM_ROWS:])
-    shown += [(rest, "", f"{len(rows) - _NUM_ROWS} more")] if rest else []
-    return _table([*shown, (peak.bytes, "", "sum")])
+    heads = (*columns("bytes", "bytes"), *columns("label", "category"), *columns("text", "made by"))
+    rows = tuple(
+        (row.bytes, words_of(row.category), Place(row.op or "", row.file, row.line))
+        for row in sorted(peak.rows, key=lambda row: -row.bytes)
+    )
+    return table_lines(Table("", heads, rows, (peak.bytes, "", "sum")), top=_NUM_ROWS)[1:]
 
 
-def _changes(changes: Sequence[Any]) -> list[str]:
-    from tracer.analysis.kinds import words_of
+def _changes(diff: PeakDiff) -> list[str]:
+    from tracer.exporters.diff_sections import line_changes
+    from tracer.exporters.screen.text import table_lines
 
-    changed = [change for change in changes if change.bytes]
-    names = [change.name for change in changed[:_NUM_ROWS]]
-    shown = [
-        (change.bytes, words_of(category), f"{line} {operator}")
-        for change, (category, _, operator, line) in zip(changed[:_NUM_ROWS], names, strict=True)
-    ]
-    rest = sum(change.bytes for change in changed[_NUM_ROWS:])
-    shown += [(rest, "", f"{len(changed) - _NUM_ROWS} more")] if changed[_NUM_ROWS:] else []
-    return _table(shown, signed=True)
-
-
-def _table(rows: Iterable[tuple[int, str, str]], *, signed: bool = False) -> list[str]:
-    from tracer.units import format_bytes
-
-    lines = []
-    for size, kind, place in rows:
-        sign = "-" if size < 0 else "+" if signed else ""
-        lines.append(f"{sign + format_bytes(abs(size)):>12}  {kind:<17} {place}".rstrip())
-    return lines
+    return table_lines(line_changes(diff), top=_NUM_ROWS)[1:]
