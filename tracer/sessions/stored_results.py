@@ -68,10 +68,7 @@ def results_of(run: KeptRun) -> RunResults:
         notes.append("The trace that was kept is of another cycle than the one with the largest peak.")
     failed = None
     if run.ran_out_of_memory:
-        failure = run.run_facts["failure"]
-        failed = history.failed_allocation(
-            findings, run.known, run.device, run.at_failure, device_bytes=failure.allocator.get("device")
-        )
+        failed = history.failed_allocation(findings, run.known, run.device, run.at_failure)
     return RunResults(
         **run.run_facts,
         findings=findings,
