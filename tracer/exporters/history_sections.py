@@ -109,11 +109,6 @@ def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
     return (Section(_TRY_FIRST, sentences, tables, is_alarming=first.num_failed > 0),)
 
 
-def much_saved(first: FirstChanges | None) -> tuple[str, ...]:
-    """The decisive cause and its change, where that removes a good part of the peak, for the top of the page."""
-    return (first.much_is_saved,) if first is not None and first.much_is_saved else ()
-
-
 def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]:
     """The last failure and its cause, for the top of the page; none where nothing failed."""
     if not events:

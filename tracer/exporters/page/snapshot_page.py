@@ -19,7 +19,6 @@ from tracer.exporters.history_sections import (
     failure_sections,
     first_changes_sections,
     host_sections,
-    much_saved,
     oom_sentences,
 )
 from tracer.exporters.page.blocks import page_space
@@ -83,7 +82,10 @@ def snapshot_page(
         alarm=oom_sentences(device.oom, f"device {device.device}"),
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
         sections=_sections(finding, shown, first),
-        headline_notes=(*much_saved(None if device.oom else first), *_rounded(device.peak)),
+        headline_notes=(
+            *([first.much_is_saved] if first is not None and first.much_is_saved and not device.oom else []),
+            *_rounded(device.peak),
+        ),
     )
     if not device.entries:
         return page

@@ -31,7 +31,6 @@ from tracer.exporters.history_sections import (
     failure_section,
     first_changes_sections,
     host_sections,
-    much_saved,
     oom_sentences,
     reserved_section,
 )
@@ -112,7 +111,7 @@ def timeline_page(
         sources=_sources(cycle, known, source_of),
         alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
         headline_notes=(
-            *much_saved(None if failed else first),
+            *([first.much_is_saved] if first is not None and first.much_is_saved and failed is None else []),
             *_headline_notes(peak),
             *(() if device_times is None else (_cause(device_times),)),
         ),

@@ -105,7 +105,7 @@ def finding_sentences(findings: Findings) -> Iterator[str]:
 def print_parts(peak: SummedRows, console: Console, top: int, *, categories: bool = True) -> None:
     """Print the peak by category, module and line."""
     if categories:
-        print_categories(peak, console)
+        print_table(categories_table(peak), console)
     if top:
         _print_modules(peak, console, top)
         print_lines(peak, console, top)
@@ -156,7 +156,7 @@ def _print_graphs(findings: Findings, console: Console, top: int) -> None:
     explained = [pool for pool in findings.graph_pools if pool.rows]
     for pool in explained[:MORE_POOLS]:
         of = "a CUDA graph at its" if pool.num_graphs == 1 else f"{pool.num_graphs} CUDA graphs at the"
-        print_categories(pool, console, title=f"In the memory of {of} capture's peak")
+        print_table(categories_table(pool, f"In the memory of {of} capture's peak"), console)
         _print_modules(pool, console, top)
         print_lines(pool, console, top)
     if rest := explained[MORE_POOLS:]:
@@ -267,11 +267,6 @@ def _three_sizes(peak: PeakReport, allocator: AllocatorPeak, graph_bytes: int) -
         + ("" if graph_bytes else f", in blocks of at most {largest}")  # which may be a graph's
         + (f", and {format_bytes(pending)} freed but still used by another stream." if pending else ".")
     )
-
-
-def print_categories(peak: SummedRows, console: Console, *, title: str = "What filled it") -> None:
-    """Print the peak by category."""
-    print_table(categories_table(peak, title), console)
 
 
 def print_lines(peak: SummedRows, console: Console, top: int) -> None:

@@ -24,14 +24,14 @@ from tracer.exporters.screen.next_commands import after_run, fit_words
 from tracer.exporters.screen.paths import behind, shorten_paths
 from tracer.exporters.screen.profile import (
     NUM_ROWS,
+    categories_table,
     parameters_sentence,
-    print_categories,
     print_parts,
     print_peak,
     print_timings,
     short_screen,
 )
-from tracer.exporters.screen.text import print_section, say
+from tracer.exporters.screen.text import print_section, print_table, say
 from tracer.exporters.screen.values import print_values, values_sentences
 from tracer.results.failure import Failure
 from tracer.results.run_results import RunResults
@@ -185,7 +185,7 @@ def print_failure(
     said = (failed.event.advice, *([fit] if fit else []))
     print_section(failure_section(failed.event, said=said, has_groups=in_use is None), console, top=top)
     if in_use is not None:
-        print_categories(in_use, console, title="What was in use then")
+        print_table(categories_table(in_use, "What was in use then"), console)
     for section in first_changes_sections(failed.first):
         print_section(section, console)
     if in_use is not None and not is_peak:
