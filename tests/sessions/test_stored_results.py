@@ -205,8 +205,9 @@ def test_the_allocators_history_is_kept(tmp_path: Path) -> None:
 
 def test_what_ran_out_of_memory_is_explained_again(tmp_path: Path) -> None:
     results = on_cuda(oom=True)
-    again = results_of(through_a_file(results, tmp_path))
-    assert again.failed_allocation is not None
+    kept = through_a_file(results, tmp_path)
+    again = results_of(kept)
+    assert kept.device_bytes == 80 << 30 and again.failed_allocation is not None
     assert again.failed_allocation.event.asked_bytes == 1 << 40
     assert results_of(through_a_file(on_cuda(), tmp_path)).failed_allocation is None
     first_step = dataclasses.replace(results, findings=None, trace=None, timings=None, keep_recording=True)

@@ -36,6 +36,7 @@ def kept_run(results: RunResults) -> KeptRun:
         num_later=results.history.num_later,
         failure=tuple(failure_lines(results)),
         ran_out_of_memory=failure is not None and failure.out_of_memory,
+        device_bytes=None if failure is None else failure.allocator.get("device"),
         at_failure=None if failed is None else failed.objects,
         notes=tuple(note for note in results.notes if note not in results.history.notes),
         sources=_sources(results),
@@ -68,7 +69,9 @@ def results_of(run: KeptRun) -> RunResults:
         notes.append("The trace that was kept is of another cycle than the one with the largest peak.")
     failed = None
     if run.ran_out_of_memory:
-        failed = history.failed_allocation(findings, run.known, run.device, run.at_failure)
+        failed = history.failed_allocation(
+            findings, run.known, run.device, run.at_failure, device_bytes=run.device_bytes
+        )
     return RunResults(
         **run.run_facts,
         findings=findings,

@@ -62,7 +62,9 @@ def on_cuda(*, oom: bool = False) -> RunResults:
     findings = put_together(cycles, compiled=compiled)
     findings = with_allocator_history(findings, snapshot_in_memory(snapshot), known=known)
     eager = SavedPeak("cuda:0", 4096, "forward", (peak_row(4096, is_compiled=False),))
-    failure = Failure(torch.OutOfMemoryError("CUDA out of memory"), 2, {"allocated": 5}) if oom else None
+    failure = (
+        Failure(torch.OutOfMemoryError("CUDA out of memory"), 2, {"allocated": 5, "device": 80 << 30}) if oom else None
+    )
     history = RunHistory(snapshot)
     changes = {"known": known, "history": history, "failure": failure, "device": "cuda:0", "eager": eager}
     return dataclasses.replace(plain, findings=findings, **changes)  # type: ignore[arg-type]
