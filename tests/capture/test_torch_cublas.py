@@ -25,7 +25,7 @@ def test_the_card_and_the_version_decide(
     version: tuple[int, int], capability: tuple[int, int], size_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    monkeypatch.setattr(torch_cuda, "_TORCH", version)
+    monkeypatch.setattr(torch_cuda, "TORCH", version)
     assert torch_cuda.workspace_bytes(capability) == size_bytes
 
 

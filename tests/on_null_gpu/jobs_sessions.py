@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.checkpoint import checkpoint
 
 from tests.on_null_gpu.small_cards import leave_bytes
 from tracer import TimelineTracer
@@ -538,3 +539,22 @@ def all_schedules() -> dict[tuple[int, int], list[tuple[int, int, int]]]:
         (steps, cycles): rows_and_count(Schedule(1, 1, steps, cycles))
         for steps, cycles in ((1, 1), (1, 4), (2, 1), (4, 2))
     }
+
+
+def train_with_checkpointed_loss() -> list[str]:
+    """The failure of three steps whose loss is computed again in backward, and the notes."""
+    head = nn.Linear(512, 3000, bias=False, device="cuda")
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+
+    def loss_of(hidden: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(head(hidden), wanted)
+
+    with tempfile.TemporaryDirectory() as folder, profile_training(head, optimizer, save_dir=Path(folder)) as session:
+        for _ in range(3):
+            hidden = torch.randn(512, 512, device="cuda", requires_grad=True)
+            checkpoint(loss_of, hidden, torch.randint(0, 3000, (512,), device="cuda"), use_reentrant=False).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+    assert session.results is not None
+    return [str(session.results.failure), *session.results.notes]

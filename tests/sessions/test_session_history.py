@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from tests.pieces import Pieces
 from tests.sessions.loops import assert_all_off, plain_run
@@ -52,6 +53,24 @@ def history_log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 CUDA = torch.device("cuda:0")
 START, DUMP, STOP = f"start on cuda:0 for {MAX_ENTRIES}", "dump of cuda:0", "stop on cuda:0"
+
+
+@pytest.mark.parametrize(("torch_version", "stacks"), [((2, 11), ["all", "alloc"]), ((2, 12), ["all"])])
+def test_a_history_has_stacks_of_frees_until_a_checkpoint_where_they_lose_errors(
+    torch_version: tuple[int, int], stacks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch_history, "_record_history", lambda *of, **how: asked.append(how.get("context")))
+    monkeypatch.setattr(torch_history, "TORCH", torch_version)
+    frame = torch.utils.checkpoint._CheckpointFrame
+    for is_stopped in (False, True):
+        asked.clear()
+        torch_history.start_allocator_history(CUDA, 100)
+        if is_stopped:
+            torch_history.stop_allocator_history(CUDA)
+        checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
+        assert asked == (["all", None] if is_stopped else stacks)
+        assert torch.utils.checkpoint._CheckpointFrame is frame
 
 
 def test_an_allocator_that_tells_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

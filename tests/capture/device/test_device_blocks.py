@@ -79,12 +79,12 @@ def test_a_bucket_as_large_as_a_workspace_is_none(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("blocks_on_an_a100")
 def test_where_each_call_has_a_workspace_of_its_own_none_lies_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_cuda, "_TORCH", (2, 15))
+    monkeypatch.setattr(torch_cuda, "TORCH", (2, 15))
     monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE")
     monkeypatch.setattr(torch._C, "_cuda_getCublasWorkspaceSize", lambda: 512, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCublasLtWorkspaceSize", lambda: MIB, raising=False)
     assert device_blocks(DEVICE).workspaces == ()
-    monkeypatch.setattr(torch_cuda, "_TORCH", (2, 14))
+    monkeypatch.setattr(torch_cuda, "TORCH", (2, 14))
     assert device_blocks(DEVICE).workspaces
 
 

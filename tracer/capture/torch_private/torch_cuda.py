@@ -51,7 +51,7 @@ def _is_never() -> bool:
     return False
 
 
-_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 # Since when cards after Hopper are given as much as Hopper.
 _AS_MUCH_AS_HOPPER = (2, 12)
 _ONE_FOR_EACH_CALL = (2, 15)
@@ -59,7 +59,7 @@ _ONE_FOR_EACH_CALL = (2, 15)
 
 def are_workspaces_kept() -> bool:
     """Whether torch keeps a workspace for each handle and stream; from 2.15 on each call has its own, unless told."""
-    return _TORCH < _ONE_FOR_EACH_CALL or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+    return TORCH < _ONE_FOR_EACH_CALL or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
 def workspace_bytes(capability: tuple[int, int]) -> int:
@@ -71,7 +71,7 @@ def workspace_bytes(capability: tuple[int, int]) -> int:
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return sum(int(size_kib) * int(count) * KIB for size_kib, count in pairs)
-    is_large = capability >= (9, 0) if _TORCH >= _AS_MUCH_AS_HOPPER else capability == (9, 0)
+    is_large = capability >= (9, 0) if TORCH >= _AS_MUCH_AS_HOPPER else capability == (9, 0)
     return 32 * MIB if is_large else 4096 * KIB * 2 + 16 * KIB * 8
 
 

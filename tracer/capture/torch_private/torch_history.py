@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture.torch_private.torch_cuda import when_cuda_has_begun
+from tracer.capture.torch_private.torch_cuda import TORCH, when_cuda_has_begun
 from tracer.errors import RecordingError
 from tracer.loaded_modules import before_next_call
 
@@ -62,18 +62,32 @@ def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of
 
     Args:
         max_entries: How many are kept; the oldest go first.
-        stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
+        stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation; with
+            torch 2.11 until the program's first checkpoint.
     """
-    context = "all" if stacks_of_frees else "alloc"
-    _record_history(
+    record = partial(
+        _record_history,
         device,
         enabled="all",
-        context=context,
         stacks="python",
         max_entries=max_entries,
         record_pinned_host_memory=True,
         device=device,
     )
+    record(context="all" if stacks_of_frees else "alloc")
+    if stacks_of_frees and TORCH < _STACKS_OF_FREES_LEAVE_ERRORS:
+        import torch.utils.checkpoint
+
+        _checkpoints[device] = before_next_call(
+            torch.utils.checkpoint, ("_CheckpointFrame",), lambda: record(context="alloc")
+        )
+
+
+_STACKS_OF_FREES_LEAVE_ERRORS = (2, 12)
+"""Before that, the stack of a free loses a Python error on its way through C++, such as the end of a recomputation by
+`torch.utils.checkpoint`: a backward ends with "SystemError: ... returned NULL without setting an exception"."""
+_checkpoints: dict[torch.device, Callable[[], None]] = {}
+"""By device whose history has stacks of frees until the first checkpoint: what ends the wait for it."""
 
 
 def memory_metadata() -> str:
@@ -114,6 +128,7 @@ def when_history_is_switched(act: Callable[[], None]) -> None:
 
 def stop_allocator_history(device: torch.device) -> None:
     """Stop recording; what was recorded is dropped."""
+    _checkpoints.pop(device, lambda: None)()
     _record_history(device, enabled=None, device=device)
 
 

@@ -31,6 +31,8 @@ _WORTHWHILE_BYTES = 1 << 20
 _WORTHWHILE_SHARE = 0.05
 """Of the peak, that a softmax over classes has."""
 _CHUNKS = (4, 16)
+_CROSS_ENTROPY = functional.cross_entropy
+"""torch's own, also while the function in its module is replaced."""
 _OF_LOSSES = ("aten::_log_softmax", "aten::_log_softmax_backward_data", "aten::nll_loss_backward")
 _NEEDS = "Nothing reads the logits: what the model returns as such are the inputs of its last layer."
 _HEAD = (
@@ -150,7 +152,7 @@ class _Call:
 
         def of_chunk(hidden: Tensor, wanted: Tensor) -> Tensor:
             scores = functional.linear(hidden, weight, bias).float()
-            return functional.cross_entropy(scores, wanted, reduction="sum", ignore_index=ignore_index)
+            return _CROSS_ENTROPY(scores, wanted, reduction="sum", ignore_index=ignore_index)
 
         pairs = zip(hidden.chunk(NUM_CHUNKS), wanted.chunk(NUM_CHUNKS), strict=True)
         parts: list[Any] = [checkpoint(of_chunk, *pair, use_reentrant=False) for pair in pairs]
