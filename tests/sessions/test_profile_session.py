@@ -298,6 +298,7 @@ def test_out_of_memory_is_told_apart_and_explained(error: BaseException | None) 
     [
         (torch.AcceleratorError, "CUDA error: out of memory", True),
         (RuntimeError, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        (RuntimeError, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
         (RuntimeError, "shapes cannot be multiplied", False),
         (ValueError, "DefaultCPUAllocator", False),
     ],
@@ -306,6 +307,18 @@ def test_memory_that_the_driver_or_a_library_lacks_is_out_of_memory_too(
     kind: type[Exception], words: str, is_out_of_memory: bool
 ) -> None:
     assert Failure(kind(words), 0, {}).out_of_memory is is_out_of_memory
+
+
+@pytest.mark.parametrize("num_ooms", [0, 31])
+def test_a_convolution_without_an_algorithm_is_out_of_memory_if_a_workspace_was_refused(
+    num_ooms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError("GET was unable to find an engine to execute this computation")
+    assert not Failure(error, 0, {}).out_of_memory, "CUDA has not begun here"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_ooms": num_ooms})
+    assert Failure(error, 0, {}).out_of_memory is bool(num_ooms)
 
 
 @pytest.mark.parametrize("error", [KeyError("bug"), KeyboardInterrupt()])

@@ -40,8 +40,18 @@ def without_tracebacks(error: BaseException) -> BaseException:
     return error
 
 
-# The CPU's allocator, the driver when it needs memory for itself, and cuBLAS for its workspace.
-_NO_MEMORY_LEFT = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# The CPU's allocator, the driver when it needs memory for itself, and CUDA's libraries for theirs.
+_NO_MEMORY_LEFT = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "ran out of memory outside PyTorch's allocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUFFT_ALLOC_FAILED",
+)
+# A convolution none of whose algorithms ran: none had room for its workspace, or none computes this.
+_NO_ALGORITHM = ("unable to find an engine to execute", "Unable to find a valid cuDNN algorithm")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -50,7 +60,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY_LEFT)
+    if not isinstance(error, RuntimeError):
+        return False
+    if any(words in str(error) for words in _NO_ALGORITHM) and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return any(torch.cuda.memory_stats(device).get("num_ooms") for device in range(torch.cuda.device_count()))
+    return any(words in str(error) for words in _NO_MEMORY_LEFT)
 
 
 def without_gpu(message: str) -> str:

@@ -317,7 +317,7 @@ class ProfileSession(Session):
 
     def _look_where_memory_ran_out(self, error: BaseException) -> None:
         """Make the device that ran out of memory the run's device, unless one was named."""
-        index = self.run_history.device_out_of_memory if isinstance(error, torch.OutOfMemoryError) else None
+        index = self.run_history.device_out_of_memory if is_out_of_memory(error) else None
         if index is None:
             return
         self.device_of_failure = torch.device(self.history.device.type, index)
