@@ -60,13 +60,14 @@ def test_a_history_has_stacks_of_frees_until_a_checkpoint_where_they_lose_errors
     torch_version: tuple[int, int], stacks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(torch_history, "_record_history", lambda *of, **how: asked.append(how.get("context")))
+    switch = "_cuda_record_memory_history"
+    monkeypatch.setattr(torch._C, switch, lambda on, context, *how: asked.append(on and context), False)
     monkeypatch.setattr(torch_history, "TORCH", torch_version)
     frame = torch.utils.checkpoint._CheckpointFrame
     for is_stopped in (False, True):
         asked.clear()
-        torch_history.start_allocator_history(CUDA, 100)
-        if is_stopped:
+        torch_history.start_allocator_history(torch.device("cuda"), 100)
+        if is_stopped:  # by another name of the device
             torch_history.stop_allocator_history(CUDA)
         checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
         assert asked == (["all", None] if is_stopped else stacks)

@@ -63,7 +63,7 @@ def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of
     Args:
         max_entries: How many are kept; the oldest go first.
         stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation; with
-            torch 2.11 until the program's first checkpoint.
+            torch 2.11 on CUDA until the program's first checkpoint.
     """
     record = partial(
         _record_history,
@@ -75,19 +75,16 @@ def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of
         device=device,
     )
     record(context="all" if stacks_of_frees else "alloc")
-    if stacks_of_frees and TORCH < _STACKS_OF_FREES_LEAVE_ERRORS:
+    if stacks_of_frees and device.type == "cuda" and TORCH < _STACKS_OF_FREES_LEAVE_ERRORS:
         import torch.utils.checkpoint
 
-        _checkpoints[device] = before_next_call(
-            torch.utils.checkpoint, ("_CheckpointFrame",), lambda: record(context="alloc")
-        )
+        end = before_next_call(torch.utils.checkpoint, ("_CheckpointFrame",), lambda: record(context="alloc"))
+        when_history_is_switched(end)
 
 
 _STACKS_OF_FREES_LEAVE_ERRORS = (2, 12)
 """Before that, the stack of a free loses a Python error on its way through C++, such as the end of a recomputation by
 `torch.utils.checkpoint`: a backward ends with "SystemError: ... returned NULL without setting an exception"."""
-_checkpoints: dict[torch.device, Callable[[], None]] = {}
-"""By device whose history has stacks of frees until the first checkpoint: what ends the wait for it."""
 
 
 def memory_metadata() -> str:
@@ -128,7 +125,6 @@ def when_history_is_switched(act: Callable[[], None]) -> None:
 
 def stop_allocator_history(device: torch.device) -> None:
     """Stop recording; what was recorded is dropped."""
-    _checkpoints.pop(device, lambda: None)()
     _record_history(device, enabled=None, device=device)
 
 
