@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,20 @@ def test_of_ranks_that_see_one_gpu_each_nothing_is_summed_up() -> None:
     # Rank 1 is on GPU 0, and rank 0 on GPU 1: numbers say nothing of whose a GPU is.
     assert recorded_sums([rank(0, d1=46), rank(1, d0=45)]) == ()
     assert gpu_sentences(recorded_sums([rank(0, d0=46), rank(1, d1=45)])) == ()
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [("GPU 0 has a total capacity of", 40), ("GPU 1 has a total capacity of", 6), ("", 6)],
+)
+def test_a_guests_line_is_that_of_its_failure_there_or_of_what_it_holds(failure: str, line: int) -> None:
+    """Rank 1, whose GPU is 1, holds something of GPU 0 by line 6; line 40 is where it failed, if it did."""
+    guest = RankRun(
+        1, int(bool(failure)), 1.0, failure=failure, out_of_memory=bool(failure), line=SourceLine("train.py", 40),
+        taken={0: GIB + CONTEXT_BYTES, 1: CONTEXT_BYTES}, lines={0: SourceLine("train.py", 6)},
+    )  # fmt: skip
+    first = NullJob(Devices(H100, 2), 2, (RankRun(0, 0, 1.0, taken={0: CONTEXT_BYTES}), guest)).gpus[0]
+    assert [holding.line for holding in first.guests] == [SourceLine("train.py", line)]
 
 
 @given(
