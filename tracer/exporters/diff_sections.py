@@ -8,7 +8,7 @@ from tracer.analysis.diff_cause import cause_of
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakChange, PeakDiff
 from tracer.analysis.peak_row import moment_words
-from tracer.exporters.tables import Cell, Section, Table, columns, signed
+from tracer.exporters.tables import Cell, Place, Section, Table, columns, signed
 from tracer.units import format_bytes, some
 
 _OWN_PEAKS = "Growth compares the most that each row had in use at once, which may be at another moment than the peak."
@@ -16,9 +16,10 @@ _NAMES = {
     "category": columns("label", "category"),
     "kind": columns("label", "kind"),
     "line": (*columns("label", "category"), *columns("text", "module", "operator", "line")),
-    "stack": (*columns("label", "kind"), *columns("text", "innermost frame", "called from")),
+    "stack": (*columns("label", "kind"), *columns("text", "stack, innermost first")),
 }
 """Columns of the names in a list of changes; of any other that of its own name."""
+_MOST_FRAMES = 3
 
 
 def has_changed(diff: PeakDiff) -> bool:
@@ -66,12 +67,12 @@ def _changes_table(gathered_by: str, changes: Sequence[PeakChange], before: str,
             *(change.bytes, change.before_bytes, change.after_bytes),
             *(change.growth_words for _ in growth),
             _counts(change),
-            *_name_cells(change, len(names)),
+            *(_stack_cells(change) if gathered_by == "stack" else map(words_of, change.name)),
         )
         for change in changed
     )
     sizes = (*columns("change", "change"), *columns("bytes", before, after), *growth, *columns("label", "blocks"))
-    return Table(title, (*sizes, *names), rows, is_wide=gathered_by in ("line", "stack"))
+    return Table(title, (*sizes, *names), rows, is_wide=gathered_by == "line")
 
 
 def _counts(change: PeakChange) -> str:
@@ -79,11 +80,12 @@ def _counts(change: PeakChange) -> str:
     return before if before == after else f"{before} -> {after}"
 
 
-def _name_cells(change: PeakChange, number: int) -> tuple[Cell, ...]:
-    cells = [words_of(name) for name in change.name[:number]]
-    if change.was or change.became:
-        cells[1:2] = [f"{''.join(cells[1:2])} (a frame differs: {change.was or 'none'} -> {change.became or 'none'})"]
-    return *cells, *[""] * (number - len(cells))
+def _stack_cells(change: PeakChange) -> tuple[Cell, Cell]:
+    """The kind, and the innermost frames; below them the frame in which the two stacks differ."""
+    kind, *frames = change.name
+    shown = [*frames[:_MOST_FRAMES], *(["..."] if len(frames) > _MOST_FRAMES else [])]
+    differs = f"(a frame differs: {change.was or 'none'} -> {change.became or 'none'})"
+    return words_of(kind), Place(" < ".join(shown), below=(differs,) if change.was or change.became else ())
 
 
 def growth_sentences(diff: PeakDiff) -> tuple[str, ...]:

@@ -21,9 +21,11 @@ from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.analysis.snapshots.timeline import Band
 from tracer.commands.diff import show_diff
 from tracer.errors import OutputError
+from tracer.exporters.diff_sections import changes_tables
 from tracer.exporters.json_documents.peak import peak_diffs_json
 from tracer.exporters.page.diff_page import diff_pages
 from tracer.exporters.screen.terminal import screen
+from tracer.exporters.tables import cell_text
 
 BEFORE = SavedPeak("cpu", 1000, "backward", (peak_row(900), peak_row(100, category="PARAMETER", module="net.1")))
 AFTER = SavedPeak("cpu", 1500, "optimizer", (peak_row(1450, line=9), peak_row(50, category="GRADIENT", module="net.1")))
@@ -63,6 +65,18 @@ def test_growth_is_a_column_of_what_is_large_enough() -> None:
     found = json.loads(json.dumps(peak_diffs_json([diff], before="a", after="b")))["devices"][0]
     assert [row["growth"] for row in found["by_module"]] == [3, None]
     assert "before_own_peak_bytes" not in found["by_module"][0]
+
+
+def test_stacks_are_told_apart_by_more_than_two_frames() -> None:
+    changes = (
+        PeakChange(("activation", "mm", "forward (m.py)", "encode (m.py)", "main"), 0, 4, 0, 1, became="mm"),
+        PeakChange(("activation", "mm", "forward (m.py)", "decode (m.py)"), 0, 3, 0, 1),
+    )
+    (table,) = changes_tables(replace(diff_peaks(BEFORE, AFTER), changes={"stack": changes}))
+    assert [cell_text(row[-1], table.columns[-1]) for row in table.rows] == [
+        "mm < forward (m.py) < encode (m.py) < ...\n  (a frame differs: none -> mm)",
+        "mm < forward (m.py) < decode (m.py)",
+    ]
 
 
 def test_equal_peaks_are_the_same() -> None:
