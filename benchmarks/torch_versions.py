@@ -35,7 +35,7 @@ TESTS = (
     "tests/sessions/doctor",
 )
 _UNANSWERED = (
-    "import json; from tracer.null_gpu.build import unanswered_calls; from tracer.null_gpu.build import *; "
+    "import json; from tracer.null_gpu.build import read_torch, torch_folder, unanswered_calls; "
     "print(json.dumps(sorted(unanswered_calls(read_torch(torch_folder())))))"
 )
 

@@ -1,6 +1,6 @@
 """The tracer beside an independent bookkeeper, on programs of many kinds: what it breaks, and what it says of the peak.
 
-    uv run python -m benchmarks.truth [--programs NAME ...] [--details] [--on CARD | --here]
+    uv run python -m benchmarks.truth [--programs NAME ...] [--details] [--on CARD | --here] [--workers N]
 
 Each program runs five times from the same seed, each in a process of its own: unwatched, under `profile_training`,
 under the bookkeeper in tests/truth, which shares no code with the tracer, under a bare profiler, for what the
@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
 
@@ -167,8 +167,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", nargs="+", choices=names(on_device=True), metavar="NAME")
     parser.add_argument("--details", action="store_true", help="say below the table what is wrong")
-    parser.add_argument("--on", metavar="CARD", help="on this card, as the null GPU has it")
-    parser.add_argument("--here", action="store_true", help="on the GPU of this machine")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--on", metavar="CARD", help="on this card, as the null GPU has it")
+    where.add_argument("--here", action="store_true", help="on the GPU of this machine")
     parser.add_argument("--workers", type=int, default=1, help="programs at a time")
     options = parser.parse_args()
     is_on_device = options.here or options.on is not None
@@ -193,9 +194,9 @@ def _run(
     print(as_markdown([header]), flush=True)
     verdicts = []
     with ThreadPoolExecutor(options.workers) as pool:
-        for judged in as_completed([pool.submit(judge_one, name) for name in options.programs]):
-            verdicts.append(judged.result())
-            print(line_of(row(verdicts[-1])), flush=True)
+        for verdict in pool.map(judge_one, options.programs):
+            verdicts.append(verdict)
+            print(line_of(row(verdict)), flush=True)
     print(line_of(total(verdicts)))
     if options.details:
         print("\n".join(["", *(line for verdict in verdicts for line in details(verdict))]))

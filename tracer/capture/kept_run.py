@@ -185,7 +185,7 @@ class KeptRun(RunFacts):
     snapshot: dict[str, Any] | None  # The allocator's own, on CUDA; elsewhere None
     failure: tuple[str, ...]  # What ended the run early, in the lines that were shown; none if nothing did
     ran_out_of_memory: bool  # Whether that was for want of memory
-    device_bytes: int | None = None  # The device's memory, as it was known then; None where memory did not run out
+    device_bytes: int | None = None  # The device's memory at a failure; None if nothing failed, or it was not known
     notes: tuple[str, ...]  # Sentences on what could not be observed
     sources: tuple[SourceFile, ...]  # Every file that the recordings and the parameters name
     trace: KeptTrace | None = None  # The profiler's own; None if it was not asked for
