@@ -72,7 +72,8 @@ def _changes_table(gathered_by: str, changes: Sequence[PeakChange], before: str,
         for change in changed
     )
     sizes = (*columns("change", "change"), *columns("bytes", before, after), *growth, *columns("label", "blocks"))
-    return Table(title, (*sizes, *names), rows, is_wide=gathered_by == "line")
+    is_whole = gathered_by in ("category", "kind")
+    return Table(title, (*sizes, *names), rows, is_wide=gathered_by == "line", is_whole=is_whole)
 
 
 def _counts(change: PeakChange) -> str:

@@ -48,6 +48,8 @@ def test_by_hand() -> None:
     groups, difference, lacking, every = page.sections
     assert [row[2:4] for row in groups.tables[0].rows] == [(10, "0-2, 4, 6, 8, 10-13"), (1, "5"), (1, "9")]
     assert [column.name for column in difference.tables[0].columns[:3]] == ["change", "rank 0", "rank 5"]
+    assert difference.sentences == ("Device 0: peak 1000.00 MiB -> 1.27 GiB, +300.00 MiB (+314,572,800 B, +30.0 %).",)
+    assert difference.tables[0].is_whole
     assert difference.tables[0].rows[0][:3] == (300 * MIB, 1000 * MIB, 1300 * MIB)
     assert lacking.tables[0].rows == (("rank 3", "r3", "is no pickle"),)
     assert [row[0] for row in every.tables[0].rows][:3] == [1300 * MIB, 1000 * MIB, 1000 * MIB]

@@ -31,7 +31,7 @@ def _print_peak_diff(diff: PeakDiff, console: Console, top: int) -> None:
         say(console, sentence)
     if not has_changed(diff):
         return
-    for gathered_by, table in zip(diff.changes, changes_tables(diff), strict=True):
-        print_table(table, console, top=None if gathered_by in ("category", "kind") else top)
+    for table in changes_tables(diff):
+        print_table(table, console, top=top)
     for sentence in growth_sentences(diff):
         say(console, sentence)

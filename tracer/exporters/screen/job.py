@@ -15,7 +15,7 @@ from rich.console import Console
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
-from tracer.exporters.diff_sections import changes_tables
+from tracer.exporters import diff_sections
 from tracer.exporters.host import host_sentences
 from tracer.exporters.screen.paths import behind
 from tracer.exporters.screen.text import print_section, print_table, say
@@ -65,7 +65,9 @@ def job_files(finding: JobFinding) -> dict[str, str]:
 
 def _difference(difference: PeakDiff, worst: str, typical: str) -> Section:
     return Section(
-        f"{capitalized(worst)} beside {typical}", (), tuple(changes_tables(difference, before=typical, after=worst))
+        f"{capitalized(worst)} beside {typical}",
+        (*diff_sections.answer_sentences(difference), *diff_sections.growth_sentences(difference)),
+        tuple(diff_sections.changes_tables(difference, before=typical, after=worst)),
     )
 
 
