@@ -7,8 +7,10 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -51,8 +53,11 @@ def status_of_child(work: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
         signal.alarm(int(PATIENCE_S))  # ends what hangs
-        with suppress(BaseException):
+        try:
             work()
+        except BaseException:
+            traceback.print_exc()  # what a failed test shows
+        sys.stderr.flush()
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
