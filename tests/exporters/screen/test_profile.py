@@ -13,11 +13,12 @@ from rich.console import Console
 from torch import nn
 
 from tests.training_steps import record
+from tracer.analysis.kinds import meaning_of, words_of
 from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.capture.kept_run import ValueRead, ValuesRead
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.exporters.screen.prediction import largest_words
-from tracer.exporters.screen.profile import print_peak
+from tracer.exporters.screen.profile import categories_table, print_peak
 from tracer.exporters.screen.values import values_lines
 from tracer.results.prediction import LargestSize
 
@@ -110,6 +111,14 @@ def test_outermost_modules_sum_to_the_peak(small: int, names: list[str]) -> None
     outermost = [row for row in rows[:-1] if not row[0].lstrip().startswith(".")]
     assert [name for name, _ in outermost] == ["a", "b", *names]
     assert sum(size for _, size in outermost) == rows[-1][1] == sum(sizes.values())
+
+
+def test_a_part_without_bytes_has_a_name_alone() -> None:
+    none = with_modules({"a": 0}).worst.peak
+    assert "b" in screen_of(with_modules({"a": 6000, "b": 0}))
+    assert [row[1:] for row in categories_table(none).rows] == [
+        ("", "", "", meaning_of(words_of(none.rows[0].category)))
+    ]
 
 
 def test_where_no_line_is_known_there_is_no_table_of_lines() -> None:

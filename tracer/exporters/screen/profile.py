@@ -333,7 +333,7 @@ def line_name(row: PeakRow, place: Callable[[str, int | None], str] = source_pla
 def _parts_table(title: str, name: str, lines: Sequence[tuple[str | Place, int]], total_bytes: int) -> Table:
     """Parts of a sum, which is the last row."""
     heads = (*columns("text", name), *columns("count", "bytes"), *columns("bytes", ""), *columns("share", "share"))
-    rows = tuple((part, size, size, size / total_bytes) for part, size in lines)
+    rows = tuple((part, size, size, size / total_bytes) if size else (part, "", "", "") for part, size in lines)
     return Table(title, heads, rows, ("sum", total_bytes, total_bytes, 1.0))
 
 
