@@ -17,7 +17,7 @@ from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem
 from tests.training_steps import build_workload
 from tracer import timeline_tracer
 from tracer.errors import RecordingError
-from tracer.timeline_tracer import TimelineTracer
+from tracer.timeline_tracer import TimelineTracer, _Cycle
 from tracer.units import format_bytes
 
 N_WAIT_STEPS, N_WARMUP_STEPS, N_ACTIVE_STEPS, N_REPEATS = 1, 1, 3, 2
@@ -246,6 +246,14 @@ def test_findings_may_be_asked_for_between_cycles(file: Path) -> None:
     train(on_trace_ready, 11)
     assert seen == [1, 2]
     assert not file.exists()
+
+
+def test_a_cycle_without_results_is_left_out() -> None:
+    """A signal may end the reading of the last one."""
+    tracer = TimelineTracer()
+    train(tracer, 11)
+    tracer._add(_Cycle(None, was_cut=True, reading=None))
+    assert len(tracer.findings.cycles) == tracer.num_cycles == 2
 
 
 def test_torchs_results_are_let_go_once_read(file: Path) -> None:

@@ -204,10 +204,11 @@ class TimelineTracer:
             with paused_gc():
                 for cycle in self._kept:
                     self._read(cycle)
+                # One without is of a profiler that was interrupted before it had results.
+                self._kept = [cycle for cycle in self._kept if cycle.recording is not None]
                 code = self._compiled(self._recordings)
-                for cycle in self._kept:
-                    assert cycle.recording is not None
-                    cycle.recording = with_lines_of_nodes(cycle.recording, code.graphs)
+                for cycle, recording in zip(self._kept, self._recordings, strict=True):
+                    cycle.recording = with_lines_of_nodes(recording, code.graphs)
                 self._findings = put_together(self._cycles(code), compiled=code)
         return self._findings
 
