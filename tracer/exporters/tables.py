@@ -72,7 +72,10 @@ class Table:
             return self
         first = next(index for index in range(len(self.columns), 0, -1) if self.columns[index - 1].kind != "text")
         names, rest = self.columns[:first], ", ".join(column.name for column in self.columns[first:])
-        rows = tuple((*row[:first], ", ".join(str(cell) for cell in row[first:] if cell)) for row in self.rows)
+        rows = tuple(
+            (*row[:first], ", ".join(cell_text(cell, self.columns[-1]) for cell in row[first:] if cell))
+            for row in self.rows
+        )
         return replace(self, columns=(*names, Column(rest)), rows=rows)
 
 

@@ -25,6 +25,7 @@ from tracer.units import NS_PER_US, ms, some
 
 VERSION = 1
 _MAX_STEPS = 12
+_MAX_NAME = 60
 _NS = re.compile(r"_ns$")
 
 
@@ -51,7 +52,7 @@ def print_times(times: TraceTimes, console: Console, *, top: int) -> None:
     if loading:
         say_wrapped(console, loading)
     print_table(_steps(times, _MAX_STEPS), console)
-    for table in _work_tables(times):
+    for table in _work_tables(times, _MAX_NAME):
         print_table(table, console, top=top)
 
 
@@ -90,8 +91,12 @@ def _loading(total: StepTimes) -> str:
     )
 
 
-def _work_tables(times: TraceTimes) -> Iterator[Table]:
-    """Streams where there are several, work by who launched it, and the longest kernels."""
+def _work_tables(times: TraceTimes, most_letters: int | None = None) -> Iterator[Table]:
+    """Streams where there are several, work by who launched it, and the longest kernels.
+
+    Args:
+        most_letters: Of a kernel's name, which is one word that a terminal has no room for; None for all.
+    """
     counts = columns("count", "kernels")
     if len(times.streams) > 1:
         rows = [(one.compute_ns, one.communication_ns, one.copies_ns, one.count, one.words) for one in times.streams]
@@ -105,6 +110,7 @@ def _work_tables(times: TraceTimes) -> Iterator[Table]:
             (row.forward_ns, row.backward_ns, row.other_ns, row.host_wait_ns, row.count, *_launched_by(row.launcher))
             for row in times.rows
         ),
+        is_wide=True,
     )
     heads = (
         *columns("duration", "together"),
@@ -113,11 +119,17 @@ def _work_tables(times: TraceTimes) -> Iterator[Table]:
     )
     yield Table(
         "The longest kernels, in ms",
-        (*heads, *columns("text", "launched by", "module", "kernel")),
+        (*heads, *columns("text", "kernel", "launched by", "module")),
         tuple(
-            (one.total_ns, one.longest_ns, one.count, *_launched_by(one.launcher), one.name) for one in times.kernels
+            (one.total_ns, one.longest_ns, one.count, _cut(one.name, most_letters), *_launched_by(one.launcher))
+            for one in times.kernels
         ),
+        is_wide=True,
     )
+
+
+def _cut(name: str, most_letters: int | None) -> str:
+    return name if most_letters is None or len(name) <= most_letters else f"{name[: most_letters - 3]}..."
 
 
 def _launched_by(launcher: PlaceInCode) -> tuple[Place, str]:

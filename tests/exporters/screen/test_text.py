@@ -75,9 +75,9 @@ def test_rows_beyond_the_first_are_summed_where_that_says_something() -> None:
 
 def test_words_share_a_column_on_the_screen() -> None:
     heads = (*columns("bytes", "size"), *columns("text", "module", "line"))
-    joined = Table("t", heads, ((9, "net.0", "train.py:3"), (1, "", "a.py:1")), is_wide=True).joined()
+    joined = Table("t", heads, ((9, "net.0", Place("mm", "train.py", 3)), (1, "", "a.py:1")), is_wide=True).joined()
     assert [column.name for column in joined.columns] == ["size", "module, line"]
-    assert joined.rows == ((9, "net.0, train.py:3"), (1, "a.py:1"))
+    assert joined.rows == ((9, "net.0, mm  train.py:3"), (1, "a.py:1"))
 
 
 def test_a_cell_is_written_by_the_kind_of_its_column() -> None:
