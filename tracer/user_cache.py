@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import grp
 import hashlib
+import math
 import os
 import pwd
 import shutil
@@ -108,8 +109,9 @@ def prune(cache: Path, family: str) -> None:
     One that another process holds, or that is not ours to delete, stays.
     """
     used_before = time.time() - UNUSED_SECONDS
-    builds = [path for path in _folders(cache, family) if not path.name.startswith(".")]
-    for build in sorted(builds, key=_used_at, reverse=True)[NUM_KEPT:]:
+    builds = {path: _used_at(path) for path in _folders(cache, family) if not path.name.startswith(".")}
+    there = [path for path, used in builds.items() if used < _GONE]
+    for build in sorted(there, key=builds.__getitem__, reverse=True)[NUM_KEPT:]:
         try:
             with locked(build, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 if _used_at(build) < used_before:
@@ -125,12 +127,15 @@ def _folders(cache: Path, family: str) -> list[Path]:
     return [path for path in cache.iterdir() if path.name.lstrip(".").startswith(family) and path.is_dir()]
 
 
+_GONE = math.inf
+
+
 def _used_at(build: Path) -> float:
-    """Seconds since 1970; now where another process just deleted it."""
+    """Seconds since 1970; `_GONE` where another process just deleted it."""
     try:
         return build.stat().st_mtime
     except FileNotFoundError:
-        return time.time()
+        return _GONE
 
 
 def how_others_write(path: Path, *, with_contents: bool = False) -> str | None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.processes import Process
 from tracer.sessions import termination
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.termination import Handling, SignalWatch, Termination
@@ -87,22 +88,23 @@ def test_a_process_whose_main_thread_does_not_come_back_ends_by_the_signal(
     assert capfd.readouterr().err.count(f"Error: Ended by {signal.Signals(number).name}.") == 2
 
 
-def test_what_was_recorded_before_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(termination, "LIMIT_S", 0.2)
+def train_until_a_signal(folder: Path) -> None:
+    setattr(termination, "LIMIT_S", 0.2)  # noqa: B010 - a constant, of this process alone
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    plan = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=2)
+    with profile_training(model, optimizer, save_dir=folder, schedule=plan, screen="none") as running:
+        for step in range(4):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            running.step()
+            if step == 2:
+                never_comes_back(signal.SIGTERM)
 
-    def work() -> None:
-        model = nn.Linear(8, 8)
-        optimizer = torch.optim.SGD(model.parameters())
-        plan = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=2)
-        with profile_training(model, optimizer, save_dir=tmp_path, schedule=plan, screen="none") as running:
-            for step in range(4):
-                model(torch.randn(4, 8)).sum().backward()
-                optimizer.step()
-                running.step()
-                if step == 2:
-                    never_comes_back(signal.SIGTERM)
 
-    assert status_of_child(work) == -signal.SIGTERM
+def test_what_was_recorded_before_is_written(tmp_path: Path) -> None:
+    process = Process(train_until_a_signal, (tmp_path,))  # whose autograd has no threads of this one's tests
+    assert process.wait(PATIENCE_S) == -signal.SIGTERM
     assert json.loads((tmp_path / "peak.json").read_text())["peak_bytes"] > 0
 
 
