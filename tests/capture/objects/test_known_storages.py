@@ -167,17 +167,17 @@ def test_what_no_walk_found_and_what_goes_after_the_end_is_not_watched() -> None
 
 
 def test_a_workspace_is_where_no_tensor_lies() -> None:
-    tensor = torch.zeros(4)
+    """Whatever a look at fewer tensors has taken for one."""
+    tensor, other = torch.zeros(4), torch.zeros(4)
     observer = StorageObserver()
-    blocks = DeviceBlocks(workspaces=((tensor.data_ptr(), 16), (1 << 20, 8519680)))
+    blocks = DeviceBlocks(workspaces=((tensor.data_ptr(), 16), (other.data_ptr(), 16), (1 << 20, 8519680)))
     observer.observe([(Role.HELD, "tensor", tensor)], blocks={"cpu": blocks})
-    assert [name for name, *_ in rows(observer.observations())] == ["tensor"], "only a walk has all tensors"
-    observer = StorageObserver()
-    observer.observe([(Role.HELD, "tensor", tensor)], is_walk=True, blocks={"cpu": blocks})
     found = rows(observer.observations())
-    assert [(name, role) for name, role, *_ in found] == [("tensor", Role.HELD), ("cuBLAS", Role.WORKSPACE)]
-    assert found[1][2:4] == (1 << 20, 8519680)
+    assert [(name, role) for name, role, *_ in found] == [("tensor", Role.HELD), *[("cuBLAS", Role.WORKSPACE)] * 2]
+    assert found[2][2:4] == (1 << 20, 8519680)
     assert last_seen(observer.observations()) == {}
+    observer.observe([(Role.HELD, "tensor", tensor), (Role.HELD, "other", other)], is_walk=True)
+    assert [name for name, *_ in rows(observer.observations())] == ["tensor", "cuBLAS", "tensor", "other"]
 
 
 def test_a_bucket_of_gradients_is_where_nothing_lies_that_has_a_name() -> None:

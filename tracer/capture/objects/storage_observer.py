@@ -134,8 +134,9 @@ class StorageObserver:
             self._rows.append((now, at, end - at, int(Role.IDLE), self._names[""], self._devices[text]))
         for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.buckets]:
             self._note_bucket(now, at, size, self._devices[text], found)
-        # A tensor may have the size of a workspace, 32 MiB on an H100: only a walk, which finds all, tells them apart.
-        for text, at, size in [(text, *block) for text, of in blocks.items() if is_walk for block in of.workspaces]:
+        if is_walk:  # Of what a look has taken for a workspace by its size, 32 MiB on an H100, what is a tensor
+            self._rows = [row for row in self._rows if row[3] != Role.WORKSPACE or (row[1], row[5]) not in found]
+        for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.workspaces]:
             if (at, device := self._devices[text]) not in found:
                 self._rows.append((now, at, size, int(Role.WORKSPACE), self._names["cuBLAS"], device))
 
