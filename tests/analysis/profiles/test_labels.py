@@ -161,7 +161,9 @@ def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None
         assert by_kind[kind] == by_category[category] > 0
     before = [group for group in device.peak.groups if group.is_before_recording]
     assert {group.site.frame for group in before} == {"before recording"}
-    assert len(before) == len({group.kind.words for group in before})
+    # Tensors of other tests may be there, too, such as optimizers' states of more than one kind of program.
+    own = [group.kind.words for group in before if group.kind in (Kind.PARAMETER, Kind.BUFFER)]
+    assert len(own) == len(set(own)) == 2
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
