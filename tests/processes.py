@@ -386,7 +386,7 @@ def _run_program(
     passed: Sequence[int] = (),
     is_of_new_session: bool = False,
 ) -> None:
-    """What the interpreter does with its arguments, in a process that has started already.
+    """Do with arguments as the interpreter does, in a process that has started already.
 
     Args:
         passed: The numbers of the descriptors that it has beside the standard streams.

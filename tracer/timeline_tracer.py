@@ -204,7 +204,7 @@ class TimelineTracer:
             with paused_gc():
                 for cycle in self._kept:
                     self._read(cycle)
-                # One without is of a profiler that was interrupted before it had results.
+                # A cycle without a recording was interrupted before it was read.
                 self._kept = [cycle for cycle in self._kept if cycle.recording is not None]
                 code = self._compiled(self._recordings)
                 for cycle, recording in zip(self._kept, self._recordings, strict=True):

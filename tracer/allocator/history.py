@@ -1,4 +1,4 @@
-"""What a recording asked of the allocator, in order, what the allocator answered, and what a replay of it needs."""
+"""The requests of a recording in order, with the allocator's answers, and the columns that a replay of them needs."""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ class RunOrigin:
     torch: str  # Its version
     python: str  # Its version
     device_name: str = ""  # Name of the accelerator; empty on the CPU
-    # What has to be said first of all that comes from the run, as where the device computed nothing; empty for a run
-    # like any other.
+    # The sentence that stands before all answers of the run, as where the device computed nothing; mostly empty.
     caveat: str = ""
 
     @property

@@ -29,7 +29,7 @@ class Wrapped:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """What updates them, if anything does."""
+        """The optimizer of the model, if there is one."""
         return self.inner.optimizer
 
     @property

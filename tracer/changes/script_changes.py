@@ -156,5 +156,5 @@ def installed_version(package: str) -> str:
 
 
 def installed_packages() -> tuple[str, ...]:
-    """Those that are installed."""
+    """Return the packages of 8-bit optimizers that are installed."""
     return tuple(package for package in PACKAGES if installed_version(package))

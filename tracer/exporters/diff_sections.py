@@ -45,13 +45,13 @@ def answer_sentences(diff: PeakDiff) -> tuple[str, ...]:
 
 
 def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "after") -> Iterator[Table]:
-    """Yield what came and went, by everything that it is gathered by, under the names of both sides."""
+    """Yield a table of the memory that came and went for each way to gather it, under the names of both sides."""
     for gathered_by, changes in diff.changes.items():
         yield _changes_table(gathered_by, changes, before, after)
 
 
 def line_changes(diff: PeakDiff) -> Table:
-    """What came and went by line."""
+    """Tabulate the memory that came and went by line."""
     return _changes_table("line", diff.changes["line"], "before", "after")
 
 
@@ -90,12 +90,12 @@ def _stack_cells(change: PeakChange) -> tuple[Cell, Cell]:
 
 
 def growth_sentences(diff: PeakDiff) -> tuple[str, ...]:
-    """What growth is of, where that is not what a row's sizes say."""
+    """Say which peaks growth compares, where they are not a row's sizes."""
     changes = (change for changes in diff.changes.values() for change in changes)
     return (_OWN_PEAKS,) if any(change.own_peaks and change.growth is not None for change in changes) else ()
 
 
 def eager_section(diff: PeakDiff, sentences: tuple[str, ...]) -> Section:
-    """What compiling changes at the peak."""
+    """Show the changes that compiling makes at the peak."""
     lists = [table for table in changes_tables(diff, before="eager", after="compiled") if table.title != "By operator"]
     return Section("Compiled, and the same without compilation", sentences, tuple(lists))

@@ -168,7 +168,7 @@ HEADERS = (
     *("cuda_runtime_api.h", "cuda.h", "cublas_v2.h", "cublasLt.h", "cublasXt.h", "cusolverDn.h", "cusolverSp.h"),
     *("cusparse.h", "cufftXt.h", "cudnn.h", "nvrtc.h", "cupti.h", "nccl.h", "cufile.h", "cusparseLt.h", "nvJitLink.h"),
 )
-"""Those that are there are read."""
+"""Headers of CUDA and its libraries; missing ones are passed over."""
 
 _PREFIXES = r"cuda|cu|cublas|cudnn|cufft|cusolver|cusparse|nccl|nvrtc|cupti|nvJitLink"
 _PROTOTYPE = re.compile(rf"([\w][\w\s*]*?[\s*])((?:{_PREFIXES})[A-Z]\w*)\s*\(((?:[^();{{}}]|\([^();{{}}]*\))*)\)\s*;")
@@ -277,7 +277,7 @@ def _unwritten(name: str) -> str:
 
 
 def _answer(prototype: Prototype, index: int, parameter: str) -> str | None:
-    """What is written through an output parameter, or None for one that is none or that nothing is known of."""
+    """Return the value that is written through an output parameter; None for other parameters and unknown ones."""
     if "const" in parameter or not _is_output(parameter):
         return None
     if re.search(r"\bsize_t\s*\*", parameter) and _SIZE.search(parameter):

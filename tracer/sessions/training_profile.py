@@ -137,7 +137,7 @@ class TrainingProfile(ProfileSession):
 
     @property
     def written(self) -> tuple[Written, ...]:
-        """What became of each file so far."""
+        """The files so far, each with its error if it could not be written."""
         return self._folder.written
 
     @property

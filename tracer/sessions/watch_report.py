@@ -178,7 +178,7 @@ class _Explanation:
         if not walk.is_complete:
             self._notes.append("More graphs are alive than were examined: part of what they keep may be missing.")
         blocks = {str(self._device): device_blocks(self._device, bucket_bytes=walk.bucket_bytes)}
-        observer.observe((*self._moment.tensors(), *walk.tensors), is_walk=True, blocks=blocks)
+        observer.observe((*self._moment.tensors(), *walk.tensors), blocks=blocks)
         return observer.observations()
 
     # ---------------------------------------------------------------------------------------------- what has stayed

@@ -167,7 +167,7 @@ def test_what_no_walk_found_and_what_goes_after_the_end_is_not_watched() -> None
 
 
 def test_a_workspace_is_where_no_tensor_lies() -> None:
-    """Whatever a look at fewer tensors has taken for one."""
+    """A walk takes back tensors that a look at fewer of them has taken for workspaces."""
     tensor, other = torch.zeros(4), torch.zeros(4)
     observer = StorageObserver()
     blocks = DeviceBlocks(workspaces=((tensor.data_ptr(), 16), (other.data_ptr(), 16), (1 << 20, 8519680)))

@@ -1,4 +1,4 @@
-"""What was observed of the program's objects: addresses as columns, and facts at an out of memory; without torch."""
+"""Observations of the program's objects: addresses as columns, and facts at an out of memory; without torch."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class StorageObserver:
                 found[place] = row, storage
         blocks = {text: self._with_foreign(text, of_device, found) for text, of_device in blocks.items()}
         if is_walk and "cpu" in self._devices:
-            blocks["cpu"] = replace(blocks.get("cpu", DeviceBlocks()), idle=self._in_files(found))
+            blocks["cpu"] = DeviceBlocks(idle=self._in_files(found))
         for text, of_device in blocks.items():
             self._idle[self._devices[text]] = of_device.idle
         for device, pieces in [entry for entry in self._idle.items() if entry[1]]:  # mostly none, and without a call
@@ -134,7 +134,7 @@ class StorageObserver:
             self._rows.append((now, at, end - at, int(Role.IDLE), self._names[""], self._devices[text]))
         for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.buckets]:
             self._note_bucket(now, at, size, self._devices[text], found)
-        if is_walk:  # Of what a look has taken for a workspace by its size, 32 MiB on an H100, what is a tensor
+        if is_walk:  # A look may have taken a tensor for a workspace by its size, 32 MiB on an H100
             self._rows = [row for row in self._rows if row[3] != Role.WORKSPACE or (row[1], row[5]) not in found]
         for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.workspaces]:
             if (at, device := self._devices[text]) not in found:

@@ -223,7 +223,7 @@ def around(memory: int, graph: ReferenceGraph) -> list[int]:
     return []
 
 
-# What a program takes nothing out of: these go when what holds them lets go.
+# No program takes anything out of these: they go when their holder lets go.
 _UNCHANGING: Final = (tuple, frozenset, types.FunctionType, types.MethodType, types.TracebackType)
 
 

@@ -80,7 +80,7 @@ class EightBitLibrary:
         return f"{self.package} {script_changes.installed_version(self.package)}"
 
     def kind_for(self, kind: type[torch.optim.Optimizer]) -> str:
-        """What stands for torch's Adam or AdamW, as in `torchao.optim.AdamW8bit`."""
+        """The library's name for torch's Adam or AdamW: `torchao.optim.AdamW8bit`."""
         return f"{self.package}.optim.{kind.__name__}8bit"
 
     def lines_for(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class EightBitLibrary:
         return optimizer
 
     def as_large(self, groups: _ParameterGroups) -> AsLarge:
-        """One with state of the same size, that computes nothing."""
+        """An optimizer with state of the same size, that computes nothing."""
         return AsLarge(_own_groups(groups), only_whole_blocks=self.package == "torchao")
 
     def takes(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -116,7 +116,7 @@ class EightBitLibrary:
 
 
 def installed() -> tuple[EightBitLibrary, ...]:
-    """Those that are installed."""
+    """Return the libraries that are installed."""
     return tuple(EightBitLibrary(package) for package in installed_packages())
 
 

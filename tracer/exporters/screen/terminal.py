@@ -42,7 +42,7 @@ def screen(*, is_shown: bool = True) -> Iterator[Console]:
 
 
 def text_of(print_on: Callable[[Console], None]) -> str:
-    """What is printed, as a file has it."""
+    """Return the printed text as a file has it."""
     file = io.StringIO()
     print_on(_VisibleConsole(file=file, highlight=False))
     return file.getvalue()

@@ -145,7 +145,7 @@ _POLL_S: Final = 0.1
 
 @contextmanager
 def earlier_ranks_by(run: Callable[[], None], folder: Path) -> Iterator[None]:
-    """Meanwhile a rank of the job can ask, once, for ranks before it.
+    """Let a rank of the job ask, once, for ranks before it while the block runs.
 
     Args:
         run: Runs them; called in a thread of its own, while the rank that asked waits.

@@ -155,7 +155,7 @@ def is_of_numbers(tensor: torch.Tensor) -> bool:
 
 
 class Objects:
-    """What this rank gives, and what it is given by ranks that ran before it.
+    """Exchange of this rank with ranks that ran before it: its own objects, and theirs.
 
     Objects are pickled, as torch itself does between ranks, in a folder that only the job's own processes write to.
     """
@@ -167,7 +167,7 @@ class Objects:
     def share(
         self, objects: list[Any], source: int, group: Sequence[int], *, kind: str = "all", are_needed: bool = False
     ) -> None:
-        """What the source has given all of a group at the same call; if it has not run, the list stays as it is.
+        """Fill in objects that the source gave its group at the same call; if it has not run, the list stays as it is.
 
         Args:
             kind: Of call; each has an order of its own.
@@ -224,7 +224,7 @@ class Objects:
             objects[:] = found[: len(objects)]
 
     def _nearest(self) -> list[Any]:
-        """What the nearest rank, up to this one, has sent to the next stage; empty if none has."""
+        """Objects that the nearest rank, up to this one, has sent to the next stage; empty if none has."""
         names = sorted(self._folder.glob("one-*.pickle"), key=lambda path: [-int(n) for n in path.stem.split("-")[1:]])
         for path in names:
             objects = self._read(path) if int(path.stem.split("-")[1]) <= self._rank else []

@@ -24,7 +24,7 @@ class Draws:
         self._next = 0
 
     def at(self, address: int, tensor: torch.Tensor) -> torch.Tensor:
-        """What an unwritten tensor at an address shows: an element's number depends on its place in memory alone.
+        """Numbers of an unwritten tensor at an address: each depends on its place in memory alone.
 
         Args:
             tensor: Gives dtype, size and stride. Of the result nothing may be written.
@@ -107,7 +107,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 class Known(IntEnum):
-    """What is known of the values in a range of device memory; of two that are combined, the smaller holds."""
+    """Knowledge of the values in a range of device memory; of two that are combined, the smaller holds."""
 
     UNKNOWN = 0
     """No kernel wrote them, or one that computes nothing."""
@@ -156,7 +156,7 @@ class KnownRanges:
         self._replace(first, last, [(start, end, known)])
 
     def known(self, start: int, end: int) -> Known:
-        """What is known of the whole range, by its worst part; an empty one is exact."""
+        """Knowledge of the whole range, by its worst part; an empty range is exact."""
         lowest = Known.EXACT
         at = bisect_right(self._ends, start)
         while start < end:
