@@ -6,6 +6,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile, profile_training
 from tracer.sessions.voices import ScriptVoice
 
-PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=2)
+ASKED = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=2)
+PLAN = replace(ASKED, may_end_early=True)
 
 
 class Clock:
@@ -40,11 +42,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def train(
-    folder: Path, in_step: Callable[[int, nn.Module], None], *, num_steps: int = PLAN.num_steps
+    folder: Path,
+    in_step: Callable[[int, nn.Module], None],
+    *,
+    num_steps: int = PLAN.num_steps,
+    plan: Schedule = PLAN,
 ) -> TrainingProfile:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters())
-    with profile_training(model, optimizer, save_dir=folder, schedule=PLAN, screen="none") as session:
+    with profile_training(model, optimizer, save_dir=folder, schedule=plan, screen="none") as session:
         for step in range(num_steps):
             in_step(step, model)
             model(torch.randn(4, 8)).sum().backward()
@@ -89,7 +95,9 @@ def test_a_step_to_which_recording_adds_much_is_the_last(
     session = train(tmp_path, takes(*seconds, clock=clock))
     assert recorded(session) == steps
     notes = [note for note in session.notes if note.startswith("Recording ended")]
-    assert len(notes) == (steps != [2, 2])
+    last, num_recorded = 2 + sum(steps), sum(steps)
+    beginning = f"Recording ended with step {last}, with {num_recorded} of 4 steps recorded: "
+    assert [note.startswith(beginning) for note in notes] == [True] * (steps != [2, 2])
     assert session.is_complete
     assert (tmp_path / "peak.json").exists()
 
@@ -106,7 +114,7 @@ def test_behind_a_cycle_that_took_long_to_read_there_is_no_other(
     monkeypatch.setattr(timeline_tracer, "read_recording", slowly)
     session = train(tmp_path, takes(0.0, clock=clock))
     assert recorded(session) == [2]
-    assert "since reading them took 6 s of a processor" in "".join(session.notes)
+    assert "Recording ended with step 4, with 2 of 4 steps recorded: reading them took 6 s" in "".join(session.notes)
 
 
 @pytest.mark.parametrize(("cycles", "steps"), [(0.0, [2]), (1.7, [2, 1]), (2.2, [2, 2])])
@@ -121,6 +129,23 @@ def test_no_more_events_are_recorded_than_can_be_read_soon(
     session = train(tmp_path, takes(0.0, clock=clock))
     assert recorded(session) == steps
     assert ("in all would take long to read" in "".join(session.notes)) == (steps != [2, 2])
+
+
+@pytest.mark.parametrize("kind", ["takes", "events", "evaluates", "loads"])
+def test_a_schedule_that_was_asked_for_is_recorded_whole(
+    kind: str, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it costs: `python main.py` makes no more steps than its options name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    in_step = takes(1.0, 0.2, 9.0, clock=clock)
+    if kind == "events":
+        in_step = takes(0.0, clock=clock)
+        monkeypatch.setattr(schedule, "MOST_EVENTS", 1)
+    elif kind != "takes":
+        in_step = evaluates(range(2, 9), clock) if kind == "evaluates" else loads(tmp_path, range(2, 9))
+    session = train(tmp_path, in_step, plan=ASKED)
+    assert recorded(session) == [2, 2]
+    assert not any("ended" in note for note in session.notes)
 
 
 @pytest.mark.parametrize(("at_step", "steps"), [(2, [2, 2]), (3, [2])])
@@ -202,7 +227,8 @@ def test_a_recording_that_was_dropped_is_used_where_no_other_is_made(
     """As of a script that only makes an inference engine: its last step ends with it, and nothing begins there."""
     monkeypatch.syspath_prepend(tmp_path)
     load, model = loads(tmp_path, range(1)), nn.Linear(64, 8)
-    make = partial(TrainingProfile, voice=ScriptVoice(), save_dir=tmp_path, schedule=Schedule(0, 0, 3, 1), screen=False)
+    steps = Schedule(0, 0, 3, 1, may_end_early=True)
+    make = partial(TrainingProfile, voice=ScriptVoice(), save_dir=tmp_path, schedule=steps, screen=False)
     profile = ScriptProfile(make, is_inference=True)
     with profile, torch.no_grad():
         model(torch.ones(1, 64))

@@ -129,7 +129,7 @@ def run(
     if inference and devices is not None:
         run_engines_in_one_process()
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, closed as termination:
-        steps = (schedule.of_calls() if inference else schedule).schedule()
+        steps = schedule.chosen(context, of_calls=inference)
         check_folder(save_dir)
         script.check()
         profile = make_profile(steps)

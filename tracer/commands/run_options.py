@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.common import not_said
+from tracer.commands.common import not_said, was_given
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import number, option, switched_off
@@ -54,6 +54,15 @@ class ScriptSchedule(ScheduleOptions):
     """The schedule of a script, which by default has no wait step."""
 
     n_wait_steps: _WaitSteps = 0
+
+    def chosen(self, context: typer.Context, *, of_calls: bool) -> Schedule:
+        """The schedule of a script; one of which no option was given may end early where recording costs much.
+
+        Args:
+            of_calls: Whether the script trains nothing, and each call of a model is a step.
+        """
+        schedule = (self.of_calls() if of_calls else self).schedule()
+        return replace(schedule, may_end_early=not any(was_given(context, each.name) for each in fields(self)))
 
     def of_calls(self) -> ScriptSchedule:
         """The schedule for inference: without warmup, unless more than one warmup step was asked for.

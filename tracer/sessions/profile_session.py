@@ -144,7 +144,7 @@ class ProfileSession(Session):
         self.waste: tuple[Waste, ...] = ()
         self._looked_for_waste = False
         self._at_failure: ObjectsAtFailure | None = None
-        self._cost = RecordingCost(schedule.num_active_steps * schedule.num_repeats)
+        self._cost = RecordingCost(schedule)
         self._has_enough = False
         # Adds the recording that was dropped last, and the allocator's history at its end; None if a later one was made
         self._dropped: tuple[Callable[[], None], dict[str, Any] | None] | None = None
@@ -346,7 +346,8 @@ class ProfileSession(Session):
             return
         with self._never_the_loops_fault():
             is_recorded = self._is_recording
-            self._end_step(is_last=not self._records_first and self._cost.end_step(is_recorded=is_recorded))
+            is_costly = not self._records_first and self._cost.end_step(self.num_steps_done, is_recorded=is_recorded)
+            self._end_step(is_last=is_costly)
             self._cost.begin_step()
 
     def end_last_step(self) -> None:

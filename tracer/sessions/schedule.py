@@ -32,6 +32,9 @@ class Schedule:
     # inside an operator, as in an optimizer's own hook: what is open when a recording ends writes, at its own end, into
     # that recording's freed memory once the next has begun.
     is_apart: bool = field(default=False, kw_only=True)
+    # Whether recording may end before all of it is recorded, where steps cost much: if the program chose the numbers,
+    # and no user did.
+    may_end_early: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.num_wait_steps < 0 or self.num_warmup_steps < 0:
@@ -123,14 +126,21 @@ _MOST_MODULES: Final = 100
 _MOST_DROPPED: Final = 3
 """Recordings that are dropped for later ones; a program may do the same in every step."""
 
+_TO_RECORD_MORE: Final = "A schedule that you name, such as with --n-active-steps 3, is recorded whole."
+
 
 class RecordingCost:
-    """Compares the processor's time of recorded steps with that of steps before, our own work left out."""
+    """Compares the processor's time of recorded steps with that of steps before, our own work left out.
 
-    def __init__(self, num_steps: int) -> None:
+    A schedule that somebody asked for is recorded whatever it costs: one cycle of it is in memory at a time.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
         """Begin to count."""
         self.note = self._dropped_since = ""
-        self._num_steps = num_steps
+        self._num_steps = schedule.num_active_steps * schedule.num_repeats
+        self._may_end_early = schedule.may_end_early
+        self._step = 0  # The step that has ended last, the first being 1
         self._plain_s: list[float] = []
         self._num_recorded = self._num_dropped = self._num_read = self._num_events = 0
         self._events_a_step = 0
@@ -144,8 +154,13 @@ class RecordingCost:
         self._without_gradients_since_s = None
         self._num_modules = 0
 
-    def end_step(self, *, is_recorded: bool) -> bool:
-        """Return whether the step that has ended was recorded and cost too much."""
+    def end_step(self, step: int, *, is_recorded: bool) -> bool:
+        """Return whether the step that has ended was recorded and cost too much.
+
+        Args:
+            step: Its number; the program's first step is 1.
+        """
+        self._step = step
         took_s = time.process_time() - self._began_s
         if not is_recorded:
             self._plain_s.append(took_s)
@@ -154,11 +169,11 @@ class RecordingCost:
         if self._has_many_events():
             return True
         plain_s = min(self._plain_s[_NUM_STEPS_TO_BEGIN:] or self._plain_s, default=took_s)
-        if took_s - plain_s <= max(MOST_S, _MOST_SHARE * plain_s):
+        if not self._may_end_early or took_s - plain_s <= max(MOST_S, _MOST_SHARE * plain_s):
             return False
         self.note = (
-            f"Recording ended after {some(self._num_recorded, 'step')}: the last one took {took_s:.1f} s of a "
-            f"processor, and a step that is not recorded {plain_s:.1f} s. Reading takes some ten times the difference."
+            f"Recording ended with step {step}, {self._share}: it took {took_s:.1f} s of a processor, and a step that "
+            f"is not recorded {plain_s:.1f} s. Reading takes some ten times the difference. {_TO_RECORD_MORE}"
         )
         return True
 
@@ -171,11 +186,11 @@ class RecordingCost:
         if self._has_many_events():
             return True
         took_s = time.process_time() - self._reading_since_s
-        if took_s <= MOST_READING_S:
+        if not self._may_end_early or took_s <= MOST_READING_S:
             return False
         self.note = (
-            f"Recording ended after {some(self._num_recorded, 'step')}, since reading them took {took_s:.0f} s of a "
-            f"processor: after more than {MOST_READING_S:.0f} s no other cycle is recorded."
+            f"Recording ended with step {self._step}, {self._share}: reading them took {took_s:.0f} s of a processor, "
+            f"and after more than {MOST_READING_S:.0f} s no other cycle is recorded. {_TO_RECORD_MORE}"
         )
         return True
 
@@ -189,13 +204,20 @@ class RecordingCost:
     def _has_many_events(self) -> bool:
         """Whether another step would be too much to read, by what was read so far."""
         num_unread = self._num_recorded - self._num_read + 1
-        if self._num_recorded >= self._num_steps or self._num_events + num_unread * self._events_a_step <= MOST_EVENTS:
+        if not self._may_end_early or self._num_recorded >= self._num_steps:
+            return False
+        if self._num_events + num_unread * self._events_a_step <= MOST_EVENTS:
             return False
         self.note = (
-            f"Recording ended after {some(self._num_recorded, 'step')}, since a step has {self._events_a_step:,} "
-            f"events: more than {MOST_EVENTS:,} in all would take long to read, and gigabytes."
+            f"Recording ended with step {self._step}, {self._share}: a step has {self._events_a_step:,} events, and "
+            f"more than {MOST_EVENTS:,} in all would take long to read. {_TO_RECORD_MORE}"
         )
         return True
+
+    @property
+    def _share(self) -> str:
+        """Return how much of the schedule is recorded: `with 4 of 6 steps recorded`."""
+        return f"with {self._num_recorded} of {some(self._num_steps, 'step')} recorded"
 
     @property
     def has_step(self) -> bool:
@@ -210,7 +232,8 @@ class RecordingCost:
         now_s = time.process_time()
         self._without_gradients_since_s = self._without_gradients_since_s or now_s
         took_s = now_s - self._without_gradients_since_s
-        return took_s > _MOST_WITHOUT_GRADIENTS_S and self._ends_within_step(
+        is_long = self._may_end_early and took_s > _MOST_WITHOUT_GRADIENTS_S
+        return is_long and self._ends_within_step(
             f"calls models without gradients for more than {_MOST_WITHOUT_GRADIENTS_S:.0f} s of a processor"
         )
 
@@ -227,9 +250,8 @@ class RecordingCost:
     def loads_many(self) -> bool:
         """Return whether too many Python modules are loaded; asked at each in recorded steps."""
         self._num_modules += 1
-        return self._num_modules > _MOST_MODULES and self._ends_within_step(
-            f"loads more than {_MOST_MODULES} Python modules"
-        )
+        are_many = self._may_end_early and self._num_modules > _MOST_MODULES
+        return are_many and self._ends_within_step(f"loads more than {_MOST_MODULES} Python modules")
 
     def only_dropped(self) -> None:
         """Note that no step was recorded but the one whose recording was dropped last."""
@@ -241,7 +263,8 @@ class RecordingCost:
     def _ends_within_step(self, does: str) -> bool:
         if self.has_step:
             self.note = (
-                f"A recorded step {does}. Recording ended there, after {some(self._num_recorded, 'whole step')}."
+                f"Recording ended within step {self._step + 1}, {self._share}: step {self._step + 1} {does}. "
+                f"{_TO_RECORD_MORE}"
             )
             return True
         self._num_dropped += 1

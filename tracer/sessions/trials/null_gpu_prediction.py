@@ -176,7 +176,7 @@ def predict_script(
                 TrainingProfile,
                 voice=ScriptVoice(),
                 save_dir=folder,
-                schedule=_schedule(num_steps or MOST_STEPS),
+                schedule=_schedule(num_steps),
                 screen="none",
                 leave_out=[output.name for output in OUTPUTS],
                 settings=settings,
@@ -230,13 +230,15 @@ def no_room_before(error: BaseException, devices: Devices) -> Prediction:
 
 
 def _schedule(num_steps: int) -> Schedule:
-    """All steps are recorded, but for the first of a distributed program.
+    """Return the schedule of as many steps, or of as many as memory needs to repeat; those may end early.
+
+    All are recorded, but for the first of a distributed program.
 
     There DTensor finds the way of each operator, in a million Python calls that a recording would hold (8 GB of the
     host's memory). What that step asks for is in the counters, and the allocator's history explains where it ends.
     """
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return Schedule(int(is_distributed), 0, num_steps, 1)
+    return Schedule(int(is_distributed), 0, num_steps or MOST_STEPS, 1, may_end_early=not num_steps)
 
 
 def _prediction(
