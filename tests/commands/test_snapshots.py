@@ -20,8 +20,11 @@ from tests.commands import test_profile as profile
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.exporters.sqlite_reports.report_readers import query
+from tests.histories import Event, Key, recording_of
 from tests.processes import run_python
 from tests.snapshot.dumps import entry, freed, write
+from tracer.analysis.profiles.block_lifetimes import follow_blocks
+from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
 from tracer.exporters.page import snapshot_page
 from tracer.units import MIB
 
@@ -345,3 +348,28 @@ def test_wrong_questions_are_refused_before_reading(tmp_path: Path, options: tup
     code, out, err = run("snapshot", tmp_path / "missing.pickle", *options)
     assert (code, out, err.splitlines()[0]) == (2, "", message)
     assert err.splitlines()[1].startswith("Hint: ")
+
+
+# ---- a run without the caching allocator -----------------------------------------------------------------------------
+
+
+def test_a_snapshot_of_a_cpu_run_tells_of_no_allocator(tmp_path: Path) -> None:
+    """Address ranges of malloc stand in for segments there: nothing is reserved, and nothing can be replayed."""
+    recording = recording_of([Event(50, 4096, 2), Event(50, -4096, 2), Event(9000, 70000, 3)], [Key(0, 50, 1)])
+    path = tmp_path / "memory_snapshot.pkl"
+    write_memory_snapshot(snapshot_of_recording(recording, follow_blocks(recording, None, 0)), path)
+    page, report = tmp_path / "page.html", tmp_path / "report.sqlite"
+    code, out, _ = run("snapshot", path, "--html", page, "--sqlite", report)
+    assert code == 0
+    for words in ("reserved", "Reserved", "allocator", "What to try first", "taken from the device"):
+        assert words not in out
+    assert "reserved." not in page.read_text("utf-8")
+    assert query(report, "SELECT peak_allocated_bytes, reserved_at_peak_bytes, reserved_end_bytes FROM devices") == [
+        (None, None, None)
+    ]
+    (device,) = json.loads(run("snapshot", path, "--json")[1])["devices"]
+    assert device["peak_requested_bytes"] == 70050
+    assert device["reserved_at_peak_bytes"] is device["fragmentation_at_end"] is device["allocator"]["settings"] is None
+    code, out, err = run("snapshot", path, "--gpu-memory", "8GiB")
+    assert code == 0 and "without torch's caching allocator" in " ".join(out.split())
+    assert "--search-settings" not in err

@@ -223,12 +223,13 @@ def device_sections(device: DeviceFinding) -> Iterator[Section]:
     ]
     yield Section("The peak", (), tuple(tables))
     moments = [("at the peak", peak.fragmentation), ("at the end", device.end_fragmentation)]
-    yield reserved_section(
-        [
-            (name, state.reserved_bytes, state.allocated_bytes, state.free_bytes, state.largest_free_bytes)
-            for name, state in (moments if device.entries else [("when it was taken", device.end_fragmentation)])
-        ]
-    )
+    rows = [
+        (name, state.reserved_bytes, state.allocated_bytes, state.free_bytes, state.largest_free_bytes)
+        for name, state in (moments if device.entries else [("when it was taken", device.end_fragmentation)])
+        if state is not None
+    ]
+    if rows:
+        yield reserved_section(rows)
     if device.entries:
         yield _growth(device)
 

@@ -15,6 +15,7 @@ from tracer.arrays import Ints, Rows
 from tracer.capture.recording import Recording
 from tracer.exporters.files import write_atomically
 from tracer.exporters.python_stacks import PythonStacks
+from tracer.snapshot.columns import CACHING_ALLOCATOR
 from tracer.units import NS_PER_US
 
 # The page at pytorch.org/memory_viz reads protocols 2 to 4 (pytorch issue 183842).
@@ -40,7 +41,7 @@ def snapshot_of_recording(
         "segments": [{**segment, "device": device} for segment in _segments(lifetimes, stacks, labels)],
         # One trace for each device up to this one: its place in the list is what says whose it is.
         "device_traces": [*([] for _ in range(device)), _trace(recording, lifetimes, stacks, labels)],
-        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False, CACHING_ALLOCATOR: False},
         "external_annotations": [{**mark, "device": device} for mark in _annotations(recording)],
     }
 

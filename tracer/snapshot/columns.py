@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from tracer.snapshot.actions import Action, BlockState
 
 Int32s: TypeAlias = Column[np.int32]
 Bytes8: TypeAlias = Column[np.uint8]
+
+CACHING_ALLOCATOR: Final = "caching_allocator"
+"""A setting in our own snapshots of a run without the caching allocator, such as one on the CPU: False."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +145,11 @@ class Snapshot:
     settings: Mapping[str, Any]  # What is known of the allocator's settings; those that decide what it reserves
     pinned: PinnedBlocks  # Of host memory, where that was recorded too
     remarks: tuple[str, ...] = ()  # What was odd in the file and how it was read, in sentences
+
+    @property
+    def has_allocator(self) -> bool:
+        """Whether a caching allocator served the requests; else segments are ranges that blocks ever lay in."""
+        return self.settings.get(CACHING_ALLOCATOR, True) is not False
 
     def text(self, number: int) -> str:
         """A text by its number; the empty one for -1."""

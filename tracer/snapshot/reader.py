@@ -147,6 +147,7 @@ _SCALAR_SETTINGS = {
     "garbage_collection_threshold": float,
     "per_process_memory_fraction": float,
     "graph_capture_record_stream_reuse": bool,
+    "caching_allocator": bool,  # ours, see `tracer.snapshot.columns.CACHING_ALLOCATOR`
 }
 
 

@@ -16,6 +16,10 @@ from tracer.analysis.snapshots.what_if import WhatIf, what_if
 from tracer.snapshot.columns import Snapshot
 
 NO_HISTORY = "There is no history to be replayed, so neither settings nor another GPU can be tried on it."
+NO_ALLOCATOR = (
+    "The recording is of a run without torch's caching allocator, such as one on the CPU: neither its settings nor "
+    "another GPU can be tried on it."
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +45,7 @@ def explain_allocator(
 ) -> tuple[AllocatorFinding, ...]:
     """Replay every device of a snapshot through the model."""
     has_questions = bool(settings) or search_settings or gpu_memory is not None
-    unasked = (NO_HISTORY,) if has_questions else ()
+    unasked = (NO_HISTORY if replayed.snapshot.has_allocator else NO_ALLOCATOR,) if has_questions else ()
     findings = []
     for device in replayed.devices:
         modelled = model_device(device)

@@ -38,7 +38,7 @@ class DeviceFinding:
     peak: Peak
     start_requested_bytes: int
     end_requested_bytes: int
-    end_fragmentation: Fragmentation
+    end_fragmentation: Fragmentation | None  # None where no caching allocator served the requests
     never_freed: tuple[SnapshotRow, ...]  # Allocated in the recording and in use at its end; groups of blocks
     oom: tuple[OutOfMemory, ...]
     notes: tuple[str, ...]  # What does not fit together or is not known, one sentence each
@@ -129,10 +129,10 @@ def _explain_device(device: ReplayedDevice) -> DeviceFinding:
         peak=find_peak(device),
         start_requested_bytes=int(replayed.requested_bytes[0]),
         end_requested_bytes=int(replayed.requested_bytes[-1]),
-        end_fragmentation=fragmentation_after(state, replayed, last),
+        end_fragmentation=fragmentation_after(state, replayed, last) if device.snapshot.has_allocator else None,
         never_freed=never_freed(device),
         oom=explain_ooms(device),
-        notes=(*_device_notes(state, replayed), *_copies(device.kinds)),
+        notes=(*_device_notes(state, replayed, has_allocator=device.snapshot.has_allocator), *_copies(device.kinds)),
         first_time_us=int(state.trace.time_us[0]) if len(state.trace) else -1,
     )
 
@@ -189,7 +189,7 @@ def _is_full_ring(state: DeviceState, replayed: Replay) -> bool:
     return number >= _LEAST_RING and number % _LEAST_RING == 0 and bool(replayed.requested_bytes[0])
 
 
-def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
+def _device_notes(state: DeviceState, replayed: Replay, *, has_allocator: bool) -> list[str]:
     odd, notes = replayed.oddities, []
     if not len(state.trace):
         notes.append("It has no history (no trace entries): what follows is the state when the snapshot was taken.")
@@ -225,6 +225,6 @@ def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
         notes.append(f"{entries} an action that this version does not know, and are ignored.")
     if (num_ooms := len(state.trace.where(Action.OOM))) > MAX_EXPLAINED:
         notes.append(f"Of {num_ooms} out-of-memory events the first {MAX_EXPLAINED} are explained.")
-    if (replayed.reserved_bytes < replayed.requested_bytes).any():
+    if has_allocator and (replayed.reserved_bytes < replayed.requested_bytes).any():
         notes.append("At times less is reserved than in use: the recording lacks segment entries.")
     return notes

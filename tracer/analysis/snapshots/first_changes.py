@@ -165,7 +165,7 @@ def with_allocated(finding: SnapshotFinding, modelled: Mapping[int, Modelled | N
     devices = []
     for device in finding.devices:
         model, memory = modelled.get(device.device), device.peak.fragmentation
-        if model is not None and (size := model.most_in_use_bytes) is not None:
+        if model is not None and memory is not None and (size := model.most_in_use_bytes) is not None:
             memory = replace(memory, allocated_bytes=size, free_bytes=memory.reserved_bytes - size)
             device = replace(device, peak=replace(device.peak, fragmentation=memory))
         devices.append(device)

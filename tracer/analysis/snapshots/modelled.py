@@ -143,7 +143,7 @@ _modelled: WeakKeyDictionary[ReplayedDevice, Modelled | None] = WeakKeyDictionar
 
 
 def model_device(device: ReplayedDevice) -> Modelled | None:
-    """Replay one device's recording at its own settings, once; None if the device has no history.
+    """Replay one device's recording at its own settings, once; None without a history or a caching allocator.
 
     A snapshot does not say which torch made it. Where the rules of the newest one do not give every decision, those of
     older ones are tried, and the better ones kept.
@@ -155,7 +155,7 @@ def model_device(device: ReplayedDevice) -> Modelled | None:
 
 def _model(device: ReplayedDevice) -> Modelled | None:
     snapshot, state, replayed = device.snapshot, device.state, device.replay
-    if not len(state.trace):
+    if not len(state.trace) or not snapshot.has_allocator:
         return None
     settings = recorded_settings(_infer_missing_settings(snapshot.settings, state))
     with paused_gc():

@@ -46,7 +46,7 @@ class Peak:
     by_name: tuple[Share, ...]  # By the name that the program has given, at the allocation or later
     # By the stream and the pool that the memory belongs to, as far as entries and segments tell.
     by_stream: tuple[Share, ...]
-    fragmentation: Fragmentation
+    fragmentation: Fragmentation | None  # None where no caching allocator served the requests
 
     @property
     def by_category(self) -> dict[str, int]:
@@ -81,7 +81,7 @@ def find_peak(device: ReplayedDevice) -> Peak:
         by_annotation=_by_annotation(device, rows),
         by_name=_by_name(device, rows, entry),
         by_stream=_by_stream(device, rows),
-        fragmentation=fragmentation_after(state, replay, entry),
+        fragmentation=fragmentation_after(state, replay, entry) if device.snapshot.has_allocator else None,
     )
 
 

@@ -72,7 +72,9 @@ def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:
 
 
 def reserved_at_end(device: ReplayedDevice, settings: AllocatorSettings) -> Reserved:
-    """Why so much was reserved when the snapshot was taken, which needs no history."""
+    """Why so much was reserved when the snapshot was taken, which needs no history; nothing without an allocator."""
+    if not device.snapshot.has_allocator:
+        return Reserved(None, 0, (), ())
     state, lives = device.state, device.replay.lives
     rows = np.flatnonzero(lives.end == len(state.trace))
     life_at = dict(zip(lives.addr[rows].tolist(), rows.tolist(), strict=True))

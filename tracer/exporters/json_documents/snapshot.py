@@ -46,7 +46,7 @@ def snapshot_json(
 
 
 def _device(device: DeviceFinding) -> dict[str, Any]:
-    peak = device.peak
+    peak, at_peak, at_end = device.peak, device.peak.fragmentation, device.end_fragmentation
     return {
         "device": device.device,
         "entries": device.entries,
@@ -56,15 +56,15 @@ def _device(device: DeviceFinding) -> dict[str, Any]:
         "peak_time_us": peak.time_us if peak.time_us >= 0 else None,
         "peak_phase": peak.phase or None,
         "peak_requested_bytes": peak.requested_bytes,
-        "peak_allocated_bytes": peak.fragmentation.allocated_bytes,
-        "reserved_at_peak_bytes": peak.fragmentation.reserved_bytes,
+        "peak_allocated_bytes": None if at_peak is None else at_peak.allocated_bytes,
+        "reserved_at_peak_bytes": None if at_peak is None else at_peak.reserved_bytes,
         "before_recording_bytes": peak.before_recording_bytes,
         "start_requested_bytes": device.start_requested_bytes,
         "end_requested_bytes": device.end_requested_bytes,
         "growth_bytes": device.growth_bytes,
-        "reserved_end_bytes": device.end_fragmentation.reserved_bytes,
-        "fragmentation_at_peak": asdict(peak.fragmentation),
-        "fragmentation_at_end": asdict(device.end_fragmentation),
+        "reserved_end_bytes": None if at_end is None else at_end.reserved_bytes,
+        "fragmentation_at_peak": None if at_peak is None else asdict(at_peak),
+        "fragmentation_at_end": None if at_end is None else asdict(at_end),
         "by_kind": json_value(peak.by_kind),
         "by_annotation": json_value(peak.by_annotation) if peak.has_annotations else [],
         "by_name": json_value(peak.by_name) if peak.has_names else [],

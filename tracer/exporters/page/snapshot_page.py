@@ -97,19 +97,23 @@ def snapshot_page(
         lines=(
             Curve("allocated", timeline.times, timeline.allocated_bytes),
             Curve("reserved", timeline.times, timeline.reserved_bytes),
-        ),
+        )
+        if replayed.snapshot.has_allocator
+        else (),
         counted_bytes=replayed_device.replay.requested_bytes,
         blocks=_blocks(replayed, device, shown),
-        space=page_space(address_ranges(replayed_device.state), replayed.snapshot.text, first_row=1),
+        space=page_space(address_ranges(replayed_device.state), replayed.snapshot.text, first_row=1)
+        if replayed.snapshot.has_allocator
+        else None,
         marks=_marks(device, timeline),
     )
 
 
 def _rounded(peak: Peak) -> tuple[str, ...]:
     """How the peak, which is counted as the program asked for it, is called by torch's own statistics."""
-    if not peak.requested_bytes:
-        return ()
     memory = peak.fragmentation
+    if not peak.requested_bytes or memory is None:
+        return ()
     allocated, reserved = format_bytes(memory.allocated_bytes), format_bytes(memory.reserved_bytes)
     return (
         f"The peak counts requested bytes. torch reports {allocated} allocated (rounded up) and {reserved} reserved.",

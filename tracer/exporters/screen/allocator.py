@@ -19,6 +19,8 @@ from tracer.units import format_bytes, some
 def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, top: int = 10) -> None:
     """Print, for each device, how far the model agrees, why so much is reserved, and what was asked about settings."""
     for finding in findings:
+        if not finding.agreement and not finding.at_end.rows:
+            continue
         say(console)
         say(console, f"Allocator of device {finding.device}", style="bold")
         for sentence in finding.agreement:

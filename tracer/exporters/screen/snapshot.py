@@ -64,8 +64,9 @@ def _print_device(device: DeviceFinding, console: Console, top: int, first: Firs
     history = f"{some(device.entries, 'entry')} of history"
     say(console, f"Device {device.device}: {history}, peak {_when(peak, device)}", style="bold")
     say(console, f"requested  {exact(peak.requested_bytes)}", indent=2)
-    say(console, f"allocated  {exact(peak.fragmentation.allocated_bytes)}, after the allocator's rounding", indent=2)
-    say(console, f"reserved   {exact(peak.fragmentation.reserved_bytes)}, taken from the device", indent=2)
+    if (memory := peak.fragmentation) is not None:
+        say(console, f"allocated  {exact(memory.allocated_bytes)}, after the allocator's rounding", indent=2)
+        say(console, f"reserved   {exact(memory.reserved_bytes)}, taken from the device", indent=2)
     if peak.before_recording_bytes:
         before = exact(peak.before_recording_bytes)
         say(console, f"of the requested bytes, {before} were there before the recording", indent=2)

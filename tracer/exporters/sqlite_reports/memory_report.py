@@ -17,6 +17,7 @@ from tracer.exporters.files import replacing
 if TYPE_CHECKING:
     from tracer.analysis.operators.memory_report import MemoryReport
     from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
+    from tracer.analysis.snapshots.fragmentation import Fragmentation
     from tracer.analysis.snapshots.oom import OutOfMemory
     from tracer.analysis.snapshots.timeline import DeviceTimeline
     from tracer.capture.sources.source_line import SourceLine
@@ -227,8 +228,8 @@ SNAPSHOT_TABLES = (
     table("peak_by_category", "category TEXT PRIMARY KEY", "size_bytes"),
     table(
         "devices", "device INTEGER PRIMARY KEY", "is_reported", "entries", "peak_entry", "peak_time_us",
-        "peak_requested_bytes", "peak_allocated_bytes", "reserved_at_peak_bytes", "before_recording_bytes",
-        "start_requested_bytes", "end_requested_bytes", "reserved_end_bytes",
+        "peak_requested_bytes", "peak_allocated_bytes INTEGER", "reserved_at_peak_bytes INTEGER",
+        "before_recording_bytes", "start_requested_bytes", "end_requested_bytes", "reserved_end_bytes INTEGER",
     ),
     table(
         "peak_groups", "id INTEGER PRIMARY KEY", "device", "kind TEXT NOT NULL", "evidence TEXT NOT NULL",
@@ -280,9 +281,9 @@ def write_snapshot_report(
         "peak_by_category": device.peak.by_category.items(),
         "devices": (
             (one.device, index == shown, one.entries, one.peak.entry, one.peak.time_us,
-             one.peak.requested_bytes, one.peak.fragmentation.allocated_bytes, one.peak.fragmentation.reserved_bytes,
+             one.peak.requested_bytes, *_reserved(one.peak.fragmentation),
              one.peak.before_recording_bytes, one.start_requested_bytes, one.end_requested_bytes,
-             one.end_fragmentation.reserved_bytes)
+             _reserved(one.end_fragmentation)[1])
             for index, one in enumerate(devices)
         ),
         "peak_groups": (
@@ -298,6 +299,11 @@ def write_snapshot_report(
     write_database(
         path, statements, rows, of=(SNAPSHOT_FORMAT, SNAPSHOT_VERSION), settings=settings, user_version=USER_VERSION
     )
+
+
+def _reserved(memory: Fragmentation | None) -> tuple[int | None, int | None]:
+    """Allocated and reserved bytes; None for both where no caching allocator served the requests."""
+    return (None, None) if memory is None else (memory.allocated_bytes, memory.reserved_bytes)
 
 
 def _oom_row(event: OutOfMemory) -> tuple[object, ...]:
