@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib.machinery import ModuleSpec
 from itertools import dropwhile
@@ -41,6 +41,21 @@ def when_loaded(name: str, change: Callable[[Any], None]) -> Callable[[], None]:
         change(loaded)
         return lambda: None
 
+    @contextmanager
+    def changed() -> Iterator[None]:
+        yield
+        change(sys.modules[name])
+
+    return around_load(name, changed)
+
+
+def around_load(name: str, around: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
+    """Have a module executed within a context when it is loaded.
+
+    Returns:
+        A function that ends the waiting; more than once does no harm.
+    """
+
     def find_spec(asked: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if asked != name:
             return None
@@ -48,19 +63,19 @@ def when_loaded(name: str, change: Callable[[Any], None]) -> Callable[[], None]:
         specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            _follow(spec.loader, change)
+            _surround(spec.loader, around)
         return spec
 
     return on_import(find_spec)
 
 
-def _follow(loader: Any, change: Callable[[Any], None]) -> None:
-    """Have a module changed after a loader has executed it."""
+def _surround(loader: Any, around: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have a loader execute its module within a context."""
     execute = loader.exec_module
 
     def executed(module: ModuleType) -> None:
-        execute(module)
-        change(module)
+        with around():
+            execute(module)
 
     loader.exec_module = executed
 

@@ -92,3 +92,28 @@ def test_torch_reads_what_the_script_sets(tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert "threads 1" in ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(("given", "is_short"), [({}, True), ({"OMP_WAIT_POLICY": "ACTIVE"}, False)])
+@pytest.mark.parametrize("command", ["run", "profile"])
+def test_threads_spin_shortly_unless_the_user_says_for_how_long(
+    command: str, given: dict[str, str], is_short: bool, tmp_path: Path
+) -> None:
+    """The library prints what it has read as it was loaded; the script sees the environment as it was."""
+    text = "import os, torch\nprint([os.environ.get(name) for name in ('GOMP_SPINCOUNT', 'KMP_BLOCKTIME')])"
+    words = ["run", script(tmp_path, text)] if command == "run" else ["--device", "none"]
+    taken = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY")
+    variables = {name: value for name, value in os.environ.items() if name not in taken}
+    ended = subprocess.run(
+        [sys.executable, ROOT / "main.py", *words],
+        env={**variables, **given, "OMP_DISPLAY_ENV": "VERBOSE"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    read = ended.stderr.replace(" ", "").replace("[host]", "")
+    if "GOMP_SPINCOUNT" not in read:
+        pytest.skip("torch is loaded with another OpenMP than libgomp")
+    assert ("GOMP_SPINCOUNT='1000'" in read) == is_short
+    if command == "run":
+        assert "[None, None]" in ended.stdout

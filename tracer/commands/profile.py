@@ -30,6 +30,7 @@ from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE, WHOLE_HELP
 from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
 from tracer.errors import OutputError, TracerError, UsageError
 from tracer.exporters.screen.terminal import progress_bar, screen
+from tracer.openmp_threads import spin_shortly
 from tracer.results.files import TIMING
 from tracer.sessions.termination import Termination
 
@@ -176,6 +177,7 @@ def profile(
     Without a command it profiles a training step of a model, of yours with --model file.py:build, or of a small
     built-in one, and writes the results to --save-dir.
     """
+    spin_shortly()
     if context.invoked_subcommand is not None:
         return
     options = ProfileOptions(
