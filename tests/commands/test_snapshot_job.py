@@ -255,3 +255,22 @@ def test_workers_that_lack_the_program_are_one_sentence(answer: object, said: st
         reading._check_cluster(_Workers(answer), "tcp://here")
     assert "Install this version" in str(caught.value.hint)
     reading._check_cluster(_Workers(reading.answer_of()), "tcp://here")
+
+
+@pytest.mark.usefixtures("read_here")
+def test_recordings_whose_names_tell_no_rank_are_runs_by_name(tmp_path: Path) -> None:
+    """`bf16` is not rank 16, nor is the second file of a sweep."""
+    for name, size in (("fp32", 8 * MIB), ("bf16", 4 * MIB), ("ctx_128", 2 * MIB)):
+        trace = [entry("alloc", BASE, size)]
+        write(tmp_path / f"{name}.pickle", snapshot(trace, [segment(BASE, 16 * MIB, [block(BASE, size)])]))
+    status, out, _ = run("snapshot", tmp_path)
+    assert status == 0
+    assert "Largest peak of 3 runs: " in out and "fp32.pickle, with a peak of 8.00 MiB." in " ".join(out.split())
+    rows = [line for line in out.splitlines() if line.rstrip().find(".pickle") > 0 and "16.00 MiB" in line]
+    assert [Path(row.split()[4]).stem for row in rows] == ["bf16", "ctx_128", "fp32"]
+    for words in ("rank 16", "no recording", "no rank", "odd", "Odd", "alike", "Groups of equal ranks"):
+        assert words not in out
+    found = json.loads(run("snapshot", tmp_path, "--json")[1])
+    assert (found["missing"], found["worst_against_typical"]) == ([], [])
+    page = tmp_path / "page.html"
+    assert run("snapshot", tmp_path, "--html", page)[0] == 0 and "Memory of several runs" in page.read_text("utf-8")

@@ -187,10 +187,20 @@ TORCH = "/usr/lib/python3/site-packages/torch"
 @pytest.mark.parametrize(
     ("file", "rank"),
     [
-        ("out/rank3/memory_snapshot.pkl", 3), ("snapshot_rank_12.pickle", 12), ("rank-7.pkl", 7), ("memory_5.pkl", 5),
+        ("out/rank3/memory_snapshot.pkl", 3), ("snapshot_rank_12.pickle", 12), ("rank-7.pkl", 7), ("mem_5.pkl", None),
         ("node2/rank11/s.pkl", 11), ("memory_snapshot.pkl", None), ("host1/mem.pkl", None),
         ("pp_rank_1_tp_rank_0.pickle", None), ("pp1_rank9.pkl", 9), ("mp_rank_00_001/snapshot.pkl", None),
-        ("pp1/rank_12.pkl", 12), ("dp3.pkl", None), ("job_stage2/mem_7.pkl", 7),
+        ("pp1/rank_12.pkl", 12), ("dp3.pkl", None), ("job_stage2/mem_7.pkl", None),
+        # As libraries and people name what they dump.
+        ("oom_rank3.pickle", 3), ("oom_rank-4_snapshot.pickle", 4), ("snapshots/oom_rank2_t1712345678.pickle", 2),
+        ("memory_snapshot_rank5_step6.pkl", 5), ("iteration_10_exit/rank0_memory_snapshot.pickle", 0),
+        ("oom_memory_snapshot_rank4_step100.pkl", 4), ("llama_rank7_memory_snapshot.pickle", 7),
+        ("npu_oom_rank6_17.pickle", 6), ("memory_snapshot_rank_6.pickle", 6), ("RANK_3/snapshot.pickle", 3),
+        ("global_rank_9_local_rank_1.pickle", 9), ("local_rank_1_global_rank_9.pickle", 9), ("oomRank3.pickle", 3),
+        # Other numbers.
+        ("bf16.pickle", None), ("mem_bf16_xl_train_512.pickle", None), ("lora_rank16.pickle", None),
+        ("epoch3.pickle", None), ("host7_20250101.pickle", None), ("frank3.pickle", None),
+        ("lora_rank_8/rank1.pickle", 1), ("cuda_memory_snapshot.pickle", None), ("step100.pickle", None),
     ],
 )  # fmt: skip
 def test_names_tell_the_rank(file: str, rank: int | None) -> None:

@@ -31,9 +31,11 @@ _TENSOR: Final = re.compile(_SEPARATE + r"(?:tp|tensor)" + _END, re.IGNORECASE)
 _DATA: Final = re.compile(_SEPARATE + r"dp" + _END, re.IGNORECASE)
 # Megatron's folders: tensor rank in two digits, and the stage in three, where there are several.
 _MEGATRON: Final = re.compile(r"(?<![a-z])mp_rank_(\d{2})(?:_(\d{3}))?(?!\d)")
-_ROLES: Final = (_MEGATRON, _PIPELINE, _TENSOR, _DATA)
-_RANK: Final = re.compile(r"rank[_\-]?(\d+)", re.IGNORECASE)
-_NUMBER: Final = re.compile(r"(\d+)$")
+# `rank3`, `oom_rank-3`, `GlobalRank3`; that of the job before that of a node. LoRA's rank is a size, no place.
+_WORD: Final = r"(?:(?<![A-Za-z])(?:[Ll]ocal[_\-]?)?[Rr]ank|(?<=[a-z])Rank|(?<![A-Za-z])(?:LOCAL_)?RANK)"
+_GLOBAL_RANK: Final = re.compile(r"(?:global|world)[_\-]?rank[_\-]?(\d+)", re.IGNORECASE)
+_RANK: Final = re.compile(_WORD + r"[_\-]?(\d+)")
+_SIZES: Final = re.compile(r"(?:lora|low|full|top)[_\-]?rank[_\-]?\d+", re.IGNORECASE)
 
 _STRATEGY_OF_TORCHS: Final = (
     ("distributed/fsdp/", "FSDP"),
@@ -49,6 +51,9 @@ _STRATEGY_OF_OTHERS: Final = (
     ("megatron/core/tensor_parallel/", "tensor parallel"),
     ("fairscale/nn/data_parallel/", "FSDP"),
 )
+
+
+_ROLES: Final = (_MEGATRON, _PIPELINE, _TENSOR, _DATA, _SIZES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +75,17 @@ class RankRole:
 
 
 def rank_of(file: str) -> int | None:
-    """The rank that a path names: `rank3/memory_snapshot.pkl`, `snapshot_rank_3.pickle`, `memory_3.pickle`.
+    """Return the rank that a path names: `rank3/memory_snapshot.pkl`, `oom_rank-3_t17.pickle`; None for `bf16.pickle`.
 
-    A number of a stage or of a place in it, as in `pp_rank_1`, is none.
+    A number of a stage or of a place in it, as in `pp_rank_1`, is none, and neither is a number alone: of a step, of a
+    size, of an epoch.
     """
     path = PurePath(file)
     for part in (path.name, *reversed(path.parent.parts)):
-        if (match := _RANK.search(_without_roles(part))) is not None:
+        rest = _without_roles(part)
+        if (match := _GLOBAL_RANK.search(rest) or _RANK.search(rest)) is not None:
             return int(match.group(1))
-    match = _NUMBER.search(_without_roles(path.stem))
-    return int(match.group(1)) if match is not None else None
+    return None
 
 
 def _without_roles(text: str) -> str:
@@ -115,6 +121,7 @@ def strategies_of(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(dict.fromkeys(strategies))
 
 
+_NO_ROLE: Final = RankRole()
 ALIKE: Final = 0.02  # Ranks whose kinds differ by less than this part of the peak are one group
 _FEW: Final = 4
 
@@ -186,9 +193,16 @@ class JobFinding:
     difference: PeakDiff | None  # What the worst holds that the typical one does not; None where they are in one group
 
     @property
+    def are_runs(self) -> bool:
+        """Whether no name tells a rank: the recordings are runs, each for itself."""
+        return _are_runs((*self.ranks, *self.unreadable))
+
+    @property
     def num_ranks(self) -> str:
         """How many ranks there are recordings of, in words; and of how many, where some rank has several."""
         recordings = (*self.ranks, *self.unreadable)
+        if self.are_runs:
+            return some(len(recordings), "run")
         numbers = {rank.rank for rank in recordings if rank.rank is not None}
         number = len(numbers) + sum(rank.rank is None for rank in recordings)
         ranks = some(number, "rank")
@@ -238,6 +252,8 @@ def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
     ordered = sorted(marked, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))
     readable = _told_apart([rank for rank in ordered if not rank.problem])
     groups = _groups(readable)
+    if are_runs := _are_runs(ordered):
+        groups = tuple(replace(group, is_odd=False) for group in groups)
     worst = max(readable, key=lambda rank: (bool(rank.out_of_memory), rank.peak_bytes), default=None)
     typical = _typical(groups, worst)
     together = any(worst in group.ranks and typical in group.ranks for group in groups)
@@ -249,9 +265,14 @@ def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
         worst=worst,
         typical=typical,
         difference=diff_sides(worst.device or 0, typical.side, worst.side)
-        if worst is not None and typical is not None and not together
+        if worst is not None and typical is not None and not together and not are_runs
         else None,
     )
+
+
+def _are_runs(recordings: Sequence[RankPeak]) -> bool:
+    """Whether no recording has a rank, nor a place in a job."""
+    return all(one.rank is None and one.role == replace(_NO_ROLE, strategies=one.role.strategies) for one in recordings)
 
 
 def _missing(ranks: Sequence[RankPeak]) -> tuple[int, ...]:

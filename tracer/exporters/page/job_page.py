@@ -64,8 +64,8 @@ def job_page(
     files = job_files(finding)
     gpus = recorded_sums(finding.ranks) if gpus is None else gpus
     return Page(
-        title="Memory of a job",
-        device=ALL_RANKS,
+        title="Memory of several runs" if finding.are_runs else "Memory of a job",
+        device="all runs" if finding.are_runs else ALL_RANKS,
         source="snapshot",
         subtitle=finding.num_ranks,
         answer=(*answer_sentences(finding), *gpu_sentences(gpus)),
@@ -74,7 +74,7 @@ def job_page(
         run=run,
         sections=(
             *job_sections(finding, gpus, files),
-            Section("Every rank", (), (_every(finding, files),)),
+            Section("Every run" if finding.are_runs else "Every rank", (), (_every(finding, files),)),
         ),
     )
 
@@ -124,5 +124,5 @@ def _every(finding: JobFinding, files: Mapping[str, str]) -> Table:
         return (rank.peak_bytes, rank.reserved_bytes, rank.entries, rank.name, *part, files[rank.file])
 
     sizes = (*columns("bytes", "peak", "reserved"), *columns("count", "entries"))
-    names = columns("text", "rank", *(["part of the job"] if has_roles else []), "file")
+    names = columns("text", "run" if finding.are_runs else "rank", *(["part of the job"] if has_roles else []), "file")
     return Table("The largest peak first", (*sizes, *names), tuple(map(row, ordered)))

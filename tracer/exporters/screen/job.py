@@ -46,7 +46,9 @@ def job_sections(finding: JobFinding, gpus: Sequence[GpuSum], files: Mapping[str
     Args:
         files: Names of recordings, where they are not shown as they are.
     """
-    if finding.groups:
+    if finding.are_runs:
+        yield Section("Runs", (), (_runs_table(finding),))
+    elif finding.groups:
         yield Section("Groups of equal ranks", (), (_groups_table(finding.groups),))
     if finding.difference is not None and finding.worst is not None and finding.typical is not None:
         yield _difference(finding.difference, finding.worst.name, finding.typical.name)
@@ -101,7 +103,11 @@ def _not_there(finding: JobFinding, files: Mapping[str, str]) -> tuple[Section, 
         (recording.name, files.get(recording.file, recording.file), recording.problem)
         for recording in finding.unreadable
     )
-    tables = (Table("Not readable", columns("text", "rank", "file", "why"), rows),) if rows else ()
+    tables = (
+        (Table("Not readable", columns("text", "run" if finding.are_runs else "rank", "file", "why"), rows),)
+        if rows
+        else ()
+    )
     return (Section("What is not there", (sentence,) if sentence else (), tables),)
 
 
@@ -124,7 +130,10 @@ def answer_sentences(finding: JobFinding) -> tuple[str, ...]:
     sentences = [f"The largest peak is {format_bytes(max(rank.peak_bytes for rank in finding.ranks))}."]
     if len(finding.ranks) > 1:
         of_all = f"Worst of {finding.num_ranks}"
+        if finding.are_runs:
+            of_all = f"Largest peak of {finding.num_ranks}" if not worst.out_of_memory else of_all
         sentences[0] = f"{of_all}: {worst.name}, with a peak of {format_bytes(worst.peak_bytes)}."
+    if len(finding.ranks) > 1 and not finding.are_runs:
         odd = [rank for group in finding.groups if group.is_odd for rank in group.ranks]
         alike = finding.groups[0].ranks
         same = "All" if len(alike) == len(finding.ranks) else f"{len(alike)} of them"
@@ -173,6 +182,18 @@ def _groups_table(groups: Sequence[RankGroup]) -> Table:
         rows.append((peak_span(group.ranks), reserved, count, names, kinds, ", ".join(group.words)))
     heads = (*columns("bytes", "peak", "reserved"), *columns("count", "ranks"), *columns("text", "which", "mostly", ""))
     return Table("Groups of ranks whose kinds differ by less than 2 %", heads, tuple(rows))
+
+
+def _runs_table(finding: JobFinding) -> Table:
+    """Recordings of which no name tells a rank, by name."""
+    files = job_files(finding)
+    rows: list[tuple[Cell, ...]] = []
+    for run in sorted(finding.ranks, key=lambda run: files[run.file]):
+        kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in run.kinds[:_MOST_NAMED])
+        state = "ran out of memory" if run.out_of_memory else ""
+        rows.append((run.peak_bytes, run.reserved_bytes or "", files[run.file], kinds, state))
+    heads = (*columns("bytes", "peak", "reserved", adds_up=False), *columns("text", "run", "mostly", ""))
+    return Table("No name tells a rank: each recording is a run, by name", heads, tuple(rows))
 
 
 def rank_names(ranks: Sequence[RankPeak]) -> str:
