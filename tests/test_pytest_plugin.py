@@ -159,6 +159,47 @@ def test_marked_tests_run_on_the_null_gpu_in_processes_of_their_own(tmp_path: Pa
     assert "512.00 KiB" in again.stdout and "test_it.py:12" in again.stdout
 
 
+TRAINING = """
+import pytest, torch
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(512, 1024, bias=False), torch.nn.ReLU()).cuda()
+
+@pytest.mark.gpu_memory("1 MiB", on="h100")
+def test_backward_alone():
+    net()(torch.randn(64, 512, device="cuda")).sum().backward()
+
+@pytest.mark.gpu_memory("1 MiB", on="h100")
+def test_steps():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    for _ in range(3):
+        model(torch.randn(64, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@needs_null_gpu
+@pytest.mark.slow
+def test_a_parameter_a_gradient_and_optimizer_state_are_called_so(tmp_path: Path) -> None:
+    """The layer has 2 MiB: its weights, their gradient and the momentum."""
+    (tmp_path / "test_it.py").write_text(TRAINING)
+    options = ("-p", PLUGIN, "-p", "no:cacheprovider", "-n", "0", "--gpu-memory-baseline", "peaks.json")
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+    run_python("-m", "pytest", *options, "--gpu-memory-update", folder=tmp_path, variables=variables)
+    known = read_baseline(tmp_path / "peaks.json")
+
+    def sizes(name: str) -> dict[str, int]:
+        kinds = ("parameter", "gradient", "optimizer state", "not known")
+        rows = known[f"test_it.py::{name}"].rows
+        return {kind: sum(row.bytes for row in rows if row.category == kind and row.bytes > MIB) for kind in kinds}
+
+    alone, steps = sizes("test_backward_alone"), sizes("test_steps")
+    assert alone == {"parameter": 2 * MIB, "gradient": 2 * MIB, "optimizer state": 0, "not known": 0}
+    assert steps == {"parameter": 2 * MIB, "gradient": 2 * MIB, "optimizer state": 2 * MIB, "not known": 0}
+
+
 @needs_null_gpu
 @pytest.mark.slow
 def test_check_fails_on_growth_of_three_percent_and_lets_two_through(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tracer.analysis.peak_diff import SavedPeak
 from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.block_facts import KIND_OF_ROLE
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.capture.device.allocator_history import AllocatorHistory
+from tracer.capture.device.memory_counters import read_counters
+from tracer.capture.objects.seen_in_training import SeenInTraining, SeenTensor, allocations_of
 from tracer.results.null_run import caveat_of
 from tracer.snapshot.load import snapshot_in_memory
 
@@ -39,9 +43,11 @@ class ProcessMemory:
         for history in self._histories:
             torch.cuda.reset_peak_memory_stats(history.device)
             history.start()
+        self._training = SeenInTraining("cuda")
 
     def stop(self) -> None:
         """Record no longer."""
+        self._training.stop()
         for history in self._histories:
             history.stop()
 
@@ -50,7 +56,7 @@ class ProcessMemory:
         peaks = [(_counted("allocated", history.device), history) for history in self._histories]
         size_bytes, history = max(peaks, key=lambda peak: peak[0])
         history.dump()
-        peak = SavedPeak(str(history.device), size_bytes, None, _rows(history, size_bytes))
+        peak = SavedPeak(str(history.device), size_bytes, None, _rows(history, size_bytes, self._training.tensors))
         return ProcessPeak(peak, _counted("reserved", history.device), caveat_of(history.device))
 
 
@@ -58,17 +64,33 @@ def _counted(counter: str, device: torch.device) -> int:
     return int(torch.cuda.memory_stats(device).get(f"{counter}_bytes.all.peak", 0))
 
 
-def _rows(history: AllocatorHistory, size_bytes: int) -> tuple[PeakRow, ...]:
+def _rows(history: AllocatorHistory, size_bytes: int, seen: tuple[SeenTensor, ...]) -> tuple[PeakRow, ...]:
     """Rows by kind and line, and what the allocator has rounded up, which sum to the peak."""
     groups: tuple[SnapshotRow, ...] = ()
     if history.snapshot is not None and size_bytes:
-        columns = snapshot_in_memory(dict(history.snapshot))
+        columns = snapshot_in_memory(_with_roles(history.snapshot, history.device, seen))
         if any(state.device == history.device.index for state in columns.devices):
             finding = explain_replayed(replay_snapshot(columns, device=history.device.index))
             groups = finding.devices[0].peak.groups
     rows = [_row(group) for group in groups]
     rest = size_bytes - sum(row.bytes for row in rows)
     return (*rows, PeakRow(rest, 1, ROUNDING, None, "", "", None, None, None, None)) if rest else tuple(rows)
+
+
+def _with_roles(snapshot: dict[str, Any], device: torch.device, seen: tuple[SeenTensor, ...]) -> dict[str, Any]:
+    """Return the snapshot, with the kinds of the device's seen tensors on the entries that allocated them."""
+    counters, traces = read_counters(device), [*snapshot["device_traces"]]
+    if counters is None:
+        return dict(snapshot)
+    entries = list(traces[device.index])
+    rows = [row for row, entry in enumerate(entries) if entry["action"] == "alloc"]
+    addresses = [entries[row]["addr"] for row in rows]
+    own = [tensor for tensor in seen if tensor.device == device]
+    for position, role in allocations_of(own, addresses, counters.num_allocations):
+        row = rows[position]
+        entries[row] = {**entries[row], "category": KIND_OF_ROLE[role].words}
+    traces[device.index] = entries
+    return {**snapshot, "device_traces": traces}
 
 
 def _row(group: SnapshotRow) -> PeakRow:
