@@ -38,7 +38,13 @@ ROOMS: dict[str, set[str]] = {
     "tracer.working_folder": set(),
     "tracer.user_cache": set(),
     "tracer.null_gpu.values": {"tracer.capture", "tracer.errors", "tracer.null_gpu", "tracer.units"},
-    "tracer.null_gpu.job": {"tracer.capture", "tracer.command_line", "tracer.errors", "tracer.null_gpu"},
+    "tracer.null_gpu.job": {
+        "tracer.capture",
+        "tracer.command_line",
+        "tracer.errors",
+        "tracer.loaded_modules",
+        "tracer.null_gpu",
+    },
     "tracer.null_gpu": {
         "tracer.command_line",
         "tracer.errors",
@@ -58,9 +64,10 @@ ROOMS: dict[str, set[str]] = {
     "tracer.exporters": {*_FOUND, "tracer.results"},
     "tracer.timeline_tracer": _WRITES,
     "tracer.sessions": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.workloads"},
+    "tracer.engines": {*_WRITES, "tracer.null_gpu", "tracer.sessions"},
     "tracer.integrations": {*_WRITES, "tracer.sessions"},
     "tracer.__main__": {"tracer.commands"},
-    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.sessions", "tracer.workloads"},
+    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.engines", "tracer.sessions", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},
     "main": {"tracer.commands"},
@@ -91,7 +98,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "tracer.sessions": ("tracer.sessions.jobs", "tracer.sessions.trials", "tracer.sessions.doctor"),
 }
 # The longest way from a room to the base, in rooms: `commands` to `errors`.
-MAX_FLOORS = 11
+MAX_FLOORS = 12
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
 READ_RECORDINGS = {f"tracer.allocator.{name}" for name in ("history", "start_state", "statistics", "reproduce")}
 PRIVATE_TORCH = "tracer.capture.torch_private"

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.results.test_engine_start import READY
 from typer.testing import CliRunner
 
 import main
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
-from tests.results.test_engine_start import READY
 from tests.snapshot.dumps import write
 from tests.trace import chrome
 from tracer.analysis.peak_row import PeakRow
@@ -24,16 +24,16 @@ from tracer.capture.device.host_peak import HostPart, HostPeak
 from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
 from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
+from tracer.engines.answer import engine_json
+from tracer.engines.start import engine_start
 from tracer.exporters.bisection import Bisection, bisection_json
 from tracer.exporters.doctor import doctor_json
-from tracer.exporters.engine import engine_json
 from tracer.exporters.host import host_json
 from tracer.exporters.json_documents.advice import advice_values, fit_values
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS, read_peak_json
 from tracer.exporters.phases import phases_json
 from tracer.results.doctor import CheckResult, DoctorReport, failed
-from tracer.results.engine_start import engine_start
 from tracer.results.fit import FitReport, FitTrial
 
 HEADER = ("format", "version", "torch", "command", "computed", "units")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tracer.capture.device.phase_memory import PhaseMemory
-from tracer.integrations.vllm_workers import follow_workers
-from tracer.sessions.engine_run import read_reports
+from tracer.engines.run import read_reports
+from tracer.engines.vllm_workers import follow_workers
 from tracer.sessions.phase_reports import ledger_of_process
 
 MIB = 1 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.on_null_gpu import jobs_engines
 from tests.on_null_gpu.jobs_engines import MIB
 from tests.truth.isolate import Elsewhere
+from tracer.engines.start import GRAPHS, StartStage
 from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.results.engine_start import GRAPHS, StartStage
 
 GIB = 1 << 30
 

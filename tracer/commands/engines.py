@@ -23,7 +23,7 @@ from tracer.exporters.screen.terminal import print_json, say, screen, show
 from tracer.results.files import ENGINE_JSON, PAGE
 
 if TYPE_CHECKING:
-    from tracer.results.engine_start import EngineStart
+    from tracer.engines.start import EngineStart
 
 _SERVERS: Final = (
     "vllm.entrypoints.openai.api_server",
@@ -55,7 +55,7 @@ class EngineCommand:
 
     def changed(self, options: Sequence[str]) -> EngineCommand:
         """Return the same command with options that take the place of its own ones of the same names."""
-        from tracer.results.engine_start import replaced_options
+        from tracer.engines.start import replaced_options
 
         words = shlex.split(self.words)
         program = words[: len(words) - len(self.arguments)]
@@ -64,7 +64,7 @@ class EngineCommand:
 
     def on_port(self, host: str, port: int) -> EngineCommand:
         """Return the server at another address, where it takes token ids; the words to paste stay the same."""
-        from tracer.results.engine_start import replaced_options
+        from tracer.engines.start import replaced_options
 
         options = ["--host", host, "--port", str(port), *(["--enable-scale-out"] if _takes_scale_out() else [])]
         return replace(self, arguments=replaced_options(self.arguments, options))
@@ -134,8 +134,8 @@ def answer_engine(
     devices = start_on(on.on) if on.on is not None else None  # before a folder is made: the process begins again
     if devices is not None and not quiet:
         say_where(devices)
+    from tracer.engines.run import OUTPUT, free_address, run_engine
     from tracer.exporters.files import check_folder
-    from tracer.sessions.engine_run import OUTPUT, free_address, run_engine
 
     host, port = free_address()
     command = (engine.on_port(host, port) if num_requests else engine).command
@@ -154,7 +154,7 @@ def answer_engine(
 
 
 def _write_page(start: EngineStart, path: Path, *, words: str, quiet: bool, computed: bool) -> None:
-    from tracer.exporters.page.engine_page import write_engine_page
+    from tracer.engines.page import write_engine_page
 
     write_engine_page(start, path, command=words, computed=computed)
     if not quiet:
@@ -200,7 +200,7 @@ def fit_engine(
     if on.on is None:
         raise no_card_named(engine.arguments)
     say_where(start_on(on.on))
-    from tracer.exporters.engine import change_sentences, print_engines
+    from tracer.engines.answer import change_sentences, print_engines
 
     with _results_folder(save_dir) as folder, on_null_gpu(on, save_dir, quiet=False):
         rows = _starts(engine, tried, Path(folder), is_first_enough=is_first_enough)
@@ -220,9 +220,9 @@ def _starts(
     engine: EngineCommand, tried: Sequence[tuple[str, ...]], folder: Path, *, is_first_enough: bool
 ) -> list[tuple[tuple[str, ...], EngineStart]]:
     """Start an engine with each of some options, and write engine.json of each to a folder of its own."""
-    from tracer.exporters.engine import engine_json
+    from tracer.engines.answer import engine_json
+    from tracer.engines.run import OUTPUT, run_engine
     from tracer.exporters.files import check_folder, write_json
-    from tracer.sessions.engine_run import OUTPUT, run_engine
 
     rows = list[tuple[tuple[str, ...], "EngineStart"]]()
     for number, options in enumerate(tried, start=1):
@@ -254,12 +254,12 @@ def tell_reports(reports: Path, save_dir: Path, page: Path | None, *, quiet: boo
     Args:
         page: The script's own page, which then begins with the engine; None for none.
     """
-    from tracer.sessions.engine_run import read_reports
+    from tracer.engines.run import read_reports
 
     if (start := read_reports(reports)) is None:
         return
     if page is not None:
-        from tracer.exporters.page.engine_page import put_engine_first
+        from tracer.engines.page import put_engine_first
 
         put_engine_first(start, page, computed=computed)
     tell_engine(start, save_dir, words="", quiet=quiet, computed=computed)
@@ -273,7 +273,7 @@ def tell_engine(
     Args:
         words: The command, to be pasted; the empty text where there is none.
     """
-    from tracer.exporters.engine import engine_json, print_engine
+    from tracer.engines.answer import engine_json, print_engine
     from tracer.exporters.files import write_json
 
     document = engine_json(start, command=words, computed=computed)

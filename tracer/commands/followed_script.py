@@ -10,13 +10,13 @@ from tracer.capture.device.host_peak import followed_peak, host_followed
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.commands.engines import tell_reports
 from tracer.commands.script import Script
+from tracer.engines.run import engine_reports
 from tracer.exporters.files import remove, write_json
 from tracer.exporters.screen.terminal import say, screen
 from tracer.exporters.screen.text import say as say_on
 from tracer.null_gpu import process
 from tracer.results.files import HOST_JSON, PHASES_JSON
 from tracer.sessions.child_phases import children_followed
-from tracer.sessions.engine_run import engine_reports
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import read_ranks, shared_sentences
 from tracer.sessions.phase_reports import follow_trl, gpu_peaks, ledger_of_process, read_phases

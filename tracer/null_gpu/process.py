@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 CUPTI_VERSION = 0x4E554C4C
 """The version of CUPTI that the null GPU answers (sources/profiler.c); torch.profiler writes it into each trace."""
 _NODE = "NULL_GPU_NODE"
+SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
+LEFT_OUT_VARIABLE = "NULL_GPU_LEFT_OUT_SAMPLER"
+"""Set if the null GPU, not the user, has set SAMPLER_VARIABLE to 0."""
 _PHASE_BYTES = 64  # PHASE in sources/node.c
 # Python, torch and its libraries, threads' stacks.
 _OF_THE_PROGRAM_BYTES = 24 * GIB
@@ -124,7 +127,6 @@ def environment(
         NullGpuError: The null GPU cannot be built here.
     """
     from tracer.null_gpu.build import INDUCTOR, TRITON, VLLM, libraries, library, torch_folder
-    from tracer.null_gpu.engine_changes import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE
 
     _check_address_space(cards)
     variables = dict(os.environ if base is None else base)

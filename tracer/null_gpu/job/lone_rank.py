@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from tracer.capture.torch_private import torch_distributed
+from tracer.loaded_modules import when_loaded
 from tracer.null_gpu import process
-from tracer.null_gpu.engine_changes import leave_out_queues
 from tracer.null_gpu.job.place import RankPlace, left_by
 from tracer.null_gpu.job.store import LoneStore, Objects, ProgramsStore, is_of_numbers
 from tracer.null_gpu.nccl_buffers import NcclBuffers
@@ -41,7 +41,7 @@ def lone_rank(place: RankPlace) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch_distributed.every_rendezvous(store, place.rank, place.world_size))
             stack.enter_context(torch_distributed.gloo_alone())
-            stack.callback(leave_out_queues())
+            stack.callback(without_vllm_queues())
             objects = Objects(place.folder, place.rank)
             instead = (
                 _functions_of_groups(place, see_groups, objects)
@@ -228,3 +228,18 @@ def _left_by_others(folder: Path) -> dict[str, bytes]:
         for key, text in json.loads(path.read_text(encoding="utf-8"))["store"].items():
             values.setdefault(key, base64.b64decode(text))
     return values
+
+
+def without_vllm_queues() -> Callable[[], None]:
+    """Have vLLM send objects between ranks by torch.distributed, not by queues in shared memory.
+
+    A rank that makes such a queue waits until all others have opened it.
+
+    Returns:
+        A function that ends the waiting for vLLM.
+    """
+
+    def replace_queues(module: Any) -> None:
+        module.MessageQueue.create_from_process_group = staticmethod(lambda *arguments, **options: None)
+
+    return when_loaded("vllm.distributed.device_communicators.shm_broadcast", replace_queues)

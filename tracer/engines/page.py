@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracer.exporters.engine import (
+from tracer.engines.answer import (
     answer_sentences,
     card_sentence,
     card_table,
@@ -12,12 +12,12 @@ from tracer.exporters.engine import (
     command_to_paste,
     lacking_sentences,
 )
+from tracer.engines.start import EngineStart
 from tracer.exporters.files import write_atomically
 from tracer.exporters.page.data import page_data, relative_paths
 from tracer.exporters.page.html import data_of_html, html_of_data, write_prepared
 from tracer.exporters.page.model import Page
 from tracer.exporters.tables import Section, Table, columns
-from tracer.results.engine_start import EngineStart
 from tracer.results.null_run import CAVEAT
 
 

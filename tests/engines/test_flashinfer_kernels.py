@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tracer.null_gpu.engine_changes import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE, leave_out_sampling_kernels
+from tracer.engines.vllm_changes import leave_out_sampling_kernels
+from tracer.null_gpu.process import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE
 
 _CORE = """
 class JitSpec:

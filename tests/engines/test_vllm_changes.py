@@ -10,7 +10,8 @@ import numpy
 import pytest
 import torch
 
-from tracer.null_gpu.engine_changes import count_new_tokens, leave_out_queues
+from tracer.engines.vllm_changes import count_new_tokens
+from tracer.null_gpu.job.lone_rank import without_vllm_queues
 
 
 class _Runner:
@@ -52,5 +53,5 @@ def test_no_reader_of_a_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     module = SimpleNamespace(MessageQueue=_Queue)
     monkeypatch.setitem(sys.modules, "vllm.distributed.device_communicators.shm_broadcast", module)
     monkeypatch.setattr(_Queue, "create_from_process_group", staticmethod(_Queue.create_from_process_group))
-    leave_out_queues()
+    without_vllm_queues()
     assert _Queue.create_from_process_group("tensor parallel", 1) is None

@@ -1,4 +1,4 @@
-"""Changes of vLLM and FlashInfer on the null GPU: no kernel counts tokens, no rank opens a queue, none is compiled."""
+"""Changes of vLLM and FlashInfer on the null GPU: no kernel counts tokens, none is compiled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tracer.loaded_modules import when_loaded
+from tracer.null_gpu.process import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE
 
 _COUNTS: Final = "null_gpu_counts"
 
@@ -40,24 +41,6 @@ def _with_counts(module: Any) -> None:
     module.GPUModelRunner.sample, module.AsyncOutput.get_output = sample, get_output
 
 
-def leave_out_queues() -> Callable[[], None]:
-    """Have vLLM send objects between ranks by torch.distributed, not by queues in shared memory.
-
-    A rank that makes such a queue waits until all others have opened it.
-
-    Returns:
-        A function that ends the waiting for vLLM.
-    """
-    return when_loaded("vllm.distributed.device_communicators.shm_broadcast", _without_queues)
-
-
-def _without_queues(module: Any) -> None:
-    module.MessageQueue.create_from_process_group = staticmethod(lambda *arguments, **options: None)
-
-
-SAMPLER_VARIABLE: Final = "VLLM_USE_FLASHINFER_SAMPLER"
-LEFT_OUT_VARIABLE: Final = "NULL_GPU_LEFT_OUT_SAMPLER"
-"""Set if the null GPU, not the user, has set SAMPLER_VARIABLE to 0."""
 _SAMPLING: Final = "sampling"
 
 

@@ -14,6 +14,6 @@ def register() -> None:
     """
     if (folder := role("engine")) is None:
         return
-    from tracer.integrations.vllm_workers import report_to
+    from tracer.engines.vllm_workers import report_to
 
     report_to(Path(folder))

@@ -28,7 +28,7 @@ from tracer.sessions.termination import Termination
 from tracer.units import some
 
 if TYPE_CHECKING:
-    from tracer.results.engine_start import EngineStart, WorkerMemory
+    from tracer.engines.start import EngineStart, WorkerMemory
 
 
 OUTPUT: Final = "engine.txt"
@@ -118,7 +118,7 @@ def read_reports(folder: Path) -> EngineStart | None:
     workers = [_worker(_read(path)) for path in sorted(folder.glob("worker-*.json"))]
     if not workers:
         return None
-    from tracer.results.engine_start import engine_start
+    from tracer.engines.start import engine_start
 
     said: dict[str, Any] = {}
     for path in sorted(folder.glob("engine-*.json")):
@@ -132,7 +132,7 @@ def read_reports(folder: Path) -> EngineStart | None:
 
 
 def _worker(values: dict[str, Any]) -> WorkerMemory:
-    from tracer.results.engine_start import WorkerMemory
+    from tracer.engines.start import WorkerMemory
 
     return WorkerMemory(**values)
 
@@ -157,7 +157,7 @@ def run_engine(
         TracerError: It ended before a worker had begun, or did not answer a request.
         Terminated, KeyboardInterrupt: This process is ended; the engine has ended with it.
     """
-    from tracer.results.engine_start import EngineStart
+    from tracer.engines.start import EngineStart
     from tracer.sessions.jobs.child_processes import end_child
 
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.test_start import GIB, READY
 from tests.exporters.page import page_samples as samples
-from tests.results.test_engine_start import GIB, READY
-from tracer.exporters.engine import print_engine
-from tracer.exporters.page.engine_page import engine_page, put_engine_first, write_engine_page
+from tracer.engines.answer import print_engine
+from tracer.engines.page import engine_page, put_engine_first, write_engine_page
+from tracer.engines.start import EngineStart, engine_start
 from tracer.exporters.page.html import data_of_html, write_pages
 from tracer.exporters.screen.terminal import screen
 from tracer.exporters.tables import Section
-from tracer.results.engine_start import EngineStart, engine_start
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Memory of an inference engine: the KV cache and the limit of its requests in less than 24 lines, and engine.json.
 
-The screen and the page (`page/engine_page.py`) say the same sentences and rows.
+The screen and the page (`page.py`) say the same sentences and rows.
 
 docs/files.md describes the keys of engine.json.
 """
@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from tracer.engines.start import EngineStart, StartStage, WorkerMemory, replaced_options
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.screen.text import print_table, say
 from tracer.exporters.tables import Cell, Table, columns
-from tracer.results.engine_start import EngineStart, StartStage, WorkerMemory, replaced_options
 from tracer.units import format_bytes, some
 
 VERSION: Final = 1

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.processes import run_python
+from tracer.engines.run import engine_reports, free_address, run_engine
 from tracer.errors import TracerError
-from tracer.sessions.engine_run import engine_reports, free_address, run_engine
 
 # A command that starts an engine, whose own process ignores SIGTERM and holds a FIFO open.
 _COMMAND = """
 import os, sys
 from pathlib import Path
-from tracer.sessions.engine_run import run_engine
+from tracer.engines.run import run_engine
 fifo = sys.argv[1]
 child = "import signal, time; signal.signal(15, signal.SIG_IGN); "
 child += f"fifo = open({fifo!r}, 'wb', 0); fifo.write(b'x'); time.sleep(20); fifo.write(b'x')"
@@ -68,7 +68,7 @@ def test_the_first_measured_engine_makes_the_folder_of_reports_for_this_user_alo
     (tmp_path / "vllm-1.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 1\n")
     program = (
         f"import logging, sys; sys.path.insert(0, {str(tmp_path)!r}); "
-        "from tracer.integrations.vllm import register; register(); register(); "
+        "from tracer.engines.vllm import register; register(); register(); "
         "logging.getLogger('vllm').warning('KV cache size: 1,024 tokens'); "
         "from vllm.v1.worker.worker_base import WorkerBase; assert WorkerBase.__init__.__wrapped__"
     )
@@ -83,11 +83,11 @@ def test_the_first_measured_engine_makes_the_folder_of_reports_for_this_user_alo
 
 def test_an_engine_that_is_not_measured_loads_nothing_of_ours() -> None:
     program = (
-        "import sys; from tracer.integrations.vllm import register; register(); "
+        "import sys; from tracer.engines.vllm import register; register(); "
         "print(sorted(name for name in sys.modules if name.split('.')[0] in ('tracer', 'torch', 'rich', 'numpy')))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    names = ["tracer", "tracer.command_line", "tracer.integrations", "tracer.integrations.vllm"]
+    names = ["tracer", "tracer.command_line", "tracer.engines", "tracer.engines.vllm"]
     assert ended.stdout.strip() == str(names)
 
 
@@ -97,7 +97,7 @@ import json, sys, threading
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from tests.results.test_engine_start import READY
+from tests.engines.test_start import READY
 from tracer.command_line import role
 port, num_requests, status, seen = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
 all_there = threading.Barrier(num_requests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracer.results.engine_start import GRAPHS, EngineStart, StartStage, WorkerMemory, engine_start
+from tracer.engines.start import GRAPHS, EngineStart, StartStage, WorkerMemory, engine_start
 
 GIB = 1 << 30
 # A card of 80 GiB of which 72 may be used: 72 - 15 - 2 - 1 are left for the cache, and 1 GiB of it is a request.

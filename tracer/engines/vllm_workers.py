@@ -19,11 +19,11 @@ from tracer.capture.device.device_blocks import SLEEP_MODULE, follow_sleep, priv
 from tracer.capture.device.devices import cuda_device
 from tracer.capture.device.memory_counters import Counters, read_counters
 from tracer.capture.device.phase_ledger import PhaseLedger
+from tracer.engines.start import GRAPHS, StartStage, WorkerMemory
+from tracer.engines.vllm_changes import count_new_tokens, leave_out_sampling_kernels
 from tracer.exporters.files import write_json
 from tracer.loaded_modules import when_loaded
-from tracer.null_gpu.engine_changes import count_new_tokens, leave_out_sampling_kernels
 from tracer.null_gpu.process import is_active
-from tracer.results.engine_start import GRAPHS, StartStage, WorkerMemory
 from tracer.results.failure import is_out_of_memory
 from tracer.sessions.phase_reports import ledger_of_process
 

@@ -12,16 +12,16 @@ import pytest
 from typer import Exit
 from typer.testing import CliRunner
 
-from tests.results.test_engine_start import GIB, READY
+from tests.engines.test_start import GIB, READY
 from tracer.commands import engines
 from tracer.commands.app import app
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
 from tracer.commands.on_card import OnOptions
-from tracer.exporters.engine import lacking_sentences, print_engine, print_engines
+from tracer.engines import run as engine_run
+from tracer.engines.answer import lacking_sentences, print_engine, print_engines
+from tracer.engines.start import EngineStart, StartStage, engine_start
 from tracer.exporters.screen.terminal import screen
 from tracer.null_gpu.cards import devices_of
-from tracer.results.engine_start import EngineStart, StartStage, engine_start
-from tracer.sessions import engine_run
 
 
 def test_a_server_is_run_without_its_weights() -> None:
