@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.results.test_engine_start import READY
 from typer.testing import CliRunner
 
 import main
+from tests.engines.test_start import READY
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from tests.results.test_engine_start import READY
 
+from tests.engines.test_start import READY
 from tracer.command_line import role
 from tracer.commands.followed_script import followed
 from tracer.commands.script import Script
