@@ -16,6 +16,7 @@ import pytest
 
 import main
 from tests.allocator.recorded import Program
+from tests.analysis.snapshots.allocator_samples import full
 from tests.commands import test_profile as profile
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
@@ -373,3 +374,24 @@ def test_a_snapshot_of_a_cpu_run_tells_of_no_allocator(tmp_path: Path) -> None:
     code, out, err = run("snapshot", path, "--gpu-memory", "8GiB")
     assert code == 0 and "without torch's caching allocator" in " ".join(out.split())
     assert "--search-settings" not in err
+
+
+def test_a_recording_that_ended_by_the_failure_gives_a_bound(tmp_path: Path) -> None:
+    """The program would have asked for more: no size of a GPU is one on which it runs."""
+    path = write(tmp_path / "full.pickle", full().snapshot())
+    code, out, _ = run("snapshot", path, "--gpu-memory", "8GiB")
+    words = " ".join(out.split())
+    assert code == 0
+    assert "it is no whole run" in words and "at least" in words and "gets past the failure" in words
+    assert "runs" not in words and "all larger ones work" not in words
+    found = json.loads(run("snapshot", path, "--gpu-memory", "8GiB", "--json")[1])["devices"][0]["allocator"]["what_if"]
+    assert (found["runs"], found["ends_by_failure"]) == (None, True)
+    assert run("snapshot", path, "--gpu-memory", "100MiB")[0] == 3, "what was recorded does not fit there"
+
+
+def test_a_recording_that_went_on_after_a_failure_is_a_whole_run(tmp_path: Path) -> None:
+    program = full()
+    program.allocator.allocate(10 * MIB)
+    path = write(tmp_path / "on.pickle", program.snapshot())
+    found = json.loads(run("snapshot", path, "--gpu-memory", "8GiB", "--json")[1])["devices"][0]["allocator"]["what_if"]
+    assert (found["runs"], found["ends_by_failure"]) == (True, False)

@@ -77,6 +77,12 @@ class History:
         """Allocations that the recording has."""
         return self.code.count(Op.ALLOC)
 
+    @property
+    def ends_by_failure(self) -> bool:
+        """Whether nothing was allocated after the last failed request: the program would have asked for more."""
+        made = (code for code in reversed(self.code) if code in (Op.ALLOC, Op.OOM))
+        return next(made, Op.ALLOC) == Op.OOM
+
 
 @dataclass(frozen=True, eq=False)
 class Requests:

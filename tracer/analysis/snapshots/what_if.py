@@ -61,6 +61,8 @@ class WhatIf:
     capacity: int | None = None
     recorded_peak_bytes: int = 0  # The most that the recording itself had reserved
     num_failed: int = 0  # Requests that failed in the recording
+    # Nothing was allocated after the last failed request: what the program would have asked for then is not known.
+    ends_by_failure: bool = False
     not_worth: tuple[str, ...] = ()  # Settings that were searched and save less than a hundredth; they have no row
     step_bytes: int = SEGMENT_STEP_BYTES  # How exactly the smallest GPU was looked for
 
@@ -112,6 +114,7 @@ def what_if(
         capacity=modelled.capacity,
         recorded_peak_bytes=modelled.reproduction.recorded_peak_bytes,
         num_failed=len(modelled.history.failed),
+        ends_by_failure=modelled.history.ends_by_failure,
         not_worth=tuple(row.settings for row in candidates if row not in helps),
         step_bytes=_search_step(modelled.program, modelled.unlimited) if gpu_memory is not None else SEGMENT_STEP_BYTES,
     )

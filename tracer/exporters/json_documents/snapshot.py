@@ -118,10 +118,18 @@ def _reserved(reserved: Reserved) -> dict[str, Any]:
     }
 
 
+def _runs(what_if: WhatIf) -> bool | None:
+    """Whether the recording runs on the GPU asked about; None where it ended by a failure that is served there."""
+    if what_if.gpu_memory is None or (what_if.runs and what_if.ends_by_failure):
+        return None
+    return what_if.runs
+
+
 def _what_if(what_if: WhatIf) -> dict[str, Any]:
     return {
         "gpu_memory_bytes": what_if.gpu_memory,
-        "runs": what_if.runs if what_if.gpu_memory is not None else None,
+        "runs": _runs(what_if),
+        "ends_by_failure": what_if.ends_by_failure,
         "starts_clean": what_if.starts_clean,
         "capacity_bytes": what_if.capacity,
         "recorded_peak_bytes": what_if.recorded_peak_bytes,

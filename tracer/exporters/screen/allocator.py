@@ -79,7 +79,7 @@ def _print_what_if(what_if: WhatIf, modelled: Modelled, console: Console) -> Non
         *(columns("count", "retries") if is_limited else ()),
         *(columns("text", "failed requests") if what_if.num_failed else ()),
         *(columns("text", f"on {format_bytes(what_if.gpu_memory or 0)}") if on_gpu else ()),
-        *(columns("bytes", "smallest") if on_gpu else ()),
+        *(columns("bytes", "at least" if what_if.ends_by_failure else "smallest") if on_gpu else ()),
         *columns("text", "settings"),
     )
     rows: list[tuple[Cell, ...]] = []
@@ -87,7 +87,7 @@ def _print_what_if(what_if: WhatIf, modelled: Modelled, console: Console) -> Non
         outcome = row.outcome
         limited = [outcome.num_retries] if is_limited else []
         served = [_served(row, what_if.num_failed)] if what_if.num_failed else []
-        fits = [_fits(row), "" if row.smallest_gpu_bytes is None else row.smallest_gpu_bytes] if on_gpu else []
+        fits = [_fits(row, what_if), "" if row.smallest_gpu_bytes is None else row.smallest_gpu_bytes] if on_gpu else []
         name = "as recorded" if row.settings == AS_RECORDED else row.settings
         sizes = (outcome.reserved_peak_bytes, _saved(row), outcome.num_driver_calls)
         rows.append((*sizes, *limited, *served, *fits, name))
@@ -107,13 +107,14 @@ def _served(row: SettingsOutcome, num_failed: int) -> str:
     return f"{num_failed - len(row.outcome.unserved):,} of {num_failed:,} served"
 
 
-def _fits(row: SettingsOutcome) -> str:
+def _fits(row: SettingsOutcome, what_if: WhatIf) -> str:
     if row.on_gpu is None:
         return ""
     if row.on_gpu.failure is not None:
         return "out of memory"
     retries = row.on_gpu.num_retries
-    return f"runs, {some(retries, 'retry')}" if retries else "runs"
+    runs = "gets past the failure" if what_if.ends_by_failure else "runs"
+    return f"{runs}, {some(retries, 'retry')}" if retries else runs
 
 
 def _explanations(what_if: WhatIf, modelled: Modelled) -> list[str]:
@@ -140,6 +141,12 @@ def _explanations(what_if: WhatIf, modelled: Modelled) -> list[str]:
 
 
 def _how_searched(what_if: WhatIf) -> str:
+    if what_if.ends_by_failure:
+        return (
+            "The recording ends by the request that failed, so it is no whole run: on a larger GPU the program would "
+            "go on and ask for more. The sizes under 'at least' serve what was recorded, with that request; how much "
+            "the whole program needs is not known from it."
+        )
     below = [
         "as recorded" if row.settings == AS_RECORDED else row.settings
         for row in what_if.rows
