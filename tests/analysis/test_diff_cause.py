@@ -52,8 +52,12 @@ def test_nothing_is_said_that_the_shapes_do_not_prove() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "words"), [((0, 350), "new"), ((1, 350), "new"), ((350, 1), "gone"), ((10, 350), "x35"), ((0, 0), "")]
+    ("sizes", "words"),
+    [
+        *[((0, 350), "new"), ((350, 0), "gone"), ((10, 350), "x35"), ((0, 0), "")],
+        *[((25, 25 * 256), "over x100"), ((1, 350), "over x100"), ((350, 1), "under x0.01")],
+    ],
 )
-def test_what_was_not_there_is_new(sizes: tuple[int, int], words: str) -> None:
+def test_only_what_was_not_there_is_new(sizes: tuple[int, int], words: str) -> None:
     change = PeakChange(("activation",), sizes[0] * MIB, sizes[1] * MIB, 1, 1)
     assert change.growth_words == words

@@ -136,6 +136,14 @@ def test_a_folder_without_a_recording_is_told_so(tmp_path: Path) -> None:
     assert sentence(tmp_path / "nothing") == f"Error: There is no {tmp_path}/nothing."
 
 
+def test_a_snapshot_is_the_command_snapshots(tmp_path: Path) -> None:
+    path = tmp_path / "x.pickle"
+    path.write_bytes(b"\x80\x04}.")
+    assert sentence(path) == f"Error: {path} is an allocator snapshot by its name, not a kept recording."
+    hint = run("report", path)[2].splitlines()[1]
+    assert f"snapshot {path}` explains it." in hint and "again" not in hint
+
+
 def test_an_output_that_there_is_not(kept: Path, tmp_path: Path) -> None:
     assert sentence(kept, "--only", "peak.json", status=2) == "Error: There is no output peak.json."
     assert sentence(kept, "--only", "keep-recording", status=2) == "Error: There is no output keep-recording."

@@ -59,13 +59,15 @@ class PeakChange:
 
     @property
     def growth_words(self) -> str:
-        """`x2`, `new`, `gone`, or nothing where both sides are small."""
+        """`x2`, `over x100`, `new` from 0 bytes, `gone` to 0, or nothing where both sides are small."""
         before, after = self.own_peaks or (self.before_bytes, self.after_bytes)
         if self.growth is not None or max(before, after) < _LEAST_BYTES:
             return format_growth(self.growth)
+        if not min(before, after):
+            return "new" if after else "gone"
         if max(before, after) <= _MOST_GROWTH * min(before, after):
             return ""
-        return "new" if after > before else "gone"
+        return f"over x{_MOST_GROWTH}" if after > before else f"under x{1 / _MOST_GROWTH:g}"
 
 
 @dataclass(frozen=True, slots=True)

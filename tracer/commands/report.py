@@ -15,7 +15,7 @@ from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import OUTPUTS
 from tracer.errors import RecordingError, UsageError
-from tracer.exporters.screen.next_commands import after_run
+from tracer.exporters.screen.next_commands import after_run, command_line
 from tracer.exporters.screen.terminal import screen
 from tracer.results.files import RECORDING
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tracer.results.run_results import RunResults
 
+_SNAPSHOTS = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz")
 _OF_FILES = ("save_dir", "only", "open_", "top")
 """Options of a run's files, none of which --annotate and --speedscope write."""
 
@@ -132,5 +133,10 @@ def recording_path(path: Path) -> Path:
     if not file.is_file():
         raise RecordingError(
             f"There is no {file}.", hint="Profile with --keep-recording, and name the --save-dir (of one rank)."
+        )
+    if file.name.endswith(_SNAPSHOTS):
+        raise RecordingError(
+            f"{file} is an allocator snapshot by its name, not a kept recording.",
+            hint=f"{command_line('snapshot', file)} explains it.",
         )
     return file
