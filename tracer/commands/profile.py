@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from tracer.commands.run_options import (
 from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE, WHOLE_HELP
 from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
 from tracer.errors import OutputError, TracerError, UsageError
-from tracer.exporters.screen.terminal import progress_bar, screen
+from tracer.exporters.screen.terminal import progress_bar, say, screen, shows_bars
 from tracer.openmp_threads import spin_shortly
 from tracer.results.files import TIMING
 from tracer.sessions.termination import Termination
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tracer.analysis.peak_diff import SavedPeak
     from tracer.results.run_results import RunResults
     from tracer.sessions.folder import SessionFolder
+    from tracer.sessions.schedule import Schedule
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
@@ -194,6 +196,8 @@ def _profile(options: ProfileOptions) -> bool:
     _ = options.on.answers  # a mistake in them is said first
     if options.on.on is not None and not options.device.startswith("cuda"):
         raise UsageError(f"--on names a GPU, and --device {options.device} is not one.", hint="Leave one out.")
+    if "torch" not in sys.modules and options.on.on is None:
+        options.screen.say("Loading torch ...")
     run_ranks(options.on, options.save_dir, quiet=options.screen.quiet)
     if options.on.on is not None:
         devices = start_on(options.on.on)
@@ -372,19 +376,42 @@ def run_and_report(
 def _run(workload: Workload, options: ProfileOptions, termination: Termination) -> RunResults:
     from tracer.sessions.workload_run import run_profile
 
+    schedule = options.schedule.schedule()
+    num_recorded = schedule.num_active_steps * schedule.num_repeats
+    recorded = f"{num_recorded:,} {'is' if num_recorded == 1 else 'are'} recorded"
+    options.screen.say(f"Training {schedule.num_steps:,} steps, of which {recorded} ...")
+    has_lines = not options.screen.quiet and not shows_bars()
     with progress_bar("Training steps", is_shown=not options.screen.quiet) as update:
+
+        def progress(done: int, total: int) -> None:
+            update(completed=done, total=total)
+            if has_lines and (line := _stage(schedule, done, total)):
+                say(line)
+
         return run_profile(
             workload,
-            schedule=options.schedule.schedule(),
+            schedule=schedule,
             timing=TIMING.name not in options.outputs.leave_out,
             trace=options.requested.trace,
             keep_recording=options.requested.keep_recording,
-            progress=lambda done, total: update(completed=done, total=total),
+            progress=progress,
             settings=options.workload.settings,
             root=options.outputs.project_root,
             termination=termination,
             device_named=options.device_named,
         )
+
+
+def _stage(schedule: Schedule, num_done: int, total: int) -> str:
+    """Return a line where a cycle of recorded steps has ended, or all, and the timing of phases begins; else empty."""
+    if num_done == schedule.num_steps and num_done < total:
+        return f"Timing {total - num_done:,} more steps without the profiler ..."
+    num_cycles, rest = divmod(num_done, (schedule.num_steps - 1) // schedule.num_repeats)
+    if rest or not 0 < num_cycles <= schedule.num_repeats:
+        return ""
+    return (
+        f"{num_done:,} of {schedule.num_steps:,} steps done: cycle {num_cycles:,} of {schedule.num_repeats:,} is read."
+    )
 
 
 def _write(folder: SessionFolder, results: RunResults, options: ProfileOptions) -> bool:
@@ -395,6 +422,7 @@ def _write(folder: SessionFolder, results: RunResults, options: ProfileOptions) 
     say_all(failure_lines(results))
     for note in results.notes:
         options.screen.say(f"Note: {note}")
+    options.screen.say("Writing the files ...")
     folder.write(results, leave_out=options.outputs.leave_out, tell=partial(say_written, quiet=options.screen.quiet))
     if left := left_from_earlier(folder.path, folder.written):
         options.screen.say(f"Note: {left}")
