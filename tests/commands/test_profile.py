@@ -208,9 +208,10 @@ def test_the_program_as_a_process(tmp_path: Path) -> None:
     environment.pop("KINETO_LOG_LEVEL", None)
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0
-    *progress, rest = ended.stderr.split("\n", 4)
+    *progress, rest = ended.stderr.split("\n", 5)
     assert progress == [
         "Loading torch ...",
+        "Building the model ...",
         "Training 3 steps, of which 1 is recorded ...",
         "2 of 3 steps done: cycle 1 of 1 is read.",
         "Writing the files ...",

@@ -78,7 +78,7 @@ def test_the_block_is_the_guides_line_for_line() -> None:
 
 def test_what_a_gb_is_and_what_was_averaged_is_said() -> None:
     one, two = (max_mem_text(breakdown("cpu", [cycle(9, 9)] * n), []) for n in (1, 2))
-    assert "GB means 2**30 bytes. Means over 1 cycle." in one
+    assert "GB means 2**30 bytes. Means over 1 cycle. The rows above are by torch's own\ncategories," in one
     assert "Means over 2 cycles." in two
     assert "left out" not in one + two
     cut = max_mem_text(breakdown("cpu", [cycle(9, 9)], num_left_out=2), [])
@@ -124,6 +124,8 @@ def test_the_part_at_the_true_peak_has_the_means_over_cycles(recorded: Callable[
     text = max_mem_text(findings.breakdown, findings.peaks)
     one, two = (peak.by_category()["ACTIVATION"] for peak in findings.peaks)
     assert re.search(rf"ACTIVATION +{(one + two) / 2:.0f} bytes", text)
+    above, _, below = text.partition("torch sorts memory by rules of its own")
+    assert "Max ACTIVATION (GB)" in above and "  ACTIVATION " in below, "why the two differ stands between them"
 
 
 # ---- cuda_timing.txt -------------------------------------------------------------------------------------------------

@@ -227,6 +227,7 @@ def _profile_here(options: ProfileOptions) -> bool:
         )
     advise = _adviser(options, device, is_alone=rank is None)
     check_folder(options.save_dir)
+    options.screen.say("Building the model ...")
     if options.num_watched:
         from tracer.sessions.workload_run import watch_workload
 

@@ -44,14 +44,21 @@ def max_mem_text(
     lines += ["", caveat] if caveat else []
     lines += [
         "",
-        f"GB means 2**30 bytes. Means over {cycles}. The rows above are taken at the",
-        "instant when torch's categories held most; INTERMEDIATE is the true peak less",
-        "their sum.",
+        f"GB means 2**30 bytes. Means over {cycles}. The rows above are by torch's own",
+        "categories, at the instant when these held most in all; INTERMEDIATE is the",
+        "true peak less their sum.",
     ]
     if breakdown.num_left_out:
         lines.append(f"Cut short by the end of the run, and left out: {_cycles(breakdown.num_left_out)}.")
     if peaks:
-        lines += ["", *_true_peak_lines(peaks)]
+        lines += [
+            "torch sorts memory by rules of its own, and at another instant: an activation",
+            "that it does not recognise is in another of its rows, or in INTERMEDIATE. The",
+            "rows below are by what each block was for, at the true peak, so that a name",
+            "above and below need not have the same bytes.",
+            "",
+            *_true_peak_lines(peaks),
+        ]
     lines += ["", *notes] if notes else []
     return "\n".join(lines) + "\n"
 
