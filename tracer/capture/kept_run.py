@@ -91,6 +91,7 @@ class RunOrigin:
     device_name: str = ""  # Name of the accelerator; empty on the CPU
     # The sentence that stands before all answers of the run, as where the device computed nothing; mostly empty.
     caveat: str = ""
+    device_bytes: int | None = None  # Memory of the accelerator; None on the CPU, or if not known
 
     @property
     def computed(self) -> bool:
@@ -104,6 +105,7 @@ class RunOrigin:
 
         from tracer.capture.device import devices
 
+        memory = devices.device_memory(torch.device(device))
         return cls(
             command=this_command(),
             date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -111,6 +113,7 @@ class RunOrigin:
             python=platform.python_version(),
             device_name=devices.device_name(torch.device(device)),
             caveat=caveat,
+            device_bytes=None if memory is None else memory[1],
         )
 
 
@@ -184,7 +187,7 @@ class KeptRun(RunFacts):
     snapshot: dict[str, Any] | None  # The allocator's own, on CUDA; elsewhere None
     failure: tuple[str, ...]  # What ended the run early, in the lines that were shown; none if nothing did
     ran_out_of_memory: bool  # Whether that was for want of memory
-    device_bytes: int | None = None  # The device's memory at a failure; None if nothing failed, or it was not known
+    device_bytes: int | None = None  # The device's memory; None if it was not known
     notes: tuple[str, ...]  # Sentences on what could not be observed
     sources: tuple[SourceFile, ...]  # Every file that the recordings and the parameters name
     trace: KeptTrace | None = None  # The profiler's own; None if it was not asked for

@@ -108,15 +108,20 @@ class RunHistory:
 
         return self._or_note(explained)
 
-    def first_changes(self, findings: Findings, known: KnownStorages) -> FirstChanges | None:
+    def first_changes(
+        self, findings: Findings, known: KnownStorages, *, device_bytes: int | None = None
+    ) -> FirstChanges | None:
         """The first changes to try against the largest peak, replayed; None if the history is of another peak.
 
         A replay does not know what an engine unmaps while it sleeps, so that its peak would be another one.
+
+        Args:
+            device_bytes: Memory of the device; None if not known.
         """
         if self.columns is None or len(known.asleep_ns):
             return None
         if self._first is None or self._first[0] is not findings:
-            self._first = findings, self._or_note(lambda: self._changes_at_peak(findings, known))
+            self._first = findings, self._or_note(lambda: self._changes_at_peak(findings, known, device_bytes))
         return self._first[1]
 
     @cached_property
@@ -152,7 +157,9 @@ class RunHistory:
 
         return self._or_note(lambda: held_on_devices(replay_snapshot(columns))) or ()
 
-    def _changes_at_peak(self, findings: Findings, known: KnownStorages) -> FirstChanges | None:
+    def _changes_at_peak(
+        self, findings: Findings, known: KnownStorages, device_bytes: int | None
+    ) -> FirstChanges | None:
         from tracer.analysis.profiles.failed_allocation import last_seen
         from tracer.analysis.snapshots.findings import replay_snapshot
         from tracer.analysis.snapshots.first_changes import first_changes
@@ -165,7 +172,7 @@ class RunHistory:
         peak_bytes = findings.worst.peak.peak_bytes
         if abs(int(device.replay.requested_bytes.max()) - peak_bytes) > _SAME_PEAK * peak_bytes:
             return None
-        return first_changes(replayed, device, model_device(device))
+        return first_changes(replayed, device, model_device(device), device_bytes=device_bytes)
 
     def _as_written(self, findings: Findings | None, known: KnownStorages) -> Snapshot:
         """The columns of what memory_snapshot.pkl has, so that the file tells the same."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.caveats import compared_with_eager
 from tracer.analysis.profiles.findings import Findings
+from tracer.analysis.profiles.room import room_sentences
 from tracer.analysis.profiles.waste import Waste
 from tracer.capture.kept_run import RunFacts
 from tracer.capture.sources.source_files import ProjectFiles, is_package_code, is_user_code
@@ -75,7 +76,16 @@ class RunResults(RunFacts):
         """The first changes to try, replayed on the allocator's history; None if it does not cover the peak."""
         if self.failed_allocation is not None:
             return self.failed_allocation.first
-        return None if self.findings is None else self.history.first_changes(self.findings, self.known)
+        if self.findings is None:
+            return None
+        return self.history.first_changes(self.findings, self.known, device_bytes=self.origin.device_bytes)
+
+    @property
+    def room(self) -> tuple[str, ...]:
+        """Sentences on a device that is mostly free; none for any other, or after a failure."""
+        if self.findings is None or self.failed_allocation is not None:
+            return ()
+        return room_sentences(self.findings.worst.peak, self.origin.device_bytes)
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:

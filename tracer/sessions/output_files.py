@@ -164,7 +164,7 @@ def _write_page(material: Material, path: Path) -> None:
         findings,
         run=run,
         caveat=caveat,
-        notes=notes,
+        notes=(*results.room, *notes),
         run_times=run_times,
         failed=results.failed_allocation,
         first=results.first_changes,

@@ -36,7 +36,7 @@ def kept_run(results: RunResults) -> KeptRun:
         num_later=results.history.num_later,
         failure=tuple(failure_lines(results)),
         ran_out_of_memory=failure is not None and failure.out_of_memory,
-        device_bytes=None if failure is None else failure.allocator.get("device"),
+        device_bytes=results.origin.device_bytes if failure is None else failure.allocator.get("device"),
         at_failure=None if failed is None else failed.objects,
         notes=tuple(note for note in results.notes if note not in results.history.notes),
         sources=_sources(results),

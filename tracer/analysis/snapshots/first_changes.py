@@ -14,7 +14,7 @@ from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.sites import Site
 from tracer.capture.objects.known_storages import ObjectsAtFailure
-from tracer.units import format_bytes
+from tracer.units import MIB, format_bytes
 
 MAX_CHANGES: Final = 3
 LEAST_PERCENT: Final = 1
@@ -25,6 +25,11 @@ _TIGHT: Final = 0.95
 _WORTH_SAYING: Final = 0.1
 """Of the peak: a change that saves less is said below, and not with the peak."""
 _SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
+_OF_RESERVED_ALONE: Final = (*_SAID_BY_THE_ALLOCATOR, "cached memory")
+_SMALL_SHARE: Final = 0.1
+"""Of the device: a program that takes less of it has no need for memory."""
+_LEAST_RESERVED_BYTES: Final = 64 * MIB
+"""Less reserved memory than this is worth no setting on any GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +100,14 @@ def first_changes(
     modelled: Modelled | None,
     *,
     objects: ObjectsAtFailure | None = None,
+    device_bytes: int | None = None,
 ) -> FirstChanges | None:
     """Try what may help, and keep what does: by a hundredth of the peak at least, or failed requests are served.
 
     Args:
         objects: What the program's objects told at the failure; the model was in evaluation mode only where it kept
             much for a backward pass all the same. None for a recording from a file.
+        device_bytes: Memory of the device; None if not known.
 
     Returns:
         None where nothing can be replayed.
@@ -111,6 +118,8 @@ def first_changes(
     causes = causes_of(Case(replayed, device, objects), modelled)
     tried = [(cause, _tried(cause, modelled)) for cause in causes]
     helping = [(cause, change) for cause, change in tried if change is not None and _helps(change, modelled)]
+    if not modelled.baseline.unserved:
+        helping = [(cause, change) for cause, change in helping if _is_of_use(change, device_bytes)]
     most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
     growing = (cause.grows for cause, change in helping if change.num_served or change.saved_bytes >= _MUCH * most)
     grows = next(filter(None, growing), "")
@@ -219,6 +228,22 @@ def _tried(cause: Cause, modelled: Modelled) -> FirstChange | None:
         cause=cause.name,
         sentence=cause.sentence,
     )
+
+
+def is_small(taken_bytes: int, device_bytes: int) -> bool:
+    """Whether a program takes so little of its device that nothing has to become less."""
+    return taken_bytes < _SMALL_SHARE * device_bytes
+
+
+def _is_of_use(change: FirstChange, device_bytes: int | None) -> bool:
+    """Whether a change is worth a word where nothing failed.
+
+    On a device that is mostly free only a cause that is known is told, such as a leak: no setting of the allocator,
+    and nothing that costs time.
+    """
+    if device_bytes is not None and is_small(change.reserved_before_bytes, device_bytes):
+        return bool(change.sentence) and change.cause not in _OF_RESERVED_ALONE
+    return change.cause not in _OF_RESERVED_ALONE or change.saved_bytes >= _LEAST_RESERVED_BYTES
 
 
 def _helps(change: FirstChange, modelled: Modelled) -> bool:

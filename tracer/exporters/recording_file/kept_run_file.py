@@ -208,6 +208,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
             **{name: document.text(name) for name in ("command", "date", "torch", "python", "device_name")},
             # Recordings from before there was such a thing have none.
             caveat=document.text("caveat") if "caveat" in document else "",
+            device_bytes=document.or_none("device_bytes", Document.number),
         ),
         sources=sources,
         trace=_trace_from(columns, document, len(cycles)),

@@ -31,7 +31,7 @@ from tracer.exporters.screen.profile import (
     print_timings,
     short_screen,
 )
-from tracer.exporters.screen.text import print_section, print_table, say
+from tracer.exporters.screen.text import print_section, print_table, say, say_wrapped
 from tracer.exporters.screen.values import print_values, values_sentences
 from tracer.results.failure import Failure
 from tracer.results.run_results import RunResults
@@ -49,6 +49,7 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     lines += [f"{ran_out_at(failed.event.site)}: {failed.event.advice}"] if failed is not None else []
     if results.findings is not None:
         lines += short_screen(results.findings, results.num_steps)
+        lines += results.room
         peak_bytes = results.findings.worst.peak.peak_bytes
         lines += (shorten_paths(unneeded_sentence(unneeded, peak_bytes)) for unneeded in _large(results))
     lines += values_sentences(results.values_read) if results.values_read is not None else ()
@@ -76,6 +77,9 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
         first = results.first_changes if failed is None else None
         why = first.much_is_saved if first is not None else ""
         print_peak(findings, console, num_steps=num_steps, top=shown, categories=not is_peak, why=why)
+        for sentence in results.room:
+            say(console)
+            say_wrapped(console, sentence)
         if top and first is not None and first.changes:
             for section in first_changes_sections(first):
                 print_section(section, console)
