@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
 _BASE = {"tracer.arrays", "tracer.block_sizes", "tracer.errors", "tracer.units", "tracer.collector",
          "tracer.command_line", "tracer.loaded_modules", "tracer.nested", "tracer.openmp_threads", "tracer.user_cache",
-         "tracer.working_folder"}  # fmt: skip
+         "tracer.working_folder", "tracer.own_files"}  # fmt: skip
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator", "tracer.trace"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
@@ -36,6 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.nested": set(),
     "tracer.openmp_threads": {"tracer.loaded_modules"},
     "tracer.working_folder": set(),
+    "tracer.own_files": set(),
     "tracer.user_cache": set(),
     "tracer.null_gpu.values": {"tracer.capture", "tracer.errors", "tracer.null_gpu", "tracer.units"},
     "tracer.null_gpu.job": {

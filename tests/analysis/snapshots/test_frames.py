@@ -15,6 +15,7 @@ from tracer.analysis.snapshots.frames import (
     node_name,
     torch_file,
 )
+from tracer.capture import recording as wrapper
 from tracer.capture.torch_private import torch_compile
 from tracer.changes.kinds import bf16
 from tracer.snapshot.columns import Frame, Stacks
@@ -47,6 +48,11 @@ def test_torchs_own_files(file: str, inside: str | None) -> None:
         (f"{SITE}/einops/einops.py", False),
         (torch_compile.__file__, False),
         (bf16.__file__, False),
+        (wrapper.__file__, False),
+        (f"{SITE}/tracer/capture/recording.py", False),
+        (f"{SITE}/tracer/_models/fno.py", True),
+        ("/opt/copy/tracer/capture/recording.py", False),
+        ("/home/me/tracer/errors.py", True),
         ("/home/me/tracer/capture/train.py", True),
         ("/usr/lib/python3.11/threading.py", False),
         ("<frozen runpy>", False),

@@ -12,6 +12,7 @@ import numpy as np
 
 from tracer.arrays import Bools, Ints
 from tracer.capture.torch_names import OVERRIDES
+from tracer.own_files import is_own_file
 from tracer.snapshot.columns import Frame, Stacks
 from tracer.snapshot.stacks import COMPILE_CONTEXT
 
@@ -116,10 +117,9 @@ _STDLIB_FILE = re.compile(
     r"[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)|^<frozen "
     r"|[/\\]Lib[/\\](?!site-packages)[^/\\]+\.py$"
 )
-# Libraries, and files of our own, that only pass a call on: blaming them would hide the line that made it.
+# Libraries that only pass a call on: blaming them would hide the line that made it.
 _WRAPPER_FILE = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:einops|opt_einsum|jaxtyping|beartype|typeguard|functorch)[/\\]"
-    r"|[/\\]tracer[/\\](?:capture[/\\]torch_private|changes[/\\]kinds)[/\\]"
 )
 # What Inductor writes for a graph: a file named after its content, in a folder of the first letters, wherever that is;
 # and what torch.fx compiles from memory, under a number or under a name after the content.
@@ -181,8 +181,8 @@ def compiled_region(frame: Frame) -> str:
 
 
 def is_users(frame: Frame) -> bool:
-    """Whether it is outside of torch, its generated code, Python's own library and what only passes calls on."""
+    """Whether it is outside of torch, its generated code, Python's library, this program and what passes calls on."""
     file = frame.file
-    if compiled_graph(frame) or frame.name in OVERRIDES:
+    if is_own_file(file) or compiled_graph(frame) or frame.name in OVERRIDES:
         return False
     return torch_file(frame) is None and not _STDLIB_FILE.search(file) and not _WRAPPER_FILE.search(file)

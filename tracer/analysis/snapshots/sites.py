@@ -30,6 +30,7 @@ from tracer.analysis.snapshots.stack_facts import (
     model_calls_of_stacks,
 )
 from tracer.arrays import Bools, Ints
+from tracer.own_files import is_own_file
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 
 NO_FRAMES: Final = "no stack recorded"
@@ -136,7 +137,8 @@ class Sites:
 
     def readable(self, stack: int) -> tuple[str, ...]:
         """A stack for people, innermost first, without the plumbing."""
-        return tuple(_spelled(frame) for frame in self._stacks[stack] if not _is_plumbing(frame))
+        frames = self._stacks[stack]
+        return tuple(_spelled(frame) for frame in frames if not _is_plumbing(frame) and not is_own_file(frame.file))
 
     def operation(self, stack: int) -> str:
         """The autograd node or the operation that the C++ frames of a stack name, or the empty text."""
@@ -149,7 +151,7 @@ class Sites:
 
     def callers(self, stack: int) -> tuple[Site, ...]:
         """The lines that led to the deciding frame, from its caller on outwards."""
-        python = [frame for frame in self._stacks[stack] if is_python(frame)]
+        python = _others_python(self._stacks[stack])
         chosen = [frame for frame in python if is_users(frame)] or python
         return tuple(Site(frame.name, frame.file, frame.line) for frame in chosen[1:])
 
@@ -157,7 +159,7 @@ class Sites:
         """What stays the same when lines move: the node or operation, and the functions and files that led to it."""
         frames = self._stacks[stack]
         below = _node_or_operation(frames)
-        python = [frame for frame in frames if is_python(frame)]
+        python = _others_python(frames)
         chosen = [frame for frame in python if is_users(frame)] or python
         return ((below,) if below else ()) + tuple(f"{frame.name} ({_short_file(frame.file)})" for frame in chosen)
 
@@ -165,7 +167,7 @@ class Sites:
 def _deciding_site(frames: list[Frame]) -> Site:
     if not frames or all(is_label(frame) and frame.name.endswith(LABEL_BEFORE) for frame in frames):
         return Site(NO_FRAMES)
-    python = [frame for frame in frames if is_python(frame)]
+    python = _others_python(frames)
     best = next(filter(is_users, python), python[0] if python else None)
     region = next(filter(None, map(compiled_region, frames)), "")
     if best is None:
@@ -177,6 +179,11 @@ def _deciding_site(frames: list[Frame]) -> Site:
     where = f"compiled graph {graph}" if graph else region
     # Where no more than the region is known, the line is the one that called it, and the row says so.
     return Site(f"{where}, called in {best.name}" if where else best.name, best.file, best.line)
+
+
+def _others_python(frames: list[Frame]) -> list[Frame]:
+    """Return the Python frames outside of this program: its own wrappers and commands are no line of the user's."""
+    return [frame for frame in frames if is_python(frame) and not is_own_file(frame.file)]
 
 
 def _in_generated_code(python: list[Frame]) -> tuple[str, Frame | None]:

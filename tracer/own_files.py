@@ -1,0 +1,29 @@
+"""Files of this program, told by their paths, also in recordings that were made elsewhere."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+_PACKAGE: Final = Path(__file__).resolve().parent
+_SHIPPED_MODELS: Final = "_models"
+_PACKAGE_FOLDERS: Final = ("site-packages", "dist-packages")
+_MOST_FILES: Final = 4096  # Remembered: millions of frames have a few hundred files
+
+
+@lru_cache(maxsize=_MOST_FILES)
+def is_own_file(file: str) -> bool:
+    """Whether a path is of this program's code: its package here or anywhere, by a file of the same name inside.
+
+    A shipped model is as good as the user's own. A file right in a folder `tracer` of someone else's is not of ours.
+    """
+    parts = file.replace("\\", "/").split("/")
+    if ".." in parts:
+        return False
+    for at in range(len(parts) - 2, -1, -1):
+        if parts[at] == _PACKAGE.name:
+            inner = parts[at + 1 :]
+            is_sure = len(inner) > 1 or at == 0 or parts[at - 1] in _PACKAGE_FOLDERS or Path(file).parent == _PACKAGE
+            return inner[0] != _SHIPPED_MODELS and is_sure and _PACKAGE.joinpath(*inner).is_file()
+    return False
