@@ -23,7 +23,7 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.exporters.sqlite_reports.report_readers import query
 from tests.histories import Event, Key, recording_of
 from tests.processes import run_python
-from tests.snapshot.dumps import entry, freed, write
+from tests.snapshot.dumps import block, entry, frame, freed, segment, snapshot, write
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
 from tracer.exporters.page import snapshot_page
@@ -395,3 +395,32 @@ def test_a_recording_that_went_on_after_a_failure_is_a_whole_run(tmp_path: Path)
     path = write(tmp_path / "on.pickle", program.snapshot())
     found = json.loads(run("snapshot", path, "--gpu-memory", "8GiB", "--json")[1])["devices"][0]["allocator"]["what_if"]
     assert (found["runs"], found["ends_by_failure"]) == (True, False)
+
+
+def test_a_state_without_history_has_lines_and_kinds_by_its_stacks_and_nothing_from_before(tmp_path: Path) -> None:
+    """As of a process that recorded stacks and was asked once: there is no recording that anything is before."""
+    forward = [
+        frame("forward", "/home/me/unet.py", 12),
+        frame("_call_impl", "/usr/lib/python3.11/site-packages/torch/nn/modules/module.py", 1500),
+    ]
+    setup = [
+        frame("__init__", "/usr/lib/python3.11/site-packages/torch/nn/modules/linear.py", 106),
+        frame("__init__", "/home/me/unet.py", 5),
+    ]
+    base = 0x7F0000000000
+    blocks = [
+        block(base, 4 * MIB, frames=forward),
+        block(base + 4 * MIB, 2 * MIB, frames=setup),
+        block(base + 6 * MIB, MIB),
+    ]
+    path = write(
+        tmp_path / "state.pickle",
+        snapshot([], [segment(base, 8 * MIB, [*blocks, block(base + 7 * MIB, MIB, state="inactive")])]),
+    )
+    code, out, _ = run("snapshot", path)
+    assert code == 0 and "before" not in out
+    assert "forward  ~/unet.py:12" in out and "no stack recorded" in out
+    (device,) = json.loads(run("snapshot", path, "--json")[1])["devices"]
+    assert device["before_recording_bytes"] == 0
+    kinds = {group["site"]["line"]: group["kind"] for group in device["groups"]}
+    assert kinds[5] == "parameter" and not any(group["is_before_recording"] for group in device["groups"])

@@ -65,7 +65,7 @@ def peak_side(device: ReplayedDevice) -> PeakSide:
 def _keys(device: ReplayedDevice, rows: Ints) -> Grouped[Key]:
     lives = device.replay.lives
     return grouped(
-        (device.kinds.of(rows), lives.stack[rows], lives.begin[rows] == BEFORE),
+        (device.kinds.of(rows), lives.stack[rows], (lives.begin[rows] == BEFORE) & (len(device.state.trace) > 0)),
         lambda kind, stack, is_before: (Kind(kind).words, _names(device.sites, stack, is_before)),
     )
 

@@ -38,8 +38,8 @@ class SnapshotRow(PeakRow):
 
     @property
     def is_before_recording(self) -> bool:
-        """Whether they were there before the first entry."""
-        return self.phase != IN_RECORDING
+        """Whether they were there before the first entry; of a state without history nothing says so."""
+        return self.phase == BEFORE_RECORDING
 
     @property
     def site(self) -> Site:

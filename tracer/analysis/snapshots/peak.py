@@ -69,7 +69,7 @@ def find_peak(device: ReplayedDevice) -> Peak:
     state, replay, kinds = device.state, device.replay, device.kinds
     entry, lives = replay.peak_entry, replay.lives
     rows = lives.alive_after(entry)
-    before = rows[lives.begin[rows] == BEFORE]
+    before = rows[(lives.begin[rows] == BEFORE) & (len(state.trace) > 0)]
     return Peak(
         entry=entry,
         time_us=int(state.trace.time_us[entry]) if entry >= 0 else -1,

@@ -80,7 +80,7 @@ def reserved_at_end(device: ReplayedDevice, settings: AllocatorSettings) -> Rese
     life_at = dict(zip(lives.addr[rows].tolist(), rows.tolist(), strict=True))
     pools = pool_numbers(device.snapshot, state)
     end = read_end(state, pools, page=settings.large_segment_size, life_at=life_at)
-    return _Account(settings, lives, device.sites, None).of(end, None)
+    return _Account(settings, lives, device.sites, None, has_history=len(state.trace) > 0).of(end, None)
 
 
 def _releases(modelled: Modelled) -> Mapping[int, list[int]]:
@@ -136,8 +136,16 @@ Add = Callable[[str, int, int], None]
 class _Account:
     """Accounts for the segments of one moment."""
 
-    def __init__(self, settings: AllocatorSettings, lives: Lives, sites: Sites, uses: _LaterUses | None) -> None:
-        self._settings, self._uses = settings, uses
+    def __init__(
+        self,
+        settings: AllocatorSettings,
+        lives: Lives,
+        sites: Sites,
+        uses: _LaterUses | None,
+        *,
+        has_history: bool = True,
+    ) -> None:
+        self._settings, self._uses, self._has_history = settings, uses, has_history
         self._stack, self._begin, self._sites = lives.stack, lives.begin, sites
 
     def of(self, moment: Moment, entry: int | None) -> Reserved:
@@ -237,10 +245,11 @@ class _Account:
             total[at] += number
 
     def _site(self, life: int) -> Site:
+        unknown = Site(BEFORE_RECORDING if self._has_history else NO_FRAMES)
         if life < 0:
-            return Site(BEFORE_RECORDING)
+            return unknown
         site = self._sites.site(int(self._stack[life]))
-        return Site(BEFORE_RECORDING) if site.frame == NO_FRAMES and self._begin[life] == BEFORE else site
+        return unknown if site.frame == NO_FRAMES and self._begin[life] == BEFORE else site
 
 
 def _pool_name(pool: PoolId, is_small: bool) -> str:
