@@ -42,7 +42,6 @@ from benchmarks.engine import (
     step_of,
 )
 from tracer import timeline_tracer
-from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile
 
@@ -111,8 +110,7 @@ class Cost:
 @contextmanager
 def apart(cost: Cost) -> Iterator[None]:
     """Count what reads and analyses, wherever it is called, and how many events were read."""
-    read, look = timeline_tracer.read_recording, ProfileSession._look_for_waste  # type: ignore[attr-defined]
-
+    read = timeline_tracer.read_recording  # type: ignore[attr-defined]
     finish = TrainingProfile._finish  # type: ignore[attr-defined]
 
     def timed(call: Callable[..., Any], part: str = "apart_s") -> Callable[..., Any]:
@@ -130,13 +128,11 @@ def apart(cost: Cost) -> Iterator[None]:
         return recording
 
     timeline_tracer.read_recording = timed(counted)  # type: ignore[attr-defined]
-    ProfileSession._look_for_waste = timed(look)  # type: ignore[method-assign]
     TrainingProfile._finish = timed(finish, "files_s")  # type: ignore[method-assign]
     try:
         yield
     finally:
         timeline_tracer.read_recording = read  # type: ignore[attr-defined]
-        ProfileSession._look_for_waste = look  # type: ignore[method-assign]
         TrainingProfile._finish = finish  # type: ignore[method-assign]
 
 

@@ -150,14 +150,6 @@ def _of_the_process() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(autouse=True, scope="session")
-def no_look_for_waste() -> Iterator[None]:
-    """What other tests of this process keep alive is no waste of a run's; tests of the look take a fresh process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracer.sessions.profile_session.find_held_waste", lambda findings, error=None: ())
-        yield
-
-
 @pytest.fixture
 def usual_signals() -> Iterator[None]:
     """Python's own handlers, which a test must leave as they are. A shell's `&`, for one, has Ctrl-C ignored."""

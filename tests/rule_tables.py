@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from tracer.analysis.kinds import NOT, OR, Kind, Rule
 from tracer.analysis.profiles import classify_blocks as profiles
-from tracer.analysis.profiles.waste import WasteRule
 from tracer.analysis.snapshots import classify_blocks as snapshots
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-it-works.md"
@@ -58,7 +57,7 @@ def weaker(conditions: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield f"{condition}: {name}", (*before, OR.join(other for other in names if other != name), *behind)
 
 
-def facts_named(rules: Sequence[Rule | WasteRule]) -> set[str]:
+def facts_named(rules: Sequence[Rule]) -> set[str]:
     """The names of the truths that rules ask for."""
     return {name.removeprefix(NOT) for rule in rules for condition in rule.when for name in condition.split(OR)}
 

@@ -60,7 +60,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},
-    "tracer.changes": {*_MEANS, "tracer.null_gpu", "tracer.rehearsal", "tracer.workloads"},
+    "tracer.changes": {*_MEANS, "tracer.null_gpu", "tracer.workloads"},
     "tracer.results": _FOUND,
     "tracer.exporters": {*_FOUND, "tracer.results"},
     "tracer.timeline_tracer": _WRITES,

@@ -23,13 +23,12 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.capture.device.host_peak import HostPart, HostPeak
 from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
-from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.engines.answer import engine_json
 from tracer.engines.start import engine_start
 from tracer.exporters.bisection import Bisection, bisection_json
 from tracer.exporters.doctor import doctor_json
 from tracer.exporters.host import host_json
-from tracer.exporters.json_documents.advice import advice_values, fit_values
+from tracer.exporters.json_documents.fit import fit_values
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS, read_peak_json
 from tracer.exporters.phases import phases_json
@@ -189,7 +188,6 @@ def test_every_key_of_a_prediction_is_described() -> None:
     for found in (fits, lacks):
         check_header(found, "prediction")
     slow = {
-        "advice",
         "table",
         "largest_batch",
         "accumulated",
@@ -213,19 +211,6 @@ def test_every_key_of_doctor_is_described() -> None:
     check_header(found, "doctor")
     assert set(found) - set(HEADER) == set(keys("doctor.json"))
     assert all(list(each) == keys("A check") for each in found["installed"] + found["works"])
-
-
-def test_every_key_of_advice_is_described() -> None:
-    row = Recommendation("less", ("line",), 5, None, 7, None, "same", "", "", "rehearsed", None)
-    held = UnneededMemory(
-        "it", "less", ("line",), 5, 1, "train.py", 3, "losses[...]", "local variable", "same", "rehearsed", 4
-    )
-    report = AdviceReport("cpu", 12, None, (row,), (), None, None, False, None, 3, (("other", "why"),), (held,))
-    found = json.loads(json.dumps(advice_values(report, computed=True)))
-    check_header(found, "advice")
-    assert set(found) - set(HEADER) == set(keys("advice.json"))
-    assert list(found["found"][0]) == keys("Memory that nobody needs")
-    assert list(found["rows"][0]) == keys("A change")[: len(found["rows"][0])]
 
 
 def test_every_key_of_a_whole_job_is_described(file: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ The folders are the data flow: what happened, what it means, who wants to know.
     allocator/         the caching allocator as a model: settings, allocate and free, replay of a history
     rehearsal/         what would happen: steps on tensors without memory, and what a CUDA device does differently
     analysis/          what it means: pure functions from columns to frozen findings
-    changes/           what lowers the peak: what to do to a model, or from outside to a script; each is tried first
+    changes/           what lowers the peak of a script, made from outside; each is tried first
     results/           what a run, a prediction or a watched training found: what exporters write
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback

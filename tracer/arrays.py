@@ -12,7 +12,6 @@ Of a recording:
 Of one device in it:
     [D] events in its allocator's order      [B] blocks      [U] storages whose allocation was not recorded
     [E] rows of torch's timeline             [Q] blocks in use at one moment, by the allocator's own history
-    [I] blocks alive at the peak that may be unneeded
 Of its operators:
     [R] invocations in forward     [P] forward passes             [G] autograd nodes that ran
     [T] tensors saved for backward

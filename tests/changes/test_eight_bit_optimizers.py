@@ -1,77 +1,11 @@
-"""Optimizers with state in 8 bits: their size, what they stand for, what is offered, and that the lines do it."""
+"""Optimizers with state in 8 bits: which of torch's they stand for, and with which options."""
 
 from __future__ import annotations
-
-import sys
-from types import ModuleType
 
 import pytest
 import torch
 
-from tests.changes.programs import PROGRAMS
-from tracer.changes.kinds import state_in_8_bits
-from tracer.changes.kinds.state_in_8_bits import AsLarge, EightBitLibrary, keep_options, library_for
-from tracer.changes.planner import _Trials, advise
-from tracer.changes.script_changes import PACKAGES
-from tracer.workloads.workload import Workload
-
-
-def program() -> Workload:
-    return PROGRAMS["lstm"]()
-
-
-def bytes_of(optimizer: torch.optim.Optimizer) -> int:
-    tensors = [value for values in optimizer.state.values() for value in values.values()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def test_state_has_a_byte_and_a_64th_for_each_element_where_it_is_not_small() -> None:
-    parameters = [torch.nn.Parameter(torch.ones(size)) for size in (4096, 4095, 5000, 7)]
-    for parameter in parameters[:3]:
-        parameter.grad = torch.ones_like(parameter)
-    # Scales of 256 elements, in four bytes: 16 of 4,096 elements, and 20 of 5,000.
-    for package, expected in (
-        ("bitsandbytes", 2 * (4096 + 64 + 4 * 4095 + 5000 + 80)),
-        ("torchao", 2 * (4096 + 64 + 4 * 4095 + 4 * 5000)),
-    ):
-        optimizer = EightBitLibrary(package).as_large(torch.optim.AdamW(parameters).param_groups)
-        for _ in range(2):
-            optimizer.step()
-        assert bytes_of(optimizer) == expected
-
-
-def test_a_library_that_is_not_installed_is_named_and_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.changes.script_changes.installed_version", lambda package: "")
-    advice = advise(program, device="cuda")
-    reasons = dict(advice.not_tried)
-    assert reasons == {"Adam with state in 8 bits": "neither bitsandbytes nor torchao is installed."}
-    assert not any("8bit" in outcome.name for outcome in advice.outcomes)
-    assert not list(state_in_8_bits.not_tried(_Trials(program, "cpu", {}).situation))
-
-
-def test_each_library_that_is_installed_is_rehearsed_and_its_lines_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.changes.script_changes.installed_version", lambda package: "1.0")
-    for package in PACKAGES:
-        module = ModuleType(f"{package}.optim")
-        module.Adam8bit = torch.optim.Adam  # type: ignore[attr-defined]
-        parent = ModuleType(package)
-        parent.optim = module  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, package, parent)
-        monkeypatch.setitem(sys.modules, f"{package}.optim", module)
-    trials = _Trials(program, "cuda", {})
-    changes = list(state_in_8_bits.candidates(trials.situation))
-    assert [change.name for change in changes[:2]] == [
-        "bitsandbytes.optim.Adam8bit instead of Adam",
-        "torchao.optim.Adam8bit instead of Adam",
-    ]
-    for change in changes[:2]:
-        outcome = trials.outcome((change,))
-        assert outcome is not None and outcome.saved_bytes > 0
-        names: dict[str, object] = {"model": program().model}
-        exec("\n".join(change.lines), names)
-        assert names["optimizer"].param_groups[0]["lr"] == 1e-3  # type: ignore[attr-defined]
-        # A workload that is to be rehearsed has none of the library's kernels.
-        assert type(change.made_to(program()).optimizer) is AsLarge
+from tracer.changes.kinds.state_in_8_bits import EightBitLibrary, keep_options, library_for
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +9,6 @@ from torch import Tensor, nn
 from tracer.changes import host_copies
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.kinds.saved_on_host import SavedOnHost
-from tracer.changes.kinds.state_on_host import StateOnHost
 
 
 @pytest.fixture
@@ -26,58 +23,6 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     monkeypatch.setattr(host_copies, "is_worth_moving", lambda tensor: tensor.ndim > 0)
     monkeypatch.setattr(host_copies, "copied_to_host", copied_to_host)
     return hosts
-
-
-class OwnAdam(torch.optim.Adam):
-    """Of a program's own kind: what its step does nobody knows."""
-
-
-def trained(
-    apply: Callable[[], object], kind: type[torch.optim.Adam] = torch.optim.Adam
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-    optimizer = kind(model.parameters(), lr=0.1)
-    for _ in range(3):
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
-        apply()
-        optimizer.zero_grad()
-    return model, optimizer
-
-
-def test_steps_with_their_state_on_the_host_are_the_same(moved: list[Tensor]) -> None:
-    plain, _ = trained(lambda: None)
-    with AppliedChanges(["state-on-host"]) as applied:
-        changed, optimizer = trained(lambda: None)
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), changed.parameters(), strict=True))
-    assert len(moved) == 8 and applied.notes == ()  # two averages of four parameters, each in one place for all steps
-    waiting = {id(value) for values in optimizer.state.values() for value in values.values()}
-    assert {id(tensor) for tensor in moved} <= waiting
-
-
-def test_state_comes_back_for_a_step_only(moved: list[Tensor]) -> None:
-    state = StateOnHost()
-    _, optimizer = trained(lambda: None, OwnAdam)
-    state.after_step(optimizer, (), {})
-    values = next(iter(optimizer.state.values()))
-    kept = values["exp_avg"]
-    assert any(kept is host for host in moved)
-    state.before_step(optimizer, (), {})
-    values["exp_avg"] = values["exp_avg"] + 1  # what a step made
-    state.after_step(optimizer, (), {})
-    assert values["exp_avg"] is kept and len(moved) == 8
-
-
-def test_state_of_another_type_gets_another_place(moved: list[Tensor]) -> None:
-    state = StateOnHost()
-    _, optimizer = trained(lambda: None, OwnAdam)
-    state.after_step(optimizer, (), {})
-    values = next(iter(optimizer.state.values()))
-    values["exp_avg"] = values["exp_avg"].double() + 2**-30
-    expected = values["exp_avg"].clone()
-    state.after_step(optimizer, (), {})
-    assert values["exp_avg"] is moved[-1] and torch.equal(values["exp_avg"], expected)
 
 
 def test_saved_activations_go_to_the_host_and_parameters_stay(moved: list[Tensor]) -> None:

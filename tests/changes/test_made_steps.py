@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tracer.changes.state_between_steps import MadeSteps
+from tracer.changes.kinds.state_in_8_bits import MadeSteps
 
 
 def test_torchs_step_finds_nothing_to_update() -> None:

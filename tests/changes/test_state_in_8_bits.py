@@ -126,22 +126,5 @@ def test_a_group_that_comes_later_is_updated_too(library: list[torch.optim.Optim
 def test_without_a_library_it_cannot_be_applied(no_library: None) -> None:
     with pytest.raises(UsageError, match="8-bit-state cannot be made: neither bitsandbytes nor torchao is installed"):
         script_changes("8-bit-state")
-    assert script_changes("bf16-state") == ("bf16-state",)
     optimizer, _, notes = trained()
     assert notes == ("8-bit-state: neither bitsandbytes nor torchao is installed.",) and len(optimizer.state) == 2
-
-
-def test_what_a_library_does_not_take_has_its_state_in_bf16_where_that_was_asked_for(
-    library: list[torch.optim.Optimizer],
-) -> None:
-    weights = [nn.Parameter(torch.ones(64, 64)) for _ in range(2)]
-    optimizers = torch.optim.AdamW([weights[0]]), torch.optim.RMSprop([weights[1]])
-    with AppliedChanges(["8-bit-state", "bf16-state"]):
-        for _ in range(2):
-            for weight, optimizer in zip(weights, optimizers, strict=True):
-                weight.grad = torch.ones(64, 64)
-                optimizer.step()
-    assert len(library) == 1 and optimizers[0].state is library[0].state
-    assert optimizers[0].state[weights[0]]["exp_avg"].dtype == torch.float32  # the library's own form
-    assert optimizers[1].state[weights[1]]["square_avg"].dtype == torch.bfloat16
-    assert [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups] == [1, 1]

@@ -1,4 +1,4 @@
-"""Each change alone, as `--advise` of a script prints it, over made-up trials."""
+"""Each change alone, as `fit --each` prints it, over made-up trials."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 
 from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
-from tracer.commands.fit_trials import ScriptTrials, told_alone
-from tracer.commands.script import Script
+from tracer.commands.fit_trials import ScriptTrials, each_alone
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial
 from tracer.sessions.jobs.child_processes import ChildProcesses
@@ -22,9 +21,8 @@ from tracer.units import GIB, MIB
 DEVICES = devices_of("h100:8GiB")
 
 
-@pytest.mark.parametrize("is_known", [False, True])
 def test_each_change_is_told_beside_the_script_as_it_is(
-    is_known: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
@@ -39,30 +37,17 @@ def test_each_change_is_told_beside_the_script_as_it_is(
         return FitTrial(names, fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB, notes=notes, flops=1000)
 
     monkeypatch.setattr(ScriptTrials, "make", make)
-    base = FitTrial((), fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB) if is_known else None
-    report = told_alone(DEVICES, Script("train.py", []), base)
+    with ScriptTrials(DEVICES.card.usable_bytes) as trials:
+        made = each_alone(trials)
     alone = [(name,) for name in changes_of(is_job=False)]
-    assert asked == [(), *alone]  # the script as it is for its operations, where its memory is known
-    assert [trial.apply for trial in report.trials] == [(), *alone] and report.best == report.trials[0]
+    assert asked == [trial.apply for trial in made] == [(), *alone]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "What each change would save alone, made without editing the script:"
-    assert ("as it is: 1.00 GiB allocated, 2.00 GiB reserved; fits with 5.32 GiB left." in lines) is not is_known
+    assert lines[0] == "as it is: 1.00 GiB allocated, 2.00 GiB reserved; fits with 5.32 GiB left."
     row = "checkpoint: 960.00 MiB allocated, 1.00 GiB reserved, 64.00 MiB less at the peak"
     assert f"{row}, +33.3 % FLOPs; fits with 6.32 GiB left." in lines
     assert sum("FLOPs" in line for line in lines) == 1
     assert "bf16: the script ended with an error before a step was done." in lines and "  ValueError: no" in lines
     assert "  chunked-loss: no large loss over classes was computed." in lines
-
-
-def test_of_changes_tried_alone_the_first_that_fits_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(trials: ScriptTrials, changes: Sequence[str] = ()) -> FitTrial:
-        names = tuple(changes)
-        return FitTrial(names, fits=names in (("checkpoint",), ("bf16",)))
-
-    monkeypatch.setattr(ScriptTrials, "make", make)
-    assert told_alone(DEVICES, Script("train.py", [])).best == FitTrial(("checkpoint",), fits=True)
-    monkeypatch.setattr(ScriptTrials, "make", lambda trials, changes=(): FitTrial((), fits=False))
-    assert told_alone(DEVICES, Script("train.py", [])).best is None
 
 
 LONG = """Traceback (most recent call last):

@@ -16,25 +16,18 @@ from typer.testing import CliRunner, Result
 
 import main
 from tracer.capture.kept_run import ValuesRead
-from tracer.changes.script_changes import changes_of
-from tracer.commands.fit_trials import ScriptTrials
 from tracer.errors import NullGpuError
 from tracer.exporters.document import Document
 from tracer.exporters.recording_file.checked_columns import RECORDING
 from tracer.exporters.screen.values import print_values
 from tracer.null_gpu import process
-from tracer.null_gpu.cards import Card, devices_of
+from tracer.null_gpu.cards import Card
 from tracer.null_gpu.values import switch
 from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.device_reads import DeviceRead, Line
 from tracer.null_gpu.values.device_values import Known
 from tracer.null_gpu.values.switch import ValuesReport
-from tracer.results.fit import FitTrial
-from tracer.results.null_job import NullJob
-from tracer.sessions.jobs import run_ranks as null_job
-from tracer.sessions.jobs.run_ranks import Job
 from tracer.sessions.on_null_gpu import read_by_program, values_read
-from tracer.units import GIB
 
 GPT = ("--model", "models.gpt:build")
 
@@ -119,9 +112,6 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
         (("run", "--on", "h100", "--answer", "train.py=0.5", "train.py"), "'train.py=0.5' is not an answer"),
         (("predict", "train.py", *GPT, "--on", "h100"), "--model works only without a script"),
         (("predict", "--on", "h100", "train.py", "--batch-size", "3"), "behind two dashes: train.py -- ..."),
-        (("predict", "train.py", "--advise", "--json", "--on", "l4"), "fit --each --save-dir writes it as JSON"),
-        (("run", "--advise", "train.py"), "--advise tries changes on the null GPU"),
-        (("run", "--advise", "--apply", "bf16", "--on", "h100", "train.py"), "changes of the script as it is"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], error: str, started: list[list[Card]]) -> None:
@@ -237,27 +227,3 @@ def test_on_the_null_gpu_only_its_own_devices_have_one(monkeypatch: pytest.Monke
     monkeypatch.setattr(process, "is_active", lambda: True)
     assert caveat_of(torch.device("cuda", 1)) == CAVEAT
     assert caveat_of(torch.device("cpu")) == ""
-
-
-@pytest.mark.parametrize("command", ["run", "predict"])
-def test_advice_of_a_job_tries_each_change_on_it_behind_its_own_answer(
-    command: str, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs: list[Job | None] = []
-
-    def make(trials: ScriptTrials, changes: Sequence[str] = ()) -> FitTrial:
-        jobs.append(trials.job)
-        return FitTrial(tuple(changes), fits=True, allocated_bytes=GIB, worst_rank=1)
-
-    job = NullJob(devices_of("2xh100"), 2, ())
-    monkeypatch.setattr(null_job, "run_job", lambda *args, **kwargs: job)
-    monkeypatch.setattr(ScriptTrials, "make", make)
-    result = called(command, "--on", "2xh100", "--advise", "--save-dir", str(tmp_path / "out"), script)
-    assert result.exit_code == 0, result.output
-    assert jobs == [Job(devices_of("2xh100"), 2)] * (1 + len(changes_of(is_job=True)))
-    told = result.stdout.index("What each change would save alone")
-    assert result.output.index("Job of 2 ranks") < told
-    assert [trial["apply"] for trial in json.loads((tmp_path / "out" / "fit.json").read_text())["trials"]][:2] == [
-        [],
-        ["expandable-segments"],
-    ]

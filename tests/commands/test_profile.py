@@ -27,7 +27,7 @@ from tests.pieces import Pieces, noise, raising
 from tests.processes import run_python
 from tracer.commands import usage
 from tracer.commands.on_card import OnOptions
-from tracer.commands.profile import AdviceOptions, ProfileOptions, run_and_report
+from tracer.commands.profile import ProfileOptions, run_and_report
 from tracer.commands.run_options import OutputOptions, RequestedFiles, ScheduleOptions, ScreenOptions
 from tracer.commands.workload_options import ProfiledWorkload, chosen_device
 from tracer.errors import OutputError, TracerError
@@ -48,11 +48,10 @@ def options(save_dir: Path, **outputs: Any) -> ProfileOptions:
     schedule = ScheduleOptions(n_wait_steps=0, n_warmup_steps=1, n_active_steps=1, n_repeats=1)
     return ProfileOptions(
         *(context, ProfiledWorkload(), "cpu", (), OnOptions(), save_dir, OutputOptions(**outputs), RequestedFiles()),
-        *(schedule, 0, ScreenOptions(), AdviceOptions()),
+        *(schedule, 0, ScreenOptions()),
     )
 
 
-ASKED_FOR = tuple(output for output in OUTPUTS if output.name != "advise")
 USUAL = tuple(output for output in OUTPUTS if output.file.switch_help)
 TINY = [
     *("--hidden-channels", "4", "--data-size", "8", "--n-modes", "4", "--n-layers", "1"),
@@ -140,7 +139,7 @@ def already_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_is_in_groups() -> None:
     headings = re.findall(r"^(\S.*):$", run("-h").stdout, re.MULTILINE)
     assert headings == ["Commands", usage.MODEL, usage.STEP, usage.FNO, usage.DEVICE, usage.SCHEDULE,
-                        usage.QUESTIONS, usage.OUTPUTS, usage.SCREEN, "Options"]  # fmt: skip
+                        usage.OUTPUTS, usage.SCREEN, "Options"]  # fmt: skip
 
 
 def test_help_has_the_guides_options_and_a_switch_for_each_file() -> None:
@@ -161,7 +160,7 @@ def test_help_has_the_guides_options_and_a_switch_for_each_file() -> None:
 def test_a_run_ends_well_and_leaves_its_files(done: tuple[Ended, Path]) -> None:
     ended, folder = done
     assert ended.code == 0
-    assert sorted(path.name for path in folder.iterdir()) == sorted(output.file_name for output in ASKED_FOR)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(output.file_name for output in OUTPUTS)
     assert list(parse_max_mem((folder / "max_mem.txt").read_text())) == [*MAX_KEYS, "Peak_Total"]
     assert parse_total_time((folder / "cuda_timing.txt").read_text()) is not None
 
@@ -190,12 +189,9 @@ def test_the_rows_on_the_screen_sum_to_the_peak(done: tuple[Ended, Path]) -> Non
 
 def test_stderr_names_each_file_and_what_opens_it(done: tuple[Ended, Path]) -> None:
     ended, folder = done
-    starts = [f"Wrote {folder / output.file_name}  (open with {output.file.read_with}" for output in ASKED_FOR]
+    starts = [f"Wrote {folder / output.file_name}  (open with {output.file.read_with}" for output in OUTPUTS]
     *lines, after = ended.stderr.splitlines()
-    assert after == (
-        f"Next: open {folder / 'memory_timeline.html'} in a browser, or add --advise to the same command to see what "
-        "would lower the peak."
-    )
+    assert after.startswith(f"Next: open {folder / 'memory_timeline.html'} in a browser, or compare with another run ")
     # The recording's line goes on with its size.
     for line, start in zip(lines, starts, strict=True):
         assert re.fullmatch(re.escape(start) + r"(?:; [\d.]+ [KM]iB, [\d.]+ bytes an event)?\)", line)
@@ -396,7 +392,7 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_runs(
         (["--no-such-option"], "There is no option --no-such-option.", "--help lists"),
         (["--n-mode", "3"], "There is no option --n-mode.", "Did you mean --n-modes or --model? python main.py --help"),
         (["snapshott"], "There is no command snapshott.", "Did you mean snapshot? python main.py --help lists"),
-        (["run", "--advice", "a.py"], "There is no option --advice.", "Did you mean --device or --advise?"),
+        (["run", "--advice", "a.py"], "There is no option --advice.", "Did you mean --device?"),
         (["run", "--save-dirs", "x", "a.py"], "There is no option --save-dirs.", "Did you mean --save-dir?"),
         (["--seed"], "Option '--seed' requires an argument.", "--help lists"),
         (["no-such-command"], "There is no command no-such-command.", "--help lists"),

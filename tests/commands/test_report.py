@@ -21,7 +21,7 @@ from tracer.sessions.stored_results import kept_run
 from tracer.sessions.workload_run import run_profile
 
 ROOT = Path(main.__file__).parent
-FILES = {output.file_name for output in OUTPUTS} - {"advice.json"}  # what was not asked for
+FILES = {output.file_name for output in OUTPUTS}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 

@@ -78,7 +78,7 @@ def test_a_folder_of_ranks(tmp_path: Path) -> None:
 
 def test_a_job_of_our_own_is_its_ranks_and_not_their_other_files(tmp_path: Path) -> None:
     folder = job(tmp_path / "job")
-    for name in ("peak.json", "advice.json", "trace.json.gz"):
+    for name in ("peak.json", "trace.json.gz"):
         (folder / "rank0" / name).write_text("{}")
     (folder / "rank1" / "rank.json").write_text("{}")
     (folder / "rank6").mkdir()

@@ -36,7 +36,6 @@ class Told:
     pools: tuple[dict[str, Any], ...]
     uncounted_bytes: int
     screen: str
-    waste: tuple[str, ...]
     is_same_when_read_back: bool
     is_as_before: bool
 
@@ -74,7 +73,6 @@ def told(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> Told:
         pools=tuple(asdict(pool) for pool in pools),
         uncounted_bytes=results.findings.graph_bytes,
         screen=console.file.getvalue(),  # type: ignore[attr-defined]
-        waste=tuple(waste.kind.name for waste in session.waste),
         is_same_when_read_back=again.graph_pools == pools,
         is_as_before=methods
         == [torch.cuda.CUDAGraph.__dict__[name] for name in ("capture_begin", "capture_end", "reset")],

@@ -44,11 +44,6 @@ def test_a_graph_captured_before_the_recorded_steps_is_explained(elsewhere: Else
     assert "In the memory of" in told.screen
 
 
-def test_gradients_that_a_replay_fills_are_no_waste(elsewhere: Elsewhere) -> None:
-    told = elsewhere(jobs_graphs.told, jobs_graphs.whole_step)
-    assert "GRADIENTS" not in told.waste and "set_to_none" not in told.screen
-
-
 @pytest.mark.parametrize("make", [jobs_graphs.deleted, jobs_graphs.reset])
 def test_of_a_graph_that_is_gone_nothing_is_said(elsewhere: Elsewhere, make: Make) -> None:
     told = elsewhere(jobs_graphs.told, make)

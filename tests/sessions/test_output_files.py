@@ -14,7 +14,6 @@ import pytest
 from tests.pieces import Pieces, raising
 from tracer.analysis.profiles import findings as findings_module
 from tracer.capture.kept_run import RunOrigin
-from tracer.changes.recommendation import AdviceReport
 from tracer.errors import OutputError
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.results.run_results import RunResults
@@ -31,8 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 
 @cache
 def results() -> RunResults:
-    run = run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True, keep_recording=True)
-    return dataclasses.replace(run, advice=AdviceReport("cpu", 1, None, ()))
+    return run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True, keep_recording=True)
 
 
 def write(folder: Path, run: RunResults | None = None, **options: Any) -> dict[str, Written]:
@@ -117,7 +115,7 @@ def test_each_is_told_as_soon_as_it_is_there(tmp_path: Path) -> None:
         ({"timings": None}, set(FILES) - {"cuda_timing.txt"}),
         ({"trace": None}, set(FILES) - {"trace.json.gz"}),
         ({"keep_recording": False}, set(FILES) - {"recording.npz"}),
-        ({"findings": None, "advice": None}, {"cuda_timing.txt", "recording.npz"}),
+        ({"findings": None}, {"cuda_timing.txt", "recording.npz"}),
     ],
 )
 def test_what_a_run_lacks_has_no_file(lacks: dict[str, Any], written: set[str], tmp_path: Path) -> None:

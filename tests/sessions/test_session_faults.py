@@ -72,21 +72,6 @@ def test_a_fault_of_ours_in_a_step_is_one_warning_and_the_loop_goes_on(
     assert session.num_steps_done == SHORT.num_steps
 
 
-def test_a_fault_in_looking_for_holders_costs_the_holders_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tracer.sessions.profile_session.find_held_waste", boom)
-    model, optimizer = net()
-    with (
-        pytest.warns(UserWarning, match=r"Holders of unneeded memory were not found[\s\S]*ZeroDivisionError: ours"),
-        profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session,
-    ):
-        loop(model, optimizer, session, SHORT.num_steps + 2)
-    assert session.fault is None
-    assert len(session.findings.cycles) == SHORT.num_repeats
-    assert (tmp_path / "peak.json").exists()
-
-
 @pytest.mark.parametrize("name", ["output_files.write_outputs", "training_profile.describe_parameters"])
 def test_a_fault_of_ours_at_the_end_is_a_warning(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"tracer.sessions.{name}", boom)

@@ -39,7 +39,6 @@ WITHIN = {
     "keeping a cycle": (torch_profiler, "kineto_results"),
     "reading the counter": (CounterReading, "now"),
     "analysis": (timeline_tracer, "find_in_cycle"),
-    "who holds what": (session, "find_held_waste"),
     "walk": (observations, "live_tensors"),
 }
 FILES = [output.name for output in OUTPUTS if output.file.switch_help and output.name != "cuda-timing"]

@@ -54,7 +54,7 @@ def test_every_output_is_written_again_to_the_byte(name: str, tmp_path: Path) ->
         for _ in range(SHORT.num_steps):
             workload.step()
             profile.step()
-    assert len(files(first)) == len(OUTPUTS) - 3  # no timing pass, no advice, and the recording itself
+    assert len(files(first)) == len(OUTPUTS) - 2  # no timing pass, and the recording itself
     assert_same(files(first), written_again(first, tmp_path / "again"))
 
 

@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from tests.truth.running import (
     run_unwatched,
     run_watched,
 )
-from tests.truth.sentences import false_sentences
 
 HELD = frozenset(holder.value for holder in HeldBy)
 ACTIVATION, WORKSPACE, COMMUNICATION = "ACTIVATION", "WORKSPACE", "COMMUNICATION"
@@ -62,8 +61,6 @@ class Verdict:
         kept: What is alive after the program was let go of, though nobody else keeps it.
         wrong_sum: How the rows differ from the allocator's count.
         wrong_peak: How the peak differs from the truth.
-        false: Sentences of findings that are not so, by what letting go of the holder really frees.
-        num_named: Findings that name a holder.
         kinds: Bytes of the right kind, of those that the bookkeeper can prove; None where it can prove none.
         modules, lines: Of the three largest places that made activations.
     """
@@ -75,8 +72,6 @@ class Verdict:
     kept: tuple[str, ...] = ()
     wrong_sum: str = ""
     wrong_peak: str = ""
-    false: tuple[str, ...] = ()
-    num_named: int = 0
     claimed_bytes: int = 0
     true_bytes: tuple[int, int] = (0, 0)
     kinds: Share | None = None
@@ -85,7 +80,7 @@ class Verdict:
 
 
 def judge(name: str) -> Verdict:
-    """Run a program five times, each in a process of its own, two at a time, and compare."""
+    """Run a program four times, each in a process of its own, two at a time, and compare."""
     entry, folder = entry_of(name), Path(tempfile.mkdtemp())
     try:
         with ThreadPoolExecutor(2) as two:
@@ -93,9 +88,8 @@ def judge(name: str) -> Verdict:
                 two.submit(in_fresh_process, run, name) for run in (run_unwatched, run_under_bookkeeper, run_counted)
             ]
             runs.append(two.submit(in_fresh_process, run_watched, name, folder))
-            runs.append(two.submit(in_fresh_process, false_sentences, name))
             results: list[Any] = [run.result() for run in runs]
-            plain, booked, counted, watched, said = results
+            plain, booked, counted, watched = results
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for what, run in (("unwatched", plain), ("under the bookkeeper", booked), ("under a bare profiler", counted)):
@@ -108,9 +102,7 @@ def judge(name: str) -> Verdict:
     if watched.value is None:
         return Verdict(name, crash=str(watched.error), true_bytes=bounds)
     effects, claims = watched.value
-    verdict = _compare(name, plain.value, effects, claims, truth, bounds)
-    false, num_named = said.value if said.value is not None else ((str(said.error),), 0)
-    return replace(verdict, false=false, num_named=num_named)
+    return _compare(name, plain.value, effects, claims, truth, bounds)
 
 
 def _compare(

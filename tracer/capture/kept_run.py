@@ -166,19 +166,6 @@ class KeptTrace:
     trace: ProfilerTrace
 
 
-@dataclass(frozen=True, slots=True)
-class KeptWaste:
-    """Memory that nobody needed, with what held it while the program could be asked."""
-
-    kind: str  # Name of a `WasteKind`
-    bytes: int  # At the peak
-    count: int  # Number of blocks
-    line: SourceLine | None  # Line of the user's code; None where it was not known
-    path: str  # How it was held; empty where nothing was found
-    variable: str  # Where that began
-    held_at: SourceLine | None  # The line that put it there; None where it was not known
-
-
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KeptRun(RunFacts):
     """Observations of a run, without conclusions."""
@@ -195,7 +182,6 @@ class KeptRun(RunFacts):
     compiled: CompiledCode = NOTHING_COMPILED
     # The peak of the same run without compilation, as its peak.json has it; None where it was not made.
     eager: dict[str, Any] | None = None
-    waste: tuple[KeptWaste, ...] = ()  # What nobody needed of the peak: who held it cannot be asked again
     at_failure: ObjectsAtFailure | None = None  # What objects told when memory ran out; None where it did not
     # What CUDA graphs work in, as peak.json has it: captures are not recorded in cycles.
     graph_pools: tuple[dict[str, Any], ...] = ()

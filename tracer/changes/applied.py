@@ -29,7 +29,7 @@ class AppliedChanges:
         """
         all_kinds()
         there = [name for name in SCRIPT_CHANGES if name in Hooks.of]
-        self._all = {name: Hooks.of[name]() for name in sorted(there, key=lambda name: Hooks.of[name].is_late)}
+        self._all = {name: Hooks.of[name]() for name in there}
         self.hooks = self._of(changes)
         """Hooks by the name of the change that they make."""
         self._choose = choose

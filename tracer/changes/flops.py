@@ -6,15 +6,12 @@ Counted are matrix products, convolutions, attention and Fourier transforms; wha
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import flop_registry
-
-from tracer.rehearsal.recorder import OperatorCall
 
 _COMPLEX_PRODUCT = 4
 """Real products and sums of complex ones: 4 multiplications and 4 additions, where a real one has 1 and 1."""
@@ -29,29 +26,29 @@ _RNN = {"mkldnn_rnn_layer": 2, "mkldnn_rnn_layer_backward": 4}
 """Operations for each weight and each element of the sequences: two matrix products a time step."""
 
 
-def flops_of(call: OperatorCall) -> int:
+def flops_of(operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
     """Operations of one operator by its shapes; 0 for one without a formula."""
-    namespace, _, name = call.name.partition("::")
+    namespace, _, name = operator.partition("::")
     if namespace != "aten":
         return 0
     if name in ("_fft_c2c", "_fft_r2c", "_fft_c2r"):
-        return _fft_flops(name, call)
+        return _fft_flops(name, args, out)
     if name in _RNN:
-        sequence, *weights = call.args[:3]
+        sequence, *weights = args[:3]
         num_steps: int = sequence[..., 0].numel()
         return _RNN[name] * num_steps * sum(int(weight.numel()) for weight in weights)
     formula = flop_registry.get(getattr(torch.ops.aten, name))
     if formula is None:
         return 0
-    count = int(formula(*call.args, **call.kwargs, out_val=call.out))
-    is_complex = any(isinstance(argument, Tensor) and argument.is_complex() for argument in call.args)
+    count = int(formula(*args, **kwargs, out_val=out))
+    is_complex = any(isinstance(argument, Tensor) and argument.is_complex() for argument in args)
     return count * _COMPLEX_PRODUCT if is_complex else count
 
 
-def _fft_flops(name: str, call: OperatorCall) -> int:
+def _fft_flops(name: str, args: Sequence[Any], out: Any) -> int:
     """A real transform has half the points' work of a complex one."""
-    tensor, axes = call.args[0], call.args[1]
-    whole = tensor if name != "_fft_c2r" else call.out
+    tensor, axes = args[0], args[1]
+    whole = tensor if name != "_fft_c2r" else out
     points: int = math.prod(whole.shape[axis] for axis in _sequence(axes))
     if points < 2:
         return 0
@@ -61,39 +58,3 @@ def _fft_flops(name: str, call: OperatorCall) -> int:
 
 def _sequence(value: Any) -> Sequence[int]:
     return value if isinstance(value, list | tuple) else [value]
-
-
-class FlopCount:
-    """Adds up operations while it watches a rehearsal, and those of some modules' forward passes apart."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.by_part: Counter[str] = Counter()
-        self.order: dict[str, int] = {}
-        self._open: list[str] = []
-
-    def watch(self, call: OperatorCall) -> None:
-        """An operator has run."""
-        count = flops_of(call)
-        self.total += count
-        if self._open and not call.is_backward:
-            for name in self._open:
-                self.by_part[name] += count
-
-    def follow(self, model: nn.Module, names: Sequence[str]) -> None:
-        """Count the forward passes of these modules apart, and note in which order they are called first."""
-        for name in names:
-            module = model.get_submodule(name)
-            module.register_forward_pre_hook(self._entering(name))
-            module.register_forward_hook(self._leaving, always_call=True)
-
-    def _entering(self, name: str) -> Any:
-        def enter(module: nn.Module, args: Any) -> None:
-            self.order.setdefault(name, len(self.order))
-            self._open.append(name)
-
-        return enter
-
-    def _leaving(self, module: nn.Module, args: Any, result: Any) -> None:
-        if self._open:
-            self._open.pop()

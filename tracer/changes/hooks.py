@@ -26,8 +26,6 @@ class Hooks:
 
     of: ClassVar[dict[str, type[Hooks]]] = {}
     """The subclass that makes each change, by its name."""
-    is_late: ClassVar[bool] = False
-    """Whether it has to come behind other changes."""
     known_after: ClassVar[Reached] = Reached.STEP
     """From when on a change that was not made is one that cannot be."""
     note = ""  # Why it was not made, a sentence; empty for a change that is always made

@@ -1,7 +1,6 @@
 """Changes of an unchanged script that need no hand in it: they are made from outside, see `applied.py`.
 
-A row is a kind of change by its name, read before torch is. A `Change` (`change.py`) is one of a model at hand, with
-lines that name its modules: of some kinds there are several, of others no row.
+A row is a kind of change by its name, read before torch is.
 """
 
 from __future__ import annotations
@@ -9,12 +8,28 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from importlib.metadata import PackageNotFoundError, version
 
-from tracer.changes.recommendation import Group
 from tracer.errors import UsageError
 
 ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+class Group(IntEnum):
+    """What a change gives up, in the order in which people weigh it."""
+
+    MEMORY = 0
+    """Nothing but memory."""
+    COMPUTE = 1
+    """Time: something is computed again, or copied to the host and back."""
+    ARITHMETIC = 2
+    """Digits."""
+
+    @property
+    def words(self) -> str:
+        """A heading over the changes of this group."""
+        return ("Changes nothing but memory", "Costs compute or copies", "Changes the arithmetic")[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +40,10 @@ class ScriptChange:
     words: str  # What it does, for people
     settings: str = ""  # Allocator settings, if the change is these and nothing else
     is_for_jobs: bool = False  # Whether it is nothing to a script of one process
-    is_slow_to_try: bool = False  # Whether `fit --search` alone tries it: it takes longer than all others together
     against: tuple[str, ...] = ()  # Names of causes of a full memory that it removes, see `analysis/snapshots/causes`
 
 
 SCRIPT_CHANGES = {
-    "compile": ScriptChange(
-        Group.MEMORY,
-        "repeated blocks are compiled by torch.compile, each by itself; the first steps take longer",
-        is_slow_to_try=True,
-    ),
     "expandable-segments": ScriptChange(
         Group.MEMORY,
         "segments grow, so that less is reserved and unused",
@@ -54,10 +63,6 @@ SCRIPT_CHANGES = {
         "a loss over classes is computed in chunks; a model of Hugging Face returns no logits in training",
         against=("logits",),
     ),
-    "sparse-gradients": ScriptChange(
-        Group.MEMORY,
-        "gradients of large embeddings have the rows alone that were looked up, where the optimizer takes them",
-    ),
     "bucket-views": ScriptChange(
         Group.MEMORY,
         "gradients are views of the buckets that DistributedDataParallel sends, not copies of them",
@@ -74,21 +79,8 @@ SCRIPT_CHANGES = {
         "FSDP2 in the place of DistributedDataParallel: each GPU has a part of weights, gradients and optimizer state",
         is_for_jobs=True,
     ),
-    "state-on-host": ScriptChange(
-        Group.COMPUTE,
-        "optimizer state is on the device only during the optimizer's steps, a part at a time",
-        against=("optimizer state",),
-    ),
-    "frozen-on-host": ScriptChange(
-        Group.COMPUTE, "weights of blocks that are not trained are on the device only while they are used"
-    ),
     "saved-on-host": ScriptChange(Group.COMPUTE, "what forward saves for backward is copied to the host and back"),
     "bf16": ScriptChange(Group.ARITHMETIC, "the model runs under autocast in bfloat16"),
-    "bf16-state": ScriptChange(
-        Group.ARITHMETIC,
-        "optimizer state is bfloat16 between steps, rounded at random so that small changes are not lost",
-        against=("optimizer state",),
-    ),
     "8-bit-state": ScriptChange(
         Group.ARITHMETIC,
         "Adam's state is in 8 bits, by an optimizer of bitsandbytes or torchao, whichever is installed",
@@ -107,14 +99,9 @@ def changes_against(cause: str) -> tuple[str, ...]:
 
 
 def changes_of(*, is_job: bool) -> tuple[str, ...]:
-    """All changes that `fit` tries of a job, or of a script of one process."""
+    """Return the changes that `fit` tries of a job, or of a script of one process: those for which all is installed."""
     there = SCRIPT_CHANGES.items()
-    return tuple(name for name, change in there if (is_job or not change.is_for_jobs) and not change.is_slow_to_try)
-
-
-def changes_to_apply(*, is_job: bool) -> tuple[str, ...]:
-    """Those of them for which all is installed; the others can only be estimated."""
-    return tuple(name for name in changes_of(is_job=is_job) if not _lacks_library(name))
+    return tuple(name for name, of in there if (is_job or not of.is_for_jobs) and not _lacks_library(name))
 
 
 def _lacks_library(name: str) -> bool:
@@ -129,7 +116,7 @@ def script_changes(text: str) -> tuple[str, ...]:
     if any(_lacks_library(name) for name in names):
         raise UsageError(
             f"8-bit-state cannot be made: {NOT_INSTALLED}.",
-            hint=f"Install {PACKAGES[0]} or {PACKAGES[1]}, or apply bf16-state.",
+            hint=f"Install {PACKAGES[0]} or {PACKAGES[1]}.",
         )
     return tuple(name for name in SCRIPT_CHANGES if name in names)
 

@@ -29,7 +29,6 @@ from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, hist
 
 if TYPE_CHECKING:
     from tracer.analysis.snapshots.allocator_finding import Explanation
-    from tracer.null_gpu.cards import Devices
     from tracer.results.null_job import NullJob, RankRun
     from tracer.sessions.jobs.run_ranks import Job
     from tracer.sessions.trials.forked_trials import TrialMemory
@@ -219,41 +218,22 @@ def _explanation(path: Path) -> Explanation | None:
         return None
 
 
-def each_alone(trials: ScriptTrials, base: FitTrial | None = None) -> list[FitTrial]:
+def each_alone(trials: ScriptTrials) -> list[FitTrial]:
     """Try the script as it is, then each change alone, the one that costs least first; print each trial at once."""
     from tracer.changes.script_changes import changes_of
 
-    made = [trials.make() if base is None else base]
-    if base is None:
-        show("\n".join(trial_words(made[0], trials.usable_bytes)))
-    elif base.fits and base.flops is None:  # what it takes is known, and not how many operations
-        made = [replace(base, flops=trials.make().flops)]
+    made = [trials.make()]
+    show("\n".join(trial_words(made[0], trials.usable_bytes)))
     for change in changes_of(is_job=trials.job is not None):
         made.append(trials.make((change,)))
         show("\n".join(trial_words(made[-1], trials.usable_bytes, made[0])))
     return made
 
 
-def told_alone(
-    devices: Devices,
-    script: Script,
-    base: FitTrial | None = None,
-    job: Job | None = None,
-    *,
-    save_dir: Path | None = None,
-) -> FitReport:
-    """Answer `--advise`: the saving of each change alone, and a command that trains with the first that fits."""
-    show("\nWhat each change would save alone, made without editing the script:")
-    usable_bytes = devices.card.usable_bytes
-    with ScriptTrials(usable_bytes, job) as trials:
-        made = each_alone(trials, base)
-    return written(FitReport(devices.words, usable_bytes, script.words, tuple(made), first_that_fits(made)), save_dir)
-
-
 def written(report: FitReport, save_dir: Path | None) -> FitReport:
     """The report, written to fit.json if there is a folder for it."""
     from tracer.exporters.files import write_json
-    from tracer.exporters.json_documents.advice import fit_values
+    from tracer.exporters.json_documents.fit import fit_values
 
     if save_dir is not None:
         write_json(save_dir / FIT_JSON, fit_values(report))

@@ -23,7 +23,7 @@ from tracer.commands.common import THRESHOLD_EXCEEDED
 from tracer.commands.diff import is_trace_file
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.document import Source, read_document
-from tracer.results.files import ADVICE, FIT_JSON, PEAK, RANKS_JSON, WATCH_JSON
+from tracer.results.files import FIT_JSON, PEAK, RANKS_JSON, WATCH_JSON
 from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 
 _EXCEEDED: Final = {
@@ -33,7 +33,7 @@ _EXCEEDED: Final = {
     "check": "The peak grew by more than fail_above.",
 }
 """The meaning of the exit status THRESHOLD_EXCEEDED."""
-_DOCUMENTS: Final = (PEAK.file_name, RANKS_JSON, WATCH_JSON, FIT_JSON, ADVICE.file_name)
+_DOCUMENTS: Final = (PEAK.file_name, RANKS_JSON, WATCH_JSON, FIT_JSON)
 """Answers in a folder of results, the one that says most first."""
 _MOST_LINES: Final = 40
 """Of stderr, in an error."""

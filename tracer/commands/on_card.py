@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,13 +114,11 @@ def run_ranks(
     quiet: bool,
     as_json: bool = False,
     status_if_full: int = 0,
-    then: Callable[[Job], None] | None = None,
 ) -> None:
     """Run the command as the ranks of the job that `--on` names, if it names one, and exit with their status.
 
     Args:
         status_if_full: Exit status if all ranks ended well, but NCCL's buffers do not fit beside them.
-        then: Called with the job when it has been told, before the exit.
 
     Raises:
         TracerError: The job's description makes no sense.
@@ -147,8 +145,6 @@ def run_ranks(
             print_json(null_job_json(result), console)
         else:
             print_null_job(result, console)
-    if then is not None:
-        then(job)
     raise typer.Exit(result.status or (status_if_full if result.fits is False else 0))
 
 

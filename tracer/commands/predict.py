@@ -16,7 +16,7 @@ from tracer.commands.engines import engine_command, predict_engine
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
 from tracer.commands.options import number, option, with_options
-from tracer.commands.predict_on import Engine, OnNullGpu, Rehearsed, build, check, predict_script, starts_on_null_gpu
+from tracer.commands.predict_on import Engine, OnNullGpu, Rehearsed, check, predict_script, starts_on_null_gpu
 from tracer.commands.predict_options import LargestOptions, PlaceOptions, PredictOptions
 from tracer.commands.run_options import AsJson, MixedArguments, Module, ScreenOptions, Steps
 from tracer.commands.usage import OUTPUTS, QUESTIONS
@@ -28,11 +28,8 @@ from tracer.exporters.screen.terminal import screen as terminal
 from tracer.null_gpu.job.place import RankPlace
 
 if TYPE_CHECKING:
-    from tracer.changes.recommendation import AdviceReport
     from tracer.null_gpu.cards import Card, Devices
-    from tracer.results.fit import FitTrial
     from tracer.results.prediction import LargestSize, Prediction, TableRow
-    from tracer.sessions.jobs.run_ranks import Job
 
 
 @with_options
@@ -52,10 +49,6 @@ def predict(
         number("Read so many batches of the script's DataLoader first, and run the largest.", QUESTIONS, least=0),
     ] = 0,
     largest: LargestOptions,
-    advise: Annotated[
-        bool,
-        option("Also try changes, and say which would lower the peak, or make it fit.", QUESTIONS, "--advise"),
-    ] = False,
     save_dir: Annotated[
         Path | None,
         option("Also write the files of a run to this folder: peak.json, the page, ...", OUTPUTS, metavar="<path>"),
@@ -79,16 +72,9 @@ def predict(
         if script is not None and (engine := engine_command(script, arguments, is_module=module)) is not None:
             predict_engine(engine, place, save_dir, quiet=screen.quiet, as_json=as_json)
         named = script_named(place, script, arguments, is_module=module) if script is not None else None
-        options = PredictOptions(
-            context, named, workload, place, steps, batches, largest, advise, save_dir, as_json, screen
-        )
+        options = PredictOptions(context, named, workload, place, steps, batches, largest, save_dir, as_json, screen)
         _ = place.answers  # a mistake in them is said first
-
-        def advise_job(job: Job) -> None:
-            _advise_script(options, job.devices, job=job)
-
-        then = advise_job if advise and named is not None else None
-        run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=THRESHOLD_EXCEEDED, then=then)
+        run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=THRESHOLD_EXCEEDED)
         devices = check(options)
         if named is not None and place.card_text is not None and (asked := role("trial")) is not None:
             from tracer.commands.fit_trials import answer_trial
@@ -112,7 +98,7 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
     if options.save_dir is not None:
         check_folder(options.save_dir)
     card = devices.card if devices is not None else None
-    largest = advice = None
+    largest = None
     table: Sequence[TableRow] = ()
     if options.script is not None:
         assert devices is not None  # checked with the options
@@ -136,37 +122,15 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
             from tracer.commands.predict_sizes import weight_table
 
             table = weight_table(options, engine, card)
-        advice = _advice(options, card, is_there=is_there) if options.advise else None
-        if advice is not None and is_there:  # changes were rehearsed first, and so was what they start from
-            answer = replace(answer, other=_rehearsed(options, card).predict(options.workload))
     if options.save_dir is not None:
         from tracer.exporters.screen.prediction import verdict
         from tracer.sessions.output_files import write_and_say
 
-        results = replace(answer.results, advice=advice, verdict=verdict(answer))
+        results = replace(answer.results, verdict=verdict(answer))
         if not write_and_say(results, options.save_dir, quiet=options.screen.quiet):
             raise typer.Exit(1)
-    _answer(answer, largest, table, advice, options)
-    if options.script is not None and options.advise and devices is not None and RankPlace.here() is None:
-        from tracer.results.fit import FitTrial
-
-        memory = answer.memory
-        sizes = memory.peak_allocated_bytes, memory.peak_reserved_bytes
-        base = FitTrial((), bool(answer.fits), *sizes, is_whole=answer.is_whole)
-        if answer.without_end is not None:
-            base = replace(answer.without_end, fits=False)
-        _advise_script(options, devices, base)
+    _answer(answer, largest, table, options)
     return answer.fits
-
-
-def _advise_script(
-    options: PredictOptions, devices: Devices, base: FitTrial | None = None, job: Job | None = None
-) -> None:
-    """What each change made from outside would save; as fit.json, too, where files are written."""
-    from tracer.commands.fit_trials import told_alone
-
-    assert options.script is not None  # who asks has one
-    told_alone(devices, options.script, base, job, save_dir=options.save_dir)
 
 
 def _rehearsed(options: PredictOptions, card: Card | None) -> Rehearsed:
@@ -182,58 +146,28 @@ def _say_next(fits: bool | None, options: PredictOptions) -> None:
     folder, is_script = options.save_dir, options.script is not None
     names = [path.name for path in folder.iterdir()] if folder is not None else []
     has_largest = bool(options.largest.asked) or is_script
-    say_all(
-        after_prediction(fits, folder, names, has_advice=options.advise or is_script, has_largest_batch=has_largest)
-    )
-
-
-def _advice(options: PredictOptions, card: Card | None, *, is_there: bool) -> AdviceReport:
-    from tracer.changes.planner import advise, report_of
-    from tracer.null_gpu.cards import UNNAMED
-    from tracer.null_gpu.cudnn import cudnn_of
-
-    with cudnn_of(card) as cudnn:
-        advice = advise(
-            lambda: build(options.workload),
-            device=options.place.device,
-            target_bytes=card.usable_bytes if card is not None else None,
-            settings=options.place.settings or "",
-            card=card or UNNAMED,
-            cudnn=cudnn,
-        )
-    if not is_there:
-        return report_of(advice)
-    from tracer.sessions.trials.advising import shown_on_null_gpu
-
-    return shown_on_null_gpu(advice, lambda: build(options.workload, "cuda:0"))
+    say_all(after_prediction(fits, folder, names, has_largest_batch=has_largest))
 
 
 def _answer(
     answer: Prediction,
     largest: LargestSize | None,
     table: Sequence[TableRow],
-    advice: AdviceReport | None,
     options: PredictOptions,
 ) -> None:
     """The answer on stdout, with what was asked beside it, and on stderr what to ask next."""
-    from tracer.exporters.json_documents.advice import advice_values
     from tracer.exporters.json_documents.prediction import largest_json, prediction_json, table_json
-    from tracer.exporters.screen.advice import print_advice
     from tracer.exporters.screen.prediction import largest_words, print_prediction, print_weight_table
     from tracer.exporters.screen.text import say as print_line
-    from tracer.null_gpu.cards import CONTEXT_BYTES
 
     with terminal(is_shown=options.is_shown) as console:
         if options.as_json:
             document = prediction_json(answer)
             document |= {} if largest is None else largest_json(largest)
             document |= table_json(table) if table else {}
-            document |= {} if advice is None else {"advice": advice_values(advice, computed=False)}
             print_json(document, console)
             return
         print_prediction(answer, console, top=options.screen.top)
-        if advice is not None:
-            print_advice(advice, console, context_bytes=CONTEXT_BYTES)
         if table:
             print_weight_table(table, console)
         if largest is not None:

@@ -45,10 +45,6 @@ def check(options: PredictOptions) -> Devices | None:
     if options.script is not None:
         own = f"Leave it out; an option of the script's own stands behind two dashes: {options.script.path} -- ..."
         refuse(options.context, (*_OF_MODELS, *_OF_SEARCHES), "without a script", hint=own)
-        if options.advise and options.as_json:
-            raise UsageError(
-                "--advise of a script cannot be printed as JSON.", hint="fit --each --save-dir writes it as JSON."
-            )
         if place.card_text is None:
             raise no_card_named(options.script.arguments)
         if place.engine == "rehearsal":

@@ -96,7 +96,6 @@ class PredictOptions:
     num_steps: int
     num_batches: int  # That are read ahead; 0 without `--batches`
     largest: LargestOptions
-    advise: bool
     save_dir: Path | None
     as_json: bool
     screen: ScreenOptions

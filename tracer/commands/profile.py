@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +16,9 @@ import typer
 
 from tracer.command_line import program_commit
 from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, was_given
+from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
-from tracer.commands.options import checked_size, number, option, with_options
+from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import (
     SAVE_DIR,
     OutputOptions,
@@ -27,9 +27,9 @@ from tracer.commands.run_options import (
     ScheduleOptions,
     ScreenOptions,
 )
-from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE, WHOLE_HELP
+from tracer.commands.usage import DEVICE, SCHEDULE, WHOLE_HELP
 from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
-from tracer.errors import OutputError, TracerError, UsageError
+from tracer.errors import OutputError, UsageError
 from tracer.exporters.screen.terminal import progress_bar, say, screen, shows_bars
 from tracer.openmp_threads import spin_shortly
 from tracer.results.files import TIMING
@@ -48,28 +48,6 @@ DEFAULT_DEVICE = "cuda:0"
 EAGER_FOLDER = "eager"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdviceOptions:
-    """Whether to look for changes that lower the peak."""
-
-    advise: Annotated[
-        bool,
-        option("Say which changes would lower the peak, each tried; write advice.json.", QUESTIONS, "--advise"),
-    ] = False
-    verify: Annotated[
-        bool,
-        option("With --advise: also run the best changes, and measure before and after.", QUESTIONS, "--verify"),
-    ] = False
-    gpu_memory: Annotated[
-        str | None,
-        option(
-            "With --advise: also find the cheapest changes to fit in this size, such as 16GiB.",
-            QUESTIONS,
-            metavar="<size>",
-        ),
-    ] = None
-
-
 @dataclass(frozen=True)
 class ProfileOptions:
     """All of a profile's; `num_watched` are the steps to watch instead, 0 for none."""
@@ -85,7 +63,6 @@ class ProfileOptions:
     schedule: ScheduleOptions
     num_watched: int
     screen: ScreenOptions
-    advice: AdviceOptions
 
     @property
     def device_named(self) -> bool:
@@ -147,7 +124,6 @@ def profile(
         ),
     ] = 0,
     screen: ScreenOptions,
-    advice: AdviceOptions,
     version: Annotated[
         bool,
         option(
@@ -183,7 +159,7 @@ def profile(
     if context.invoked_subcommand is not None:
         return
     options = ProfileOptions(
-        context, workload, device, import_, on, save_dir, outputs, requested, schedule, watch, screen, advice
+        context, workload, device, import_, on, save_dir, outputs, requested, schedule, watch, screen
     )
     with opened(pages_of(save_dir), is_wanted=open_), errors_for_people(), kept_import_path():
         succeeded = _profile(options)
@@ -225,7 +201,6 @@ def _profile_here(options: ProfileOptions) -> bool:
             "--compare-eager is for a run of one process.",
             hint="Profile twice, and compare a rank of both by `diff A/rank0 B/rank0`.",
         )
-    advise = _adviser(options, device, is_alone=rank is None)
     check_folder(options.save_dir)
     options.screen.say("Building the model ...")
     if options.num_watched:
@@ -238,7 +213,7 @@ def _profile_here(options: ProfileOptions) -> bool:
     eager, is_eager_written = None, True
     if options.workload.compare_eager:
         eager, is_eager_written = _run_eager(options, device)
-    return run_and_report(_build(options, device), options, eager=eager, advise=advise) and is_eager_written
+    return run_and_report(_build(options, device), options, eager=eager) and is_eager_written
 
 
 def _build(options: ProfileOptions, device: torch.device) -> Workload:
@@ -249,57 +224,6 @@ def _build(options: ProfileOptions, device: torch.device) -> Workload:
     torch.manual_seed(options.workload.seed)
     with ParameterOrigins():
         return options.workload.build(device, device_named=options.device_named)
-
-
-def _adviser(
-    options: ProfileOptions, device: torch.device, *, is_alone: bool
-) -> Callable[[Workload, RunResults], RunResults] | None:
-    import torch
-
-    from tracer.rehearsal.unfilled import unfilled_weights
-
-    advice = options.advice
-    if not advice.advise:
-        refuse(options.context, ("verify", "gpu_memory"), "with --advise")
-        return None
-    if options.num_watched:
-        raise UsageError("--advise is for a profiled run, and --watch has no profiler.", hint="Leave one of them out.")
-    if not is_alone:
-        raise UsageError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
-    target_bytes = checked_size(advice.gpu_memory)
-
-    def build_there() -> Workload:
-        torch.manual_seed(options.workload.seed)
-        return options.workload.build(device, device_named=False)
-
-    def build_unfilled() -> Workload:
-        with unfilled_weights():
-            return options.workload.build(torch.device("cpu"), device_named=False)
-
-    def advise(workload: Workload, results: RunResults) -> RunResults:
-        from tracer.changes.unneeded import unneeded_memory
-        from tracer.sessions.trials.advising import advise_on
-
-        with progress_bar("Changes tried", is_shown=not options.screen.quiet) as update:
-            try:
-                report = advise_on(
-                    build_unfilled,
-                    workload,
-                    build_there=build_there,
-                    target_bytes=target_bytes,
-                    verify=advice.verify and results.failure is None,
-                    progress=lambda done, total: update(completed=done, total=total),
-                )
-            except TracerError as error:  # the run's own results are not lost for it
-                note = f"There is no advice. {error} {error.hint}".strip()
-                return replace(results, notes=(*results.notes, note))
-        unneeded = unneeded_memory(results.waste, device=results.device, rehearsed=(*report.rows, *report.others))
-        more_bytes = 0
-        if results.findings is not None:
-            more_bytes = max(results.findings.worst.peak.allocator_peak_bytes - report.peak_bytes, 0)
-        return replace(results, advice=replace(report, found=unneeded, unrehearsed_bytes=more_bytes))
-
-    return advise
 
 
 def _run_eager(options: ProfileOptions, device: torch.device) -> tuple[SavedPeak | None, bool]:
@@ -339,7 +263,6 @@ def run_and_report(
     options: ProfileOptions,
     *,
     eager: SavedPeak | None = None,
-    advise: Callable[[Workload, RunResults], RunResults] | None = None,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
     from tracer.exporters.screen.next_commands import after_run
@@ -352,12 +275,6 @@ def run_and_report(
     with closing(Termination()) as termination:
         termination.watch()
         results = replace(_run(workload, options, termination), eager=eager)
-        if advise is not None:
-            termination.resume()
-            try:
-                results = advise(workload, results)
-            finally:
-                termination.hold()
         succeeded = _write(folder, results, options)
         try:
             if folder.rank is not None:
@@ -369,8 +286,7 @@ def run_and_report(
         with screen() as console:
             print_results(results, console, top=options.screen.top, num_steps=results.num_steps)
         if succeeded and results.findings is not None:  # also where the run failed, and its files say why
-            is_advice_open = advise is None and folder.rank is None
-            say_all(after_run(folder.path, folder.names, is_advice_open=is_advice_open))
+            say_all(after_run(folder.path, folder.names))
     return succeeded and results.failure is None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -24,13 +23,10 @@ from tracer.commands.script import BEFORE_SCRIPT, Script, run_script
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
-from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace
 
 if TYPE_CHECKING:
-    from tracer.null_gpu.cards import Devices
-    from tracer.sessions.jobs.run_ranks import Job
     from tracer.sessions.schedule import Schedule
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.training_watch import TrainingWatch
@@ -38,7 +34,7 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
 _WRONG_USAGE = 2
-_OURS = {"--on", "--save-dir", "--keep-recording", "--watch", "--inference", "--apply", "--advise"}
+_OURS = {"--on", "--save-dir", "--keep-recording", "--watch", "--inference", "--apply"}
 
 LATER = "later"
 """Below the folder of the results: what is said of memory that ends, or grows, after the recorded steps."""
@@ -82,10 +78,6 @@ def run(
         int,
         number("Of an engine's server: made-up requests that it answers before it is ended.", None, least=0),
     ] = 0,
-    advise: Annotated[
-        bool,
-        option("With --on: afterwards also try changes, and say what each saves.", None, "--advise"),
-    ] = False,
     screen: ScreenOptions,
 ) -> None:
     """Run a training script as it is, and explain the memory peak of its first steps.
@@ -105,12 +97,9 @@ def run(
             raise UsageError(f"{named.script} is not an engine's server.", hint="--requests is for one: vllm serve.")
         script = named.script_on(on)
         changes = _checked_changes(apply) if apply else ()
-        if advise:
-            _check_advise(on, apply)
         if _answers_trial(on, script):
             return
-        advise_job = (lambda job: _advise(job.devices, str(on.on), script, save_dir, job)) if advise else None
-        run_ranks(on, save_dir, quiet=screen.quiet, then=advise_job)
+        run_ranks(on, save_dir, quiet=screen.quiet)
         devices = start_on(on.on) if on.on is not None else None
         if device is not None:
             check_device(device)
@@ -142,14 +131,9 @@ def run(
         say_all(notes() if not screen.quiet else ())
         if devices is not None:
             _say_if_elsewhere(profile)
-    if devices is not None and RankPlace.here() is None:  # of a job all ranks together
-        if ended.out_of_memory and not screen.quiet:
-            _say_need(devices.card.usable_bytes)
-        if advise:
-            with errors_for_people():
-                _advise(devices, str(on.on), script, save_dir)
-                if watch and not ended.succeeded:
-                    say("Note: Each trial ran the first steps alone: what grows later is not in it.")
+    # Of a job all ranks together.
+    if devices is not None and RankPlace.here() is None and ended.out_of_memory and not screen.quiet:
+        _say_need(devices.card.usable_bytes)
     ended.end_command(is_incomplete=profile.is_incomplete)
 
 
@@ -265,29 +249,12 @@ def _checked_changes(names: str) -> Sequence[str]:
     from tracer.changes.script_changes import allocator_variables, script_changes
 
     if names.endswith(".json"):
-        from tracer.exporters.json_documents.advice import read_fit_json
+        from tracer.exporters.json_documents.fit import read_fit_json
 
         names = ",".join(read_fit_json(Path(names)))
     changes = script_changes(names)
     os.environ.update(allocator_variables(changes))
     return changes
-
-
-def _check_advise(on: OnOptions, apply: str) -> None:
-    """Refuse --advise where no GPU is named, on which changes are tried, and beside --apply."""
-    if on.on is None:
-        raise UsageError(
-            "--advise tries changes on the null GPU.", hint="Add --on with your GPU's name, such as --on h100."
-        )
-    if apply:
-        raise UsageError("--advise tries changes of the script as it is.", hint="Leave out --apply.")
-
-
-def _advise(devices: Devices, card: str, script: Script, save_dir: Path, job: Job | None = None) -> None:
-    from tracer.commands.fit_trials import told_alone
-
-    told_alone(devices, script, job=job, save_dir=save_dir)
-    say(f"Next: {program_name()} fit --on {card} {shlex.join(script.words)} finds the fewest with which it fits.")
 
 
 @contextmanager

@@ -82,9 +82,7 @@ class Tries:
     ] = field(default_factory=list)
     search_settings: Annotated[
         bool,
-        option(
-            "Replay the recording under the settings that are worth trying.", ALLOCATOR, "--search-settings", "--advise"
-        ),
+        option("Replay the recording under the settings that are worth trying.", ALLOCATOR, "--search-settings"),
     ] = False
     gpu_memory: Annotated[
         str | None,

@@ -28,7 +28,6 @@ SNAPSHOT = OutputFile(
 TIMING = OutputFile("cuda-timing", "cuda_timing.txt", _TEXT, "Do not time the phases, and leave out cuda_timing.txt.")
 TRACE = OutputFile("trace", "trace.json.gz", "https://ui.perfetto.dev or chrome://tracing")
 RECORDING = OutputFile("keep-recording", "recording.npz", "the command `report`")
-ADVICE = OutputFile("advise", "advice.json", _JSON)
 RANK_JSON, RANKS_JSON, RANKS_TEXT, RANKS_PAGE = "rank.json", "ranks.json", "ranks.txt", "ranks.html"
 """What a rank has to say in its own folder, and what the first one says of all of them, beside the folders."""
 WATCH_JSON, FIT_JSON, ENGINE_JSON = "watch.json", "fit.json", "engine.json"
@@ -37,5 +36,5 @@ PHASES_JSON, HOST_JSON = "phases.json", "host.json"
 """Memory by phase, and memory of the host."""
 OUTPUT_FILES = (
     *(MAX_MEM, PAGE, PEAK, MEMORY_REPORT, RUN_TIME_REPORT, SNAPSHOT, TIMING),
-    *(TRACE, RECORDING, ADVICE),
+    *(TRACE, RECORDING),
 )

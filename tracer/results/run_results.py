@@ -12,7 +12,6 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.caveats import compared_with_eager
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.room import room_sentences
-from tracer.analysis.profiles.waste import Waste
 from tracer.capture.kept_run import RunFacts
 from tracer.capture.sources.source_files import ProjectFiles, is_package_code, is_user_code
 from tracer.errors import MissingPackageError
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from tracer.analysis.times.findings import TraceTimes
     from tracer.capture.device.host_peak import HostPeak
     from tracer.capture.recording import ProfilerTrace
-    from tracer.changes.recommendation import AdviceReport
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -52,10 +50,8 @@ class RunResults(RunFacts):
     times: TraceTimes | None = None  # Where the time of the device went; None where nothing that was read tells
     keep_recording: bool = False  # Whether recording.npz is wanted
     eager: SavedPeak | None = None  # The peak of the same run without compilation; None where it was not made
-    advice: AdviceReport | None = None  # What would lower the peak; None where nobody asked
     # Host memory of the process and all that it has started, until now; None where it is not followed
     host: HostPeak | None = None
-    waste: tuple[Waste, ...] = ()  # What the peak held that nobody needs, the largest first
     is_predicted: bool = False  # Whether nothing has run: the results are of a rehearsal
     verdict: str = ""  # What a prediction says of the card, in a sentence; empty for a run
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
@@ -14,7 +13,6 @@ from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
 from tracer.analysis.profiles.labels import labels_of
 from tracer.capture.device.allocator_history import snapshot_without_times
-from tracer.changes.unneeded import unneeded_memory
 from tracer.collector import paused_gc
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.files import write_atomically, write_json
@@ -36,9 +34,6 @@ from tracer.results.files import OutputFile
 from tracer.results.run_results import RunResults
 from tracer.sessions.termination import FilesInTurn
 from tracer.units import format_bytes
-
-if TYPE_CHECKING:
-    from tracer.changes.recommendation import UnneededMemory
 
 
 def _has_times(results: RunResults) -> bool:
@@ -172,8 +167,6 @@ def _write_page(material: Material, path: Path) -> None:
         host=results.host,
         known=known,
         against_eager=results.against_eager,
-        advice=results.advice,
-        unneeded=unneeded_of(results),
         device_times=results.times,
         verdict=results.verdict,
         source_of=results.source_of,
@@ -192,14 +185,6 @@ def _write_page(material: Material, path: Path) -> None:
     pages = [page, *others]
     shown = pages if _has_times(results) else [without_times(page) for page in pages]
     write_pages(shown, path, names=results.name_in_project, root=results.sources_root)
-
-
-def unneeded_of(results: RunResults) -> tuple[UnneededMemory, ...]:
-    """Return the unneeded memory of a run's peak as advice; where changes were tried, with what these save."""
-    if results.advice is not None and results.advice.found:
-        return results.advice.found
-    device = results.findings.device if results.findings is not None else results.device
-    return unneeded_memory(results.waste, device=device)
 
 
 def _write_page_of_history(material: Material, path: Path) -> None:
@@ -286,14 +271,6 @@ def _write_timing(material: Material, path: Path) -> None:
         write_atomically(path, cuda_timing_text(timings))
 
 
-def _write_advice(material: Material, path: Path) -> None:
-    from tracer.exporters.json_documents.advice import advice_values
-
-    if (advice := material.results.advice) is not None:
-        computed = material.results.computed and not material.results.is_predicted
-        write_json(path, advice_values(advice, computed=computed))
-
-
 def _write_recording(material: Material, path: Path) -> None:
     from tracer.exporters.recording_file.kept_run_file import save_kept_run
     from tracer.sessions.stored_results import kept_run
@@ -337,7 +314,6 @@ OUTPUTS = (
     Output(files.TIMING, _write_timing, lambda results: results.timings is not None),
     Output(files.TRACE, _write_trace, lambda results: results.findings is not None and results.trace is not None),
     _RECORDING,
-    Output(files.ADVICE, _write_advice, lambda results: results.advice is not None),
 )
 
 

@@ -15,7 +15,6 @@ from torch.profiler import ProfilerAction
 
 from tracer.analysis.profiles.findings import Findings, without_wrapped
 from tracer.analysis.profiles.graph_pools import graph_pools
-from tracer.analysis.profiles.waste import Waste
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
@@ -27,7 +26,6 @@ from tracer.capture.objects.storage_observer import Observed
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_profiler, torch_tensors
-from tracer.collector import paused_gc
 from tracer.errors import RecordingError
 from tracer.loaded_modules import on_import
 from tracer.results.failure import is_out_of_memory
@@ -35,8 +33,7 @@ from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.sessions.observations import Observations, has_closure
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, FirstStep, RecordingCost, Schedule, only_the_first
-from tracer.sessions.session import Session, fault_text, warn_at_users_line
-from tracer.sessions.unneeded_memory import find_held_waste
+from tracer.sessions.session import Session
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import MIB, format_bytes, some
 
@@ -78,7 +75,6 @@ class ProfileSession(Session):
         device: The run's device; where none was named, the likeliest, and `findings.device` is the right one.
         device_of_failure: The device that had no memory left, if one had none.
         module_names: Dotted names by `id()` of the model's modules, and of other models' that were alive.
-        waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.
     """
 
     def __init__(
@@ -89,7 +85,6 @@ class ProfileSession(Session):
         device: torch.device | str | None = None,
         schedule: Schedule = DEFAULT_SCHEDULE,
         trace: bool = False,
-        peak_alone: bool = False,
         steps_are_found: bool = False,
     ) -> None:
         """Prepare; nothing is switched on.
@@ -100,8 +95,6 @@ class ProfileSession(Session):
             device: What the run is about; by default it is found out.
             schedule: Which steps are recorded.
             trace: Whether the profiler's traces are kept.
-            peak_alone: Whether nobody asks for more than the size of the peak: lines are not recorded then, and nobody
-                looks for what is not needed.
             steps_are_found: Whether `step` is called by hooks, where torch may have begun to record an operator, and
                 there may be one step alone: the first is recorded too, until a second one has ended.
         """
@@ -138,11 +131,8 @@ class ProfileSession(Session):
         self._joined: tuple[Findings, RunHistory] | None = None
         self._run_history = RunHistory(None)
         self._history_since = 0  # Steps that had ended when the allocator's history began
-        self._peak_alone = peak_alone
         self._records_shapes = True
         self._keeps_wrapped = self._is_on_meta = False
-        self.waste: tuple[Waste, ...] = ()
-        self._looked_for_waste = False
         self._at_failure: ObjectsAtFailure | None = None
         self._cost = RecordingCost(schedule)
         self._has_enough = False
@@ -203,7 +193,7 @@ class ProfileSession(Session):
             schedule=schedule,
             record_shapes=self._records_shapes,
             profile_memory=True,
-            with_stack=not self._peak_alone,
+            with_stack=True,
             on_trace_ready=self._first_ended if schedule is only_the_first else self._cycle_ended,
         )
 
@@ -312,7 +302,6 @@ class ProfileSession(Session):
 
     def _end(self, error: BaseException | None) -> None:
         super()._end(error)
-        self._guarded(lambda: self._look_for_waste(error))
         self._look_for_meta()
 
     def _look_where_memory_ran_out(self, error: BaseException) -> None:
@@ -382,8 +371,6 @@ class ProfileSession(Session):
             self._profiler.current_action = ProfilerAction.RECORD_AND_SAVE
         self._cost.begin_reading()
         self._profiler.step()
-        if self._is_all_recorded:
-            self._look_for_waste()
 
     @property
     def _is_all_recorded(self) -> bool:
@@ -400,7 +387,6 @@ class ProfileSession(Session):
         profiler, self._profiler = self._profiler, None
         profiler.__exit__(None, None, None)
         torch_profiler.let_go_of(profiler)
-        self._look_for_waste()
 
     # ------------------------------------------------------------------------------------------------- the first step
     @property
@@ -475,17 +461,6 @@ class ProfileSession(Session):
         torch_profiler.let_go_of_recording(profiler)
         self._look_for_meta()
         self._observe_everything(is_walk=False)
-
-    def _look_for_waste(self, error: BaseException | None = None) -> None:
-        """Find what holds unneeded memory, while the loop's variables are those of the last cycle's end."""
-        if self._looked_for_waste or self._peak_alone or self._keeps_wrapped or not self.has_recording:
-            return
-        self._looked_for_waste = True
-        try:
-            with paused_gc(), suppress(RecordingError):  # nothing was allocated meanwhile
-                self.waste = find_held_waste(self.findings, error=error)
-        except Exception as fault:  # the recording is whole without it
-            warn_at_users_line(f"Holders of unneeded memory were not found: {fault_text(fault)}")
 
     def _note_transforms(self) -> None:
         """torch.profiler, if it records shapes, keeps what torch.func wraps alive: from now on it records none.

@@ -123,6 +123,5 @@ def run_results(
         device=str(device),
         keep_recording=keep_recording,
         host=followed_peak(),
-        waste=session.waste,
         values_read=values_read() if caveat else None,
     )

@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
-from tracer.analysis.profiles.waste import Waste, WasteKind
-from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile, named_files, source_of
+from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, SourceFile, named_files, source_of
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
 from tracer.exporters.document import Document
@@ -43,10 +42,6 @@ def kept_run(results: RunResults) -> KeptRun:
         trace=trace,
         compiled=findings.compiled if findings is not None else NOTHING_COMPILED,
         eager=None if results.eager is None else saved_peak_document(results.eager),
-        waste=tuple(
-            KeptWaste(waste.kind.name, waste.bytes, waste.count, waste.line, waste.path, waste.variable, waste.held_at)
-            for waste in results.waste
-        ),
         graph_pools=tuple(map(asdict, findings.graph_pools if findings is not None else ())),
     )
 
@@ -82,18 +77,6 @@ def results_of(run: KeptRun) -> RunResults:
         project_names={source.path: source.project_name for source in run.sources},
         source_texts={source.path: source.text for source in run.sources},
         eager=None if run.eager is None else saved_peak_from(Document(run.eager, RECORDING)),
-        waste=tuple(
-            Waste(
-                WasteKind[waste.kind],
-                waste.bytes,
-                waste.count,
-                waste.line,
-                path=waste.path,
-                variable=waste.variable,
-                held_at=waste.held_at,
-            )
-            for waste in run.waste
-        ),
     )
 
 

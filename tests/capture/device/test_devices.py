@@ -16,7 +16,7 @@ from tracer.sessions.workload_run import random_states_kept
 
 ROOT = Path(__file__).resolve().parents[3]
 OTHER = torch.device("privateuseone", 1)
-# What is about CUDA alone: its driver, its graphs, its advice, the hint to `--on`, the null GPU and rehearsals of CUDA.
+# What is about CUDA alone: its driver, its graphs, the hint to `--on`, the null GPU and rehearsals of CUDA.
 OF_CUDA = {
     "capture/graph_captures.py",
     "commands/workload_options.py",
@@ -24,7 +24,6 @@ OF_CUDA = {
     "capture/device/device_ledger.py",
     "capture/torch_private/torch_history.py",
     "results/null_run.py",
-    "sessions/trials/advising.py",
 }
 
 

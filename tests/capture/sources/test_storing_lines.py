@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.sources.storing_lines import (
     has_keyword,
     in_graph,
@@ -16,6 +14,8 @@ from tracer.capture.sources.storing_lines import (
     lines_that_store,
     names_on_the_way,
 )
+
+from tracer.capture.sources.source_line import SourceLine
 
 SOURCE = """\
 import copy

@@ -23,13 +23,11 @@ from tracer.analysis.profiles.findings import put_together
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.moments import held_at
 from tracer.arrays import Ints
-from tracer.changes.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.exporters.page.blocks import KeptBlocks, keep_blocks, unpacked
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.model import Page, PageBlocks, PagePeak, Series, without_times
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.snapshot.load import load_snapshot
-from tracer.units import MIB
 
 
 def sums_in(data: dict[str, Any], position: int) -> tuple[Ints, Ints]:
@@ -191,23 +189,6 @@ def held(kept: KeptBlocks, position: int, group: int, size: Ints, of_block: Ints
     small = (kept.change_at <= position) & (kept.change_group == group)
     bytes_ = size[kept.block[large]].sum() + kept.change_bytes[small].sum()
     return int(bytes_), int(large.sum() + kept.change_count[small].sum())
-
-
-# --------------------------------------------------------------------------------------------------------------- advice
-def test_what_is_not_needed_and_what_would_help_come_first(recorded: Callable[[str], Recorded]) -> None:
-    change = Recommendation("one", (), 2 * MIB, None, 8 * MIB, None, "same results", "", "", "rehearsed")
-    held = UnneededMemory("it", "less", (), 5 * MIB, 1, "/a.py", 3, "", "", "same results", "found in the recording")
-    page = timeline_page(
-        put_together([recorded("fno_2d_new_zeros").cycles[0]]),
-        run={},
-        advice=AdviceReport("cpu", 10 * MIB, None, (change,), num_tried=1),
-        unneeded=(held,),
-    )
-    first, second, *_ = page.sections
-    assert first.is_answer and second.is_answer
-    assert (first.title, second.title) == ("Not needed at the peak", "What would help")
-    assert "at /a.py:3). Instead: less." in first.sentences[0]
-    assert second.tables[0].rows[1][0] == 2 * MIB
 
 
 # -------------------------------------------------------------------------------------------------------------- untimed

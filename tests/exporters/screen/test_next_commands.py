@@ -48,8 +48,6 @@ def test_after_a_run() -> None:
     page = "Next: open profile/memory_timeline.html in a browser, or "
     compare = "compare with another run by `torch-timeline diff profile OTHER`."
     assert after_run(folder, FILES) == (page + compare,)
-    (asked,) = after_run(folder, FILES, is_advice_open=True)
-    assert asked.startswith(page) and "--advise" in asked
     assert after_run(folder, FILES[:1]) == ("Next: " + compare,)
     assert after_run(folder, ()) == ()
 
@@ -90,21 +88,20 @@ def test_after_a_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fits", "advice", "batch", "said"),
+    ("fits", "batch", "said"),
     [
-        (None, False, False, ("--gpu-memory 24GiB", "--advise")),
-        (True, False, False, ("--largest-batch", "--save-dir")),
-        (True, False, True, ("--save-dir",)),
-        (False, False, False, ("--advise", "--save-dir")),
-        (False, True, False, ("--save-dir",)),
+        (None, False, ("--gpu-memory 24GiB", "--save-dir")),
+        (True, False, ("--largest-batch", "--save-dir")),
+        (True, True, ("--save-dir",)),
+        (False, False, ("--save-dir",)),
     ],
 )
-def test_after_a_prediction(fits: bool | None, advice: bool, batch: bool, said: tuple[str, ...]) -> None:
-    (line,) = after_prediction(fits, None, (), has_advice=advice, has_largest_batch=batch)
-    options = ("--gpu-memory 24GiB", "--largest-batch", "--advise", "--save-dir")
+def test_after_a_prediction(fits: bool | None, batch: bool, said: tuple[str, ...]) -> None:
+    (line,) = after_prediction(fits, None, (), has_largest_batch=batch)
+    options = ("--gpu-memory 24GiB", "--largest-batch", "--save-dir")
     assert {option for option in options if option in line} == set(said)
 
 
 def test_after_a_prediction_with_files_its_page() -> None:
-    (line,) = after_prediction(False, Path("out"), FILES, has_advice=True, has_largest_batch=False)
+    (line,) = after_prediction(False, Path("out"), FILES, has_largest_batch=False)
     assert line == "Next: open out/memory_timeline.html in a browser."

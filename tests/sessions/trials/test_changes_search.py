@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tracer.changes.script_changes import SCRIPT_CHANGES, changes_to_apply, script_changes
+from tracer.changes.script_changes import SCRIPT_CHANGES, changes_of, script_changes
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.files import write_json
-from tracer.exporters.json_documents.advice import fit_values, read_fit_json
+from tracer.exporters.json_documents.fit import fit_values, read_fit_json
 from tracer.results.fit import FitReport, FitTrial
 from tracer.sessions.trials.bisections import Trial, fitting_micro_batches, largest_fitting
 from tracer.sessions.trials.changes_search import Arguments, Changes, cheapest_first, least_that_fits, search
 
 GIB = 1 << 30
-NAMES = changes_to_apply(is_job=False)
+NAMES = changes_of(is_job=False)
 
 
-MEMORY = "expandable-segments,fused-optimizer,free-gradients,chunked-loss,sparse-gradients"
-COMPUTE = "checkpoint,state-on-host,frozen-on-host,saved-on-host"
+MEMORY = "expandable-segments,fused-optimizer,free-gradients,chunked-loss"
+COMPUTE = "checkpoint,saved-on-host"
 
 
 def searched(
@@ -65,9 +65,7 @@ def test_what_is_only_for_jobs_is_tried_in_jobs() -> None:
     names, asked = searched(15, {"bucket-views": 5}, is_job=True)
     assert names == ("bucket-views",) and asked[0] == f"{MEMORY},bucket-views"
     names, asked = searched(100, {"shard": 95}, is_job=True)
-    assert names == ("shard",) and asked[1].endswith(
-        "bucket-views,checkpoint,shard,state-on-host,frozen-on-host,saved-on-host"
-    )
+    assert names == ("shard",) and asked[1].endswith("bucket-views,checkpoint,shard,saved-on-host")
     assert "shard" not in NAMES
 
 
@@ -79,10 +77,8 @@ def test_of_a_set_what_is_needed_stays() -> None:
         f"{MEMORY},{COMPUTE}",
         *COMPUTE.split(","),
         f"{MEMORY},checkpoint",
-        "fused-optimizer,free-gradients,chunked-loss,sparse-gradients,checkpoint",
-        "free-gradients,chunked-loss,sparse-gradients,checkpoint",
-        "chunked-loss,sparse-gradients,checkpoint",
-        "sparse-gradients,checkpoint",
+        "fused-optimizer,free-gradients,chunked-loss,checkpoint",
+        "free-gradients,chunked-loss,checkpoint",
         "chunked-loss,checkpoint",
     ]
 
@@ -99,20 +95,20 @@ def test_what_cannot_be_made_is_in_no_larger_set() -> None:
 
 
 def test_what_the_script_does_not_bear_is_found_alone_and_left_out() -> None:
-    names, asked = searched(15, {"chunked-loss": 5}, not_borne="sparse-gradients")
-    rest = "expandable-segments,fused-optimizer,free-gradients,chunked-loss"
-    assert names == ("chunked-loss",) and asked == [MEMORY, *rest.split(",")]
-    names, asked = searched(19, {"chunked-loss": 5, "free-gradients": 5}, not_borne="sparse-gradients")
-    assert names == ("free-gradients", "chunked-loss") and asked[:7] == [MEMORY, *MEMORY.split(","), rest]
+    names, asked = searched(15, {"chunked-loss": 5}, not_borne="free-gradients")
+    rest = "expandable-segments,fused-optimizer,chunked-loss"
+    assert names == ("chunked-loss",) and asked == [MEMORY, *MEMORY.split(",")]
+    names, asked = searched(19, {"chunked-loss": 5, "fused-optimizer": 5}, not_borne="free-gradients")
+    assert names == ("fused-optimizer", "chunked-loss") and asked[:6] == [MEMORY, *MEMORY.split(","), rest]
     names, asked = searched(100, {"bf16": 95}, not_borne="bf16-weights")
     assert names == ("bf16",) and sum("bf16-weights" in names for names in asked) == 1
 
 
 def test_changes_that_do_not_bear_each_other_are_each_in_a_set() -> None:
-    names, _ = searched(15, {"state-on-host": 5}, not_borne="checkpoint,saved-on-host")
-    assert names == ("state-on-host",)
-    names, _ = searched(19, {"checkpoint": 5, "state-on-host": 5}, not_borne="checkpoint,saved-on-host")
-    assert names == ("checkpoint", "state-on-host")
+    names, _ = searched(15, {"shard": 5}, not_borne="checkpoint,saved-on-host", is_job=True)
+    assert names == ("shard",)
+    names, _ = searched(19, {"checkpoint": 5, "shard": 5}, not_borne="checkpoint,saved-on-host", is_job=True)
+    assert names == ("checkpoint", "shard")
 
 
 def test_where_nothing_helps_each_group_was_tried_once() -> None:
@@ -125,7 +121,6 @@ def test_the_document_has_the_table_of_changes() -> None:
     rows = [
         f"| `{name}` | {change.words} | {change.group.words.split(' ', 1)[1].removeprefix('the training')} |"
         for name, change in SCRIPT_CHANGES.items()
-        if not change.is_slow_to_try
     ]
     assert "\n".join(rows) in text
 
@@ -185,43 +180,20 @@ def tabulated(needs: Callable[[Arguments, tuple[str, ...]], int | None], *, in_v
     return search(make_trial, BATCHES)
 
 
-def test_every_value_comes_as_it_is_compiled_checkpointed_and_both() -> None:
-    trials = tabulated(lambda arguments, names: 4 * int(arguments[1]) - 3 * len(names))
+def test_every_value_comes_as_it_is_and_checkpointed() -> None:
+    trials = tabulated(lambda arguments, names: 4 * int(arguments[1]) - 6 * len(names))
     assert list(map(words, trials)) == [
         "--batch 4",
-        "--batch 4 compile",
         "--batch 4 checkpoint",
-        "--batch 4 compile checkpoint",
         "--batch 2",
-        "--batch 2 compile",
         "--batch 2 checkpoint",
-        "--batch 2 compile checkpoint",
     ]
-    # 16, 13, 13, 10 and 8, 5, 5, 2 of 10: what computes nothing again comes first, then the values as they were named.
+    # 16, 10 and 8, 2 of 10: what computes nothing again comes first, then the values as they were named.
     ordered = cheapest_first(trials)
-    assert list(map(words, ordered))[:5] == [
-        "--batch 2",
-        "--batch 2 compile",
-        "--batch 4 compile checkpoint",
-        "--batch 2 checkpoint",
-        "--batch 2 compile checkpoint",
-    ]
-    assert list(map(words, ordered))[5:] == ["--batch 4", "--batch 4 compile", "--batch 4 checkpoint"]
+    assert list(map(words, ordered)) == ["--batch 2", "--batch 4 checkpoint", "--batch 2 checkpoint", "--batch 4"]
 
 
-def test_what_the_script_does_not_bear_or_has_no_place_for_is_not_tried_beside_another_change() -> None:
-    trials = tabulated(lambda arguments, names: None if "compile" in names else 1)
-    assert list(map(words, trials)) == [
-        text
-        for batch in (4, 2)
-        for text in (f"--batch {batch}", f"--batch {batch} compile", f"--batch {batch} checkpoint")
-    ]
-    trials = tabulated(lambda arguments, names: 1, in_vain="checkpoint")
-    assert [words(trial) for trial in trials if trial.arguments[1] == "4"] == [
-        "--batch 4",
-        "--batch 4 compile",
-        "--batch 4 checkpoint",
-    ]
+def test_values_that_the_script_does_not_bear_are_not_tried_with_a_change() -> None:
     trials = tabulated(lambda arguments, names: None if arguments[1] == "4" else 1)
     assert [words(trial) for trial in trials if trial.arguments[1] == "4"] == ["--batch 4"]
 
@@ -230,7 +202,7 @@ def test_where_nothing_fits_all_changes_are_tried_with_the_last_values() -> None
     trials = tabulated(lambda arguments, names: 5 if "bf16" in names else 15 + int(arguments[1]))
     best = cheapest_first(trials)[0]
     assert (best.arguments, best.apply) == (("--batch", "2"), ("bf16",))
-    more = trials[8:]
+    more = trials[4:]
     assert {trial.arguments for trial in more} == {("--batch", "2")}
     # The script as it is was tried already.
     assert () not in [trial.apply for trial in more] and len(more[-1].apply) < len(NAMES)

@@ -12,14 +12,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Final, TypeVar
 
 import torch
 
-from tracer.capture.objects.holder_links import ARROW, Root, variables_of
+from tracer.capture.objects.holder_links import ARROW, variables_of
 from tracer.capture.objects.reference_graph import ReferenceGraph
 from tracer.capture.objects.ways_up import (
     Cut,
@@ -28,7 +28,6 @@ from tracer.capture.objects.ways_up import (
     around,
     cuts_of,
     graph_of,
-    name_of,
     place_of,
     spelled,
     spelled_cycle,
@@ -56,8 +55,6 @@ class Holder:
     addresses: tuple[int, ...]  # Addresses of the part of the memory asked about that is held this way
     graph_of: int | None = None  # The address of the tensor whose graph keeps it; None where it is held itself
     also: tuple[str, ...] = ()  # Further paths that have to be let go of as well
-    # Address and bytes of all memory, asked about or not, that letting go of path and `also` frees.
-    frees: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_certain(self) -> bool:
@@ -82,24 +79,6 @@ def find_holders(
         return ()
     with _searching(device, error) as search:
         return search.holders(addresses)
-
-
-def find_common_holder(
-    addresses: Collection[int], *, device: torch.device | None = None, error: BaseException | None = None
-) -> Holder | None:
-    """Name what alone holds all of the memory at some addresses, the innermost such variable, container or attribute.
-
-    Args:
-        device: Device of the storages; None for any.
-        error: On its way through the program: the functions that it has left count as running.
-
-    Returns:
-        None where there is no such thing, or an address that no tensor has.
-    """
-    if not addresses:
-        return None
-    with _searching(device, error) as search:
-        return _or_fault(None, partial(search.common_holder, addresses))
 
 
 def _or_fault(otherwise: _Found, search: Callable[[], _Found]) -> _Found:
@@ -128,7 +107,6 @@ class _Search:
         self._graph = ReferenceGraph(device)
         self._ways = WaysUp(self._graph, variables)
         self._address = {memory: address for address, memory in self._graph.memory.items()}
-        self._freed: dict[frozenset[Cut], tuple[tuple[int, int], ...]] = {}
 
     def close(self) -> None:
         """Keep nothing of what was looked at."""
@@ -155,18 +133,6 @@ class _Search:
                 return self._named([first], frozenset({cut}), address)
         return self._of_several(first, address, memory)
 
-    def common_holder(self, addresses: Collection[int]) -> Holder | None:
-        memories = {self._graph.memory.get(address) for address in addresses}
-        known = {memory for memory in memories if memory is not None}
-        first = self._ways.way(max(known), frozenset()) if len(known) == len(memories) else None
-        if first is None or first.root is None:
-            return None
-        for cut in cuts_of(first, self._graph):
-            if not self._ways.still_held(known, frozenset({cut})):
-                holder = self._named([first], frozenset({cut}), min(addresses))
-                return replace(holder, path=name_of(first, cut, self._graph), addresses=tuple(sorted(addresses)))
-        return None
-
     def _of_several(self, first: Way, address: int, memory: int) -> Holder:
         ways: list[Way] = []
         cuts: frozenset[Cut] = frozenset()
@@ -184,15 +150,12 @@ class _Search:
 
     def _named(self, ways: Sequence[Way], cuts: frozenset[Cut], address: int) -> Holder:
         graph = graph_of(ways[0], self._graph)
-        if cuts not in self._freed:
-            self._freed[cuts] = self._frees(cuts, ways)
         return Holder(
             path=spelled(ways[0], cuts, self._graph),
             variable=place_of(ways[0], self._graph),
             addresses=(address,),
             graph_of=None if graph is None else self._address[graph],
             also=tuple(spelled(way, cuts, self._graph) for way in ways[1:]),
-            frees=self._freed[cuts],
         )
 
     def _cycle(self, memory: int) -> str:
@@ -201,17 +164,6 @@ class _Search:
             return NOT_PYTHON
         objects = [self._graph.objects[vertex] for vertex in circle]
         return f"reference cycle {ARROW.join(spelled_cycle(pairwise(objects)))}"
-
-    def _frees(self, cuts: frozenset[Cut], ways: Sequence[Way]) -> tuple[tuple[int, int], ...]:
-        starts: list[int] = []
-        for cut in cuts:
-            if isinstance(cut, Root):
-                starts += [way.chain[0] for way in ways if way.root == cut]
-            else:
-                starts += [held for _, held in self._graph.referents([cut])] if isinstance(cut, int) else [cut[1]]
-        below = self._ways.below(starts)
-        left = below - self._ways.still_held(below, cuts)
-        return tuple(sorted((self._address[memory], self._graph.size_bytes[memory]) for memory in left))
 
 
 def _merged(holders: Iterable[Holder]) -> tuple[Holder, ...]:
@@ -231,7 +183,6 @@ def _merged(holders: Iterable[Holder]) -> tuple[Holder, ...]:
                 addresses=tuple(sorted(address for holder in same for address in holder.addresses)),
                 graph_of=next((holder.graph_of for holder in same if holder.graph_of is not None), None),
                 also=first.also if is_one else also,
-                frees=tuple(sorted({freed for holder in same for freed in holder.frees})),
             )
         )
     return tuple(sorted(merged, key=lambda holder: (-len(holder.addresses), holder.path)))

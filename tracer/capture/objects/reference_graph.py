@@ -35,7 +35,6 @@ class ReferenceGraph:
         """
         self._device = device
         self.memory: dict[int, int] = {}  # By address the vertex of its memory
-        self.size_bytes: dict[int, int] = {}  # Bytes of each memory, by vertex
         objects = gc.get_objects()
         # What the collector knows, and nodes of graphs, by vertex
         self.objects: dict[int, Any] = dict(zip(map(id, objects), objects, strict=True))
@@ -112,17 +111,12 @@ class ReferenceGraph:
             storages = [tensor] if isinstance(tensor, torch.UntypedStorage) else [
                 part.untyped_storage() for part in plain_tensors(tensor)
             ]  # fmt: skip
-            tensors = [
-                (storage.data_ptr(), storage.nbytes())
-                for storage in storages
-                if self._device is None or storage.device == self._device
-            ]
+            here = (storage for storage in storages if self._device is None or storage.device == self._device)
+            addresses = [storage.data_ptr() for storage in here]
         except Exception:  # tensors of other people's making raise what they like, and have no memory to be asked of
             return
-        for address, size_bytes in tensors:
-            vertex = self.memory.setdefault(address, -len(self.memory) - 1)
-            self.size_bytes[vertex] = size_bytes
-            yield vertex
+        for address in addresses:
+            yield self.memory.setdefault(address, -len(self.memory) - 1)
 
 
 def _held_by(objects: list[Any]) -> tuple[Ints, Ints]:

@@ -158,39 +158,6 @@ class WaysUp:
             return True
         return is_ours(kind)
 
-    def below(self, starts: Iterable[int]) -> set[int]:
-        """The memory that can be reached from some vertices, without what is the interpreter's or a module's."""
-        seen, level = set(starts), list(starts)
-        while level and len(seen) < _MAX_ABOVE:
-            inner = {held for _, held in self._graph.referents(level) if held < 0 or self._leads_on(held)}
-            level = list(inner - seen)
-            seen |= inner
-        return {vertex for vertex in seen if vertex < 0}
-
-    def _leads_on(self, vertex: int) -> bool:
-        if vertex not in self._graph.objects or self._module_of(vertex) or is_class(vertex, self._graph):
-            return False
-        return type(self._graph.objects[vertex]) is not types.ModuleType
-
-    def still_held(self, memories: set[int], cuts: frozenset[Cut]) -> set[int]:
-        """Vertices of the given memory that something still holds when some references are cut."""
-        held_by: dict[int, list[int]] = {}
-        seen, level, alive = set(memories), list(memories), list[int]()
-        while level and len(seen) < _MAX_ABOVE:
-            above = self._above(level, cuts)
-            alive += [vertex for vertex, _ in above.roots] + above.loose
-            for vertex, holder in above.holders:
-                held_by.setdefault(holder, []).append(vertex)
-            level = list({holder for _, holder in above.holders} - seen)
-            seen |= set(level)
-        alive += level  # what was not looked at is taken for held
-        reached = set(alive)
-        while alive:
-            fresh = {vertex for holder in alive for vertex in held_by.get(holder, ())} - reached
-            reached |= fresh
-            alive = list(fresh)
-        return reached & memories
-
 
 def is_class(vertex: int, graph: ReferenceGraph) -> bool:
     """Whether an object is a class, without asking it, as `isinstance` does."""
@@ -289,14 +256,6 @@ def spelled(way: Way, cuts: frozenset[Cut], graph: ReferenceGraph) -> str:
     """The path in words, with `[...]` for a dictionary's key if the whole dictionary is to be cleared."""
     assert way.root is not None
     return joined([way.root.name, *(step.words(cuts) for step in _steps(way, graph))])
-
-
-def name_of(way: Way, cut: Cut, graph: ReferenceGraph) -> str:
-    """The part of the path down to the reference that is cut, in words."""
-    assert way.root is not None
-    steps = _steps(way, graph)
-    at = next((at for at, step in enumerate(steps) if step.cut == cut), -1)
-    return joined([way.root.name, *(step.text for step in steps[: at + (not isinstance(cut, int))])])
 
 
 def place_of(way: Way, graph: ReferenceGraph) -> str:

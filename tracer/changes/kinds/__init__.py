@@ -1,4 +1,4 @@
-"""Changes, one file for each kind: its hooks for an unchanged script, `candidates` for a model, or both."""
+"""Changes of an unchanged script, one file for each kind: its hooks."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial, wraps
@@ -19,30 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tracer.changes.change import Change, Situation, after, inmost, with_inmost
 from tracer.changes.hooks import Hooks
-from tracer.changes.recommendation import Group, Keeps
-from tracer.workloads.module_steps import SupervisedWorkload
-from tracer.workloads.workload import Workload
 
 NUM_CHUNKS = 16
 _WORTHWHILE_BYTES = 1 << 20
 """Smaller logits are left alone: 16 calls of a kernel in the place of one would save nothing."""
-_WORTHWHILE_SHARE = 0.05
-"""Of the peak, that a softmax over classes has."""
-_CHUNKS = (4, 16)
 _CROSS_ENTROPY = functional.cross_entropy
 """torch's own, also while the function in its module is replaced."""
-_OF_LOSSES = ("aten::_log_softmax", "aten::_log_softmax_backward_data", "aten::nll_loss_backward")
-_NEEDS = "Nothing reads the logits: what the model returns as such are the inputs of its last layer."
-_HEAD = (
-    "head = model.get_output_embeddings()",
-    "head.forward = lambda hidden: hidden",
-)
-_SHIFT = (
-    "def loss_function(logits, labels, vocab_size, **kwargs):",
-    "    hidden, labels = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()",
-)
 
 
 class LossInChunks(Hooks, makes="chunked-loss"):
@@ -225,55 +208,6 @@ def _nothing(hidden: Tensor) -> Tensor:
     return hidden
 
 
-# ---- of a model ------------------------------------------------------------------------------------------------------
-
-
-def candidates(situation: Situation) -> Iterator[Change]:
-    """The loss in chunks, computed by the model or of what it returns, where it is a good part of the peak."""
-    of_loss = sum(situation.bytes_by_operator.get(name, 0) for name in _OF_LOSSES)
-    if of_loss >= _WORTHWHILE_SHARE * situation.peak_bytes:
-        yield from _of_model(situation)
-        yield from _of_program(situation)
-
-
-def _of_model(situation: Situation) -> Iterator[Change]:
-    """The loss in recomputed chunks, and torch's own operator for it where the installed torch has one."""
-    if plain_head(situation.model) is None:
-        return
-    yield _change(
-        f"the model's loss in {NUM_CHUNKS} chunks, logits of each computed again in backward",
-        (
-            "from torch.utils.checkpoint import checkpoint",
-            *_HEAD,
-            "def chunk_loss(hidden, labels):",
-            "    logits = torch.nn.functional.linear(hidden, head.weight, head.bias).float()",
-            '    return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")',
-            *_SHIFT,
-            f"    pairs = zip(hidden.chunk({NUM_CHUNKS}), labels.chunk({NUM_CHUNKS}))",
-            "    total = sum(checkpoint(chunk_loss, *pair, use_reentrant=False) for pair in pairs)",
-            "    return total / (labels != -100).sum()",
-            "model.loss_function = loss_function",
-        ),
-    )
-    if hasattr(functional, "linear_cross_entropy"):  # torch 2.13 and later
-        yield _change(
-            "the model's loss by torch.nn.functional.linear_cross_entropy",
-            (
-                *_HEAD,
-                *_SHIFT,
-                "    return torch.nn.functional.linear_cross_entropy(",
-                "        hidden, head.weight, labels, linear_bias=head.bias,",
-                "        options=torch.nn.LinearCrossEntropyOptions(),",
-                "    )",
-                "model.loss_function = loss_function",
-            ),
-        )
-
-
-def _change(name: str, lines: tuple[str, ...]) -> Change:
-    return Change(name=name, family="model loss", group=Group.MEMORY, keeps=Keeps.ROUNDING, lines=lines, needs=_NEEDS)
-
-
 def plain_head(model: Any) -> nn.Linear | None:
     """The last layer of a causal language model of Hugging Face whose loss is one of that layer's output as it is.
 
@@ -301,34 +235,3 @@ def _loss_is_of_head(kind: type[Any]) -> bool:
         return False
     assigned = _ASSIGNED.findall(source)
     return len(assigned) == 1 and _BY_HEAD.match(assigned[0]) is not None and "self.loss_function(" in source
-
-
-def _of_program(situation: Situation) -> Iterator[Change]:
-    """The loss in 4 and in 16 chunks, where the program computes it of what the model returns."""
-    if not isinstance(inmost(situation.workload), SupervisedWorkload):
-        return
-    size = situation.batch_size
-    for chunks in sorted({min(number, size) for number in _CHUNKS}):
-        if chunks < 2 or size % chunks:
-            continue
-        lines = (
-            "from torch.utils.checkpoint import checkpoint",
-            f"pairs = zip(logits.chunk({chunks}), targets.chunk({chunks}))",
-            "loss = torch.stack([checkpoint(loss_fn, *pair, use_reentrant=False) for pair in pairs]).mean()",
-        )
-        yield Change(
-            name=f"the loss in {chunks} chunks, each computed again in backward",
-            family="loss",
-            group=Group.MEMORY,
-            keeps=Keeps.ROUNDING,
-            lines=lines,
-            apply=partial(_with_lines, lines),
-            needs="The loss is a mean over the batch.",
-        )
-
-
-def _with_lines(lines: Sequence[str], workload: Workload) -> Workload:
-    whole = inmost(workload).loss  # type: ignore[attr-defined]
-    return with_inmost(
-        workload, loss=lambda logits, targets: after(lines, logits=logits, targets=targets, loss_fn=whole)["loss"]
-    )

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.changes import host_copies
-from tracer.changes.change import Change, ForwardUnder, Situation, Stage, inmost
 from tracer.changes.hooks import Hooks
-from tracer.changes.kinds.checkpoint import module_words
-from tracer.changes.recommendation import Group, Keeps
-from tracer.workloads.module_steps import StepWorkload
-
-_NEEDS = "The host has the memory for it, pinned."
-_WORTHWHILE = 0.002
 
 
 class ActivationsOnHost(Hooks, makes="saved-on-host"):
@@ -49,53 +40,3 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
             return tensor if device is None else host_copies.copied_to_device(tensor, device)
 
         super().__init__(pack, unpack)
-
-
-def candidates(situation: Situation) -> Iterator[Change]:
-    """Saved tensors on the host, of all layers or of the first half: on a GPU, where backward follows forward."""
-    workload = situation.workload
-    is_whole_step = isinstance(inmost(workload), StepWorkload)
-    if situation.device != "cuda" or is_whole_step or getattr(workload, "inference", False):
-        return
-    yield Change(
-        name="saved tensors on the host (save_on_cpu)",
-        family="offload",
-        excludes=("checkpoint",),
-        group=Group.COMPUTE,
-        keeps=Keeps.BITS,
-        lines=(
-            "with torch.autograd.graph.save_on_cpu(pin_memory=True):",
-            "    loss = loss_fn(model(inputs), targets)",
-        ),
-        apply=partial(ForwardUnder, context=partial(torch.autograd.graph.save_on_cpu, pin_memory=True)),
-        stage=Stage.STEP,
-        needs=_NEEDS,
-        cost="All that is saved is copied to the host and back in every step.",
-    )
-    parts = sorted(situation.parts, key=lambda part: part.order)
-    some = [part.name for part in parts[: len(parts) // 2] if part.saved_bytes > _WORTHWHILE * situation.peak_bytes]
-    if some:
-        yield _of_modules(some)
-
-
-def _of_modules(names: Sequence[str]) -> Change:
-    return Change(
-        name=f"saved tensors of {module_words(names)} on the host (save_on_cpu)",
-        family="offload",
-        excludes=("checkpoint",),
-        group=Group.COMPUTE,
-        keeps=Keeps.BITS,
-        lines=(
-            "def on_host(forward):",
-            "    def call(*args, **kwargs):",
-            "        with torch.autograd.graph.save_on_cpu(pin_memory=True):",
-            "            return forward(*args, **kwargs)",
-            "    return call",
-            f"for name in ({', '.join(map(repr, names))},):",
-            "    block = model.get_submodule(name)",
-            "    block.forward = on_host(block.forward)",
-        ),
-        stage=Stage.STEP,
-        needs=_NEEDS,
-        cost="What these modules save is copied to the host and back in every step.",
-    )

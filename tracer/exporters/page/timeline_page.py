@@ -47,7 +47,6 @@ from tracer.exporters.page.model import (
     Series,
 )
 from tracer.exporters.python_stacks import PythonStacks
-from tracer.exporters.screen.advice import advice_sections
 from tracer.exporters.screen.profile import finding_sentences
 from tracer.exporters.tables import Cell, Place, Section, Table, columns
 from tracer.exporters.trace_times import time_section
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.times.findings import TraceTimes
     from tracer.capture.device.host_peak import HostPeak
-    from tracer.changes.recommendation import AdviceReport, UnneededMemory
 
 
 # Below this part of the peak, a thousandth, a row says nothing.
@@ -82,8 +80,6 @@ def timeline_page(
     host: HostPeak | None = None,
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
-    advice: AdviceReport | None = None,
-    unneeded: tuple[UnneededMemory, ...] = (),
     device_times: TraceTimes | None = None,
     verdict: str = "",
     source_of: Callable[[str], str | None] | None = None,
@@ -117,7 +113,6 @@ def timeline_page(
         ),
         notes=(*notes, *finding_sentences(findings)),
         sections=(
-            *advice_sections(advice, unneeded, peak.peak_bytes),
             *(
                 first_changes_sections(first if first and first.changes else None)
                 if failed is None

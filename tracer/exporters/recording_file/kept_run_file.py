@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from tracer.analysis.profiles.waste import WasteKind
 from tracer.capture.kept_run import (
     PHASES,
     KeptCycle,
     KeptRun,
     KeptTrace,
-    KeptWaste,
     PhaseTimings,
     RunOrigin,
     SourceFile,
@@ -111,15 +109,10 @@ def _document(kept: KeptRun) -> dict[str, Any]:
         "was_training": kept.at_failure is not None and kept.at_failure.is_training,
         "unused_parameters": None if kept.unused_parameters is None else list(kept.unused_parameters),
         "timings": None if timings is None else {"device": timings.device, "clock": timings.clock},
-        "waste": [asdict(waste) | {"line": _line(waste.line), "held_at": _line(waste.held_at)} for waste in kept.waste],
         "values_read": None if kept.values_read is None else asdict(kept.values_read),
         "cuda_graphs": list(kept.graph_pools),
         "trace": None if trace is None else {"cycle": trace.cycle, "process_id": trace.trace.process_id},
     }
-
-
-def _line(line: SourceLine | None) -> dict[str, object] | None:
-    return None if line is None else line._asdict()
 
 
 def _plain(value: object) -> object:
@@ -214,7 +207,6 @@ def kept_run_from(columns: Columns) -> KeptRun:
         trace=_trace_from(columns, document, len(cycles)),
         compiled=compiled_from(columns),
         eager=_eager_from(columns),
-        waste=_waste_from(document),
         values_read=found.record(ValuesRead) if (found := document.or_none("values_read", Document.document)) else None,
         graph_pools=_graph_pools_from(document),
     )
@@ -236,17 +228,6 @@ def _graph_pools_from(document: Document) -> tuple[dict[str, Any], ...]:
     for pool in pools:
         graph_pool_from(pool)
     return tuple(pool.unchecked() for pool in pools)
-
-
-def _waste_from(document: Document) -> tuple[KeptWaste, ...]:
-    """Recordings from before there was such a thing have none."""
-    if "waste" not in document:
-        return ()
-    wastes = tuple(entry.record(KeptWaste) for entry in document.documents("waste", at_most=MAX_CYCLES))
-    for waste in wastes:
-        if waste.kind not in WasteKind.__members__:
-            raise RecordingError(f"{waste.kind[:80]!r} is not what memory can be wasted on.", hint=DAMAGED)
-    return wastes
 
 
 def _cycle_from(columns: Columns, number: int, document: Document) -> KeptCycle:

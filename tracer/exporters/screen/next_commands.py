@@ -53,18 +53,12 @@ def fit_words(settings: Mapping[str, object], device_name: str, capacity_bytes: 
     return f"The least change with which it fits, found without the GPU: {command}."
 
 
-def after_run(folder: Path, written: Collection[str], *, is_advice_open: bool = False) -> tuple[str, ...]:
-    """After a run, or a report on one.
-
-    Args:
-        is_advice_open: Whether the same command could be asked for advice, and was not.
-    """
+def after_run(folder: Path, written: Collection[str]) -> tuple[str, ...]:
+    """After a run, or a report on one."""
     ideas = []
     if "memory_timeline.html" in written:
         ideas.append(f"open {folder / 'memory_timeline.html'} in a browser")
-    if is_advice_open:
-        ideas.append("add --advise to the same command to see what would lower the peak")
-    elif "peak.json" in written:
+    if "peak.json" in written:
         ideas.append(f"compare with another run by {command_line('diff', folder, 'OTHER')}")
     return _line(ideas)
 
@@ -126,7 +120,7 @@ def after_bisection(merged: str | None, asked: Sequence[str]) -> tuple[str, ...]
 
 
 def after_prediction(
-    fits: bool | None, folder: Path | None, written: Collection[str], *, has_advice: bool, has_largest_batch: bool
+    fits: bool | None, folder: Path | None, written: Collection[str], *, has_largest_batch: bool
 ) -> tuple[str, ...]:
     """After a prediction."""
     ideas = []
@@ -134,8 +128,6 @@ def after_prediction(
         ideas.append("add --gpu-memory 24GiB to ask whether it fits there")
     elif fits and not has_largest_batch:
         ideas.append("add --largest-batch to ask how many samples would fit")
-    if not has_advice and not fits:
-        ideas.append("add --advise to see what would lower the peak")
     if folder is None:
         ideas.append("add --save-dir DIR to get the page and the other files of a run")
     elif "memory_timeline.html" in written:

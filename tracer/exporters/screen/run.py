@@ -10,7 +10,6 @@ from rich.console import Console
 
 from tracer.analysis.profiles.caveats import eager_sentences
 from tracer.analysis.profiles.findings import Findings
-from tracer.changes.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.errors import Terminated
 from tracer.exporters.diff_sections import eager_section
 from tracer.exporters.history_sections import (
@@ -19,9 +18,8 @@ from tracer.exporters.history_sections import (
     host_sections,
     ran_out_at,
 )
-from tracer.exporters.screen.advice import print_unneeded
 from tracer.exporters.screen.next_commands import after_run, fit_words
-from tracer.exporters.screen.paths import behind, shorten_paths
+from tracer.exporters.screen.paths import behind
 from tracer.exporters.screen.profile import (
     NUM_ROWS,
     categories_table,
@@ -39,7 +37,6 @@ from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
-    from tracer.changes.recommendation import UnneededMemory
 
 
 def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tuple[str, ...]:
@@ -50,18 +47,10 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     if results.findings is not None:
         lines += short_screen(results.findings, results.num_steps)
         lines += results.room
-        peak_bytes = results.findings.worst.peak.peak_bytes
-        lines += (shorten_paths(unneeded_sentence(unneeded, peak_bytes)) for unneeded in _large(results))
     lines += values_sentences(results.values_read) if results.values_read is not None else ()
     if written:
         lines.append(f"{some(len(written), 'file')} in {folder}: {', '.join(written)}.")
     return (*lines, *after_run(folder, written))
-
-
-def _large(results: RunResults) -> tuple[UnneededMemory, ...]:
-    if results.findings is None:
-        return ()
-    return large(unneeded_memory(results.waste, device=results.findings.device), results.findings.worst.peak.peak_bytes)
 
 
 def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS, num_steps: int | None = None) -> None:
@@ -88,12 +77,6 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
             print_section(section, console, top=top)
     if (diff := results.against_eager) is not None:
         print_section(eager_section(diff, eager_sentences(diff)), console, top=top)
-    if results.advice is not None:
-        from tracer.exporters.screen.advice import print_advice
-
-        print_advice(results.advice, console)
-    elif results.findings is not None:
-        print_unneeded(_large(results), results.findings.worst.peak.peak_bytes, console)
     if results.timings is not None:
         print_timings(results.timings, console)
     say(console)

@@ -1,16 +1,11 @@
-"""The search for the least that has to change so that a script fits, and over values of the script's own options.
-
-Two others look alike. Of a model's changes (`changes/planner.py`) many exclude each other, so that not all can be made
-at once, and rehearsals are cheap: each is known alone before any are combined. `bisections` look for a number.
-"""
+"""The search for the least that has to change so that a script fits, and over values of the script's own options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from tracer.changes.recommendation import Group
-from tracer.changes.script_changes import SCRIPT_CHANGES, changes_to_apply
+from tracer.changes.script_changes import SCRIPT_CHANGES, Group, changes_of
 from tracer.results.fit import FitTrial
 
 Changes = tuple[str, ...]
@@ -29,7 +24,7 @@ def least_that_fits(make_trial: MakeTrial, *, is_job: bool = False, likely: Coll
         likely: Names of changes to try alone before all others of their group.
     """
     search = _ChangeSearch(make_trial)
-    there = sorted(changes_to_apply(is_job=is_job), key=lambda name: (SCRIPT_CHANGES[name].group, name not in likely))
+    there = sorted(changes_of(is_job=is_job), key=lambda name: (SCRIPT_CHANGES[name].group, name not in likely))
     before: Changes = ()
     for group in Group:
         of_group = tuple(name for name in there if SCRIPT_CHANGES[name].group == group)
@@ -120,11 +115,10 @@ def _is_too_little(trial: FitTrial) -> bool:
 Arguments = tuple[str, ...]
 MakeTrialWith = Callable[[Changes, Arguments], FitTrial]
 """Makes a trial with changes, and with arguments behind the script's own; a costly one, for the script runs anew."""
-_CHANGES: tuple[Changes, ...] = ((), ("compile",), ("checkpoint",), ("compile", "checkpoint"))
 
 
 def search(make_trial: MakeTrialWith, values: Sequence[Arguments]) -> list[FitTrial]:
-    """Every one of the values, each as it is, compiled, checkpointed, and both; in the order of the trials.
+    """Try every one of the values, as it is and checkpointed; in the order of the trials.
 
     Where none fits, the least that makes the last of the values fit is looked for, among all changes.
     """
@@ -135,7 +129,8 @@ def search(make_trial: MakeTrialWith, values: Sequence[Arguments]) -> list[FitTr
         return trials[-1]
 
     for arguments in values:
-        _with_changes(tried, arguments)
+        if not tried((), arguments).has_ended_before:
+            tried(("checkpoint",), arguments)
     if not any(trial.fits for trial in trials):
         last = values[-1]
         known = {trial.apply: trial for trial in trials if trial.arguments == last}
@@ -156,15 +151,3 @@ def cheapest_first(trials: Iterable[FitTrial]) -> list[FitTrial]:
         return not trial.fits, given_up, values.index(trial.arguments), len(trial.apply)
 
     return sorted(trials, key=cost)
-
-
-def _with_changes(tried: MakeTrialWith, arguments: Arguments) -> None:
-    # What the script does not bear, or has no place for, is of no use beside another change either.
-    useless: set[object] = set()
-    for changes in _CHANGES:
-        if useless.isdisjoint(changes):
-            trial = tried(changes, arguments)
-            if trial.has_ended_before and not changes:
-                return
-            if trial.has_ended_before or trial.in_vain:
-                useless.update(changes)

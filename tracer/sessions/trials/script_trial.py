@@ -16,7 +16,6 @@ from tracer.capture.torch_private.torch_dispatch import watched
 from tracer.capture.torch_private.torch_modules import leave_unfilled
 from tracer.changes.flops import flops_of
 from tracer.errors import TracerError
-from tracer.rehearsal.recorder import OperatorCall
 from tracer.results.null_run import USE_CUDA, elsewhere
 from tracer.results.prediction import Sizes
 from tracer.sessions.script_run import CountedSteps, ScriptProfile
@@ -115,7 +114,7 @@ class StepFlops:
             self._mode.__exit__(None, None, None)
 
     def _see(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        self._count += flops_of(OperatorCall(name, args, kwargs, out, is_backward=False))
+        self._count += flops_of(name, args, kwargs, out)
 
 
 def fullest_sizes() -> Sizes:
