@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MOST_S = 0.3
 HELPS = (
-    "--help", "diff --help", "snapshot --help", "run --help", "predict --help", "fit --help", "redact --help"
+    "--help", "diff --help", "snapshot --help", "run --help", "predict --help", "fit --help"
 )  # fmt: skip
 TIMED = ("--help", "diff --help")
 SCRIPT = """\

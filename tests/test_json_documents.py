@@ -25,12 +25,11 @@ from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, Proces
 from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
 from tracer.engines.answer import engine_json
 from tracer.engines.start import engine_start
-from tracer.exporters.bisection import Bisection, bisection_json
 from tracer.exporters.doctor import doctor_json
 from tracer.exporters.host import host_json
 from tracer.exporters.json_documents.fit import fit_values
 from tracer.exporters.json_documents.header import UNITS
-from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS, read_peak_json
+from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
 from tracer.exporters.phases import phases_json
 from tracer.results.doctor import CheckResult, DoctorReport, failed
 from tracer.results.fit import FitReport, FitTrial
@@ -147,13 +146,6 @@ def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Pa
         for changes in (value for key, value in device.items() if key.startswith("by_")):
             assert sum(change["after_bytes"] - change["before_bytes"] for change in changes) == device["bytes"]
     assert described == set(keys("A compared device"))
-
-
-def test_every_key_of_a_bisections_answer_is_described(tmp_path: Path) -> None:
-    peak = read_peak_json(folder(tmp_path / "a", 100) / "peak.json")
-    found = bisection_json(Bisection("commit", "a", "b", (), 2, 2, peak, peak))
-    check_header(found, "bisect", "`bisect --json`")
-    assert undescribed(found["devices"], "A compared device") == []
 
 
 def test_every_key_of_peak_json_is_described() -> None:

@@ -565,6 +565,12 @@ def test_a_late_long_batch_is_found_by_reading_ahead(tmp_path: Path) -> None:
     assert done.returncode == 2 and "--batches works only with a script" in done.stderr
 
 
+def test_a_check_of_a_script_that_cannot_be_measured_ends_with_the_status_that_git_bisect_skips(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise ValueError('no data')\n", encoding="utf-8")
+    done = called(tmp_path, "check", "--on", "h100", "--update", "broken.py")
+    assert done.returncode == 125 and not (tmp_path / "peaks.json").exists()
+
+
 def test_a_check_on_a_full_card_has_grown(tmp_path: Path) -> None:
     """3, as of growth: `git bisect run` takes it for bad, and a script that does not run can be told apart."""
     step = 'net(batch.cuda()).sum().backward(); torch.empty(3 << 30, device="cuda")'

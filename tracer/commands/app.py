@@ -19,17 +19,14 @@ class Program(CommandGroup):
         "predict": "Say whether a step fits on a GPU, without one.",
         "fit": "Find the least change with which a script fits.",
         "check": "Fail if a script's peak has grown, without a GPU.",
-        "bisect": "Find the commit or version that needs more.",
         "snapshot": "Explain an allocator snapshot made anywhere.",
         "trace": "Explain a trace that torch.profiler wrote anywhere.",
         "diff": "Say what changed between two peaks.",
-        "serve": "Explain files that are dropped on a local page.",
         "mcp": "Answer coding assistants, by the Model Context Protocol.",
         "report": "Write the files of a kept recording again.",
         "doctor": "Say what works here, and how to mend the rest.",
-        "redact": "Number the names in a page, to send it.",
     }
-    with_script = ("run", "fit", "bisect")
+    with_script = ("run", "fit")
 
 
 app = typer.Typer(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ from tracer.commands.options import option, with_options
 from tracer.commands.predict_on import predict_script
 from tracer.commands.run_options import AsJson, MixedScriptOptions, ScreenOptions, Steps
 from tracer.commands.usage import OUTPUTS, QUESTIONS
-from tracer.errors import TracerError
+from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import print_json, say
 from tracer.exporters.screen.terminal import screen as terminal
 from tracer.null_gpu.job.place import RankPlace
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 class _OutOfMemoryError(TracerError):
     exit_status = THRESHOLD_EXCEEDED
+
+
+class _NotMeasuredError(TracerError):
+    """The script cannot be measured; `git bisect run` skips a commit at this status."""
+
+    exit_status = 125
 
 
 @with_options
@@ -62,6 +69,8 @@ def check(
         torch-timeline check train.py --on 8xh100 --update
 
         torch-timeline check train.py --on 8xh100 --fail-above 2%
+
+    Exits with 0, with 3 if the peak has grown, with 125 if the script cannot be measured.
     """
     from tracer.analysis.peak_diff import diff_peaks, parse_threshold
 
@@ -77,7 +86,7 @@ def check(
         else:
             devices = start_on(card)
             say_all(script.notes if not screen.quiet else ())
-            with on_null_gpu(on, None, quiet=screen.quiet):
+            with _measuring(), on_null_gpu(on, None, quiet=screen.quiet):
                 answer = predict_script(script, devices, num_steps=steps, quiet=screen.quiet)
             peak = _peak(answer, name)
             if folder := role("peaks"):
@@ -96,6 +105,17 @@ def check(
         say_all(grown)
     if grown:
         raise typer.Exit(THRESHOLD_EXCEEDED)
+
+
+@contextmanager
+def _measuring() -> Iterator[None]:
+    """Turn an error of the script into one that says that it cannot be measured."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except TracerError as error:
+        raise _NotMeasuredError(str(error), hint=error.hint) from error
 
 
 def _peak(answer: Prediction, name: str) -> SavedPeak:
@@ -127,7 +147,7 @@ def _worst_of(job: Job, tell: Callable[[str], None]) -> SavedPeak:
     with tempfile.TemporaryDirectory(prefix="peaks-") as folder:
         result = run_job(replace(job, role={"peaks": folder}), None, tell=tell)
         if result.status:
-            raise typer.Exit(result.status)
+            raise typer.Exit(_NotMeasuredError.exit_status if result.status == 1 else result.status)
         peaks = [read_peak_json(path) for path in sorted(Path(folder).iterdir())]
     return max(peaks, key=lambda peak: peak.bytes)
 

@@ -20,7 +20,6 @@ from tracer.capture.objects.parameter_origins import Parameter, describe_paramet
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.source_files import project_root
 from tracer.errors import OutputError, Terminated, TracerError, UsageError
-from tracer.exporters.loggers import loggers, scalars
 from tracer.exporters.notebook import display_in_notebook
 from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.profile import NUM_ROWS
@@ -75,7 +74,6 @@ class TrainingProfile(ProfileSession):
         trace: bool = False,
         keep_recording: bool = False,
         settings: Mapping[str, object] | None = None,
-        log_to: object = None,
         voice: Voice | None = None,
     ) -> None:
         """Prepare; nothing is switched on.
@@ -95,13 +93,11 @@ class TrainingProfile(ProfileSession):
             trace: Whether to write trace.json.gz, the profiler's trace with memory above the operators.
             keep_recording: Whether to write recording.npz, from which `main.py report` writes every file again.
             settings: What to remember of the run.
-            log_to: Where figures of the peak and the page go when the block ends, on rank 0 only: `"tensorboard"`,
-                `"wandb"` or `"mlflow"`, a SummaryWriter or a run of `wandb.init()`, or several as a list.
             voice: What is said, and when, where a program does not call the session itself.
 
         Raises:
             OutputError: The folder cannot be written to.
-            TracerError: There is no such screen or logger.
+            TracerError: There is no such screen.
         """
         self._screen, self._top = _checked(screen), top
         self.voice = voice or Voice()
@@ -125,7 +121,6 @@ class TrainingProfile(ProfileSession):
         self.voice.of_optimizers(self._objects)
         self._project_root = project_root(next(iter(self._objects.models.values()), None))
         self._folder = SessionFolder(save_dir)
-        self._loggers = loggers(log_to, Path(save_dir)) if self._folder.is_of_first_rank else ()
 
     @property
     def folder(self) -> Path:
@@ -274,7 +269,6 @@ class TrainingProfile(ProfileSession):
         try:
             if self._folder.rank is not None:
                 self._folder.finish(peak_of(self._folder.rank, self.results))
-            self._log(self.results)
         finally:
             if error is not None and self._is_first_lost(error):
                 error.add_note(self._what_is_missing())
@@ -288,16 +282,6 @@ class TrainingProfile(ProfileSession):
         if self.has_recording and not self._is_announced:
             self.results = self._results(error)
             self._folder.write(self.results, leave_out=self._leave_out)
-
-    def _log(self, results: RunResults) -> None:
-        """Figures and page, to other people's loggers; what they raise is said, and ends nothing."""
-        if results.findings is None:
-            return
-        for log in self._loggers:
-            try:
-                log(scalars(results.findings), results.num_steps, self.page)
-            except Exception as fault:
-                self.voice.complain(f"The peak could not be logged: {type(fault).__name__}: {fault}")
 
     def _results(self, error: BaseException | None) -> ShownResults:
         assert self._objects is not None

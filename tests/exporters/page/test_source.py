@@ -10,8 +10,6 @@ from tests.exporters.page import page_samples as samples
 from tracer.analysis.line_memory import LineMemory
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.annotated_source import annotated_files
-from tracer.exporters.page.data import page_data
-from tracer.exporters.page.redact import redacted_pages
 
 
 def test_code_is_shown_as_text_and_leaves_with_the_names(opened: Callable[..., Any]) -> None:
@@ -23,4 +21,3 @@ def test_code_is_shown_as_text_and_leaves_with_the_names(opened: Callable[..., A
     with opened(page) as tab:
         assert samples.SCRIPT in tab.locator("#source code").first.inner_text()
         assert "8.79 KiB" in tab.locator("#source .has-bytes").inner_text()
-    assert redacted_pages([page_data(page)])[0]["sources"] == []

@@ -107,18 +107,6 @@ def after_diff(before: Path, after: Path, *, has_page: bool) -> tuple[str, ...]:
     return _line(ideas)
 
 
-def after_bisection(merged: str | None, asked: Sequence[str]) -> tuple[str, ...]:
-    """After a search for the first bad commit.
-
-    Args:
-        merged: The range of commits that the first bad one merged, if it is a merge.
-        asked: Words that the command `check` was given.
-    """
-    if merged is None:
-        return ()
-    return _line([f"it is a merge; find the commit that it brought by {command_line('bisect', merged, '--', *asked)}"])
-
-
 def after_prediction(
     fits: bool | None, folder: Path | None, written: Collection[str], *, has_largest_batch: bool
 ) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from tracer.exporters.files import check_folder
 from tracer.null_gpu.build import NAME, cache_folder, find_toolchain, libraries, read_torch, torch_build, torch_folder
 from tracer.null_gpu.process import is_active
 from tracer.results.doctor import Outcome, failed, passed, skipped
-from tracer.sessions.trials.versions import normal_name
 from tracer.units import MIB, format_bytes
 from tracer.user_cache import user_cache
 from tracer.working_folder import working_folder
@@ -341,3 +340,12 @@ INSTALLED: dict[str, Callable[[], Outcome]] = {
     "extras": extras,
 }
 """The checks of this file, by name."""
+
+
+def normal_name(package: str) -> str:
+    """Return the spelling of a package's name in which names are compared.
+
+    Source:
+        packaging.python.org, "Names and normalization".
+    """
+    return re.sub(r"[-_.]+", "-", package).lower()
