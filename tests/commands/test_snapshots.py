@@ -421,5 +421,5 @@ def test_a_state_without_history_has_lines_and_kinds_by_its_stacks_and_nothing_f
     assert "forward  ~/unet.py:12" in out and "no stack recorded" in out
     (device,) = json.loads(run("snapshot", path, "--json")[1])["devices"]
     assert device["before_recording_bytes"] == 0
-    kinds = {group["site"]["line"]: group["kind"] for group in device["groups"]}
+    kinds = {group["line"]: group["kind"] for group in device["groups"]}
     assert kinds[5] == "parameter" and not any(group["is_before_recording"] for group in device["groups"])
