@@ -24,7 +24,8 @@ Tables of a snapshot and of the allocator's model are named in words: `[entries]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
@@ -47,6 +48,8 @@ _Sized = TypeVar("_Sized", bound=HasBytes)
 _Value = TypeVar("_Value", bound=np.generic)
 _Key = TypeVar("_Key", bound=Hashable)
 _MOST_CODES = 1 << 62
+_NAMES: Mapping[str, Any] = {**vars(np), **({"bool": np.bool_} if hasattr(np, "bool") else {})}
+"""Of numpy: its functions look some of them up when they are called."""
 
 Int: TypeAlias = np.int64
 Bool: TypeAlias = np.bool_
@@ -206,3 +209,17 @@ def in_use(amount: Ints, begin: Ints, end: Ints, num_entries: int) -> Ints:
     np.add.at(change, begin + 1, amount)
     np.add.at(change, end + 1, -amount)
     return np.asarray(np.cumsum(change)[:-1], np.int64)
+
+
+@contextmanager
+def numpys_own_names() -> Iterator[None]:
+    """While active, numpy has its own names back where a program replaced them, as by `numpy.bool = bool`."""
+    present = vars(np)
+    replaced = {name: present[name] for name, own in _NAMES.items() if present.get(name, own) is not own}
+    for name in replaced:
+        setattr(np, name, _NAMES[name])
+    try:
+        yield
+    finally:
+        for name, value in replaced.items():
+            setattr(np, name, value)

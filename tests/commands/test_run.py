@@ -80,6 +80,12 @@ for number in range(12):
         optimizer = torch.optim.Adam(net.parameters())
     print("still there:", sum(one() is not None for one in old))
 """
+OLD_NAMES = """
+import warnings
+import numpy
+warnings.filterwarnings("ignore")
+numpy.float, numpy.int, numpy.bool = float, int, bool
+"""
 MODULE = "from . import other\nprint('package', __package__)\n" + TRAIN
 
 
@@ -172,6 +178,12 @@ def test_an_exception_is_the_scripts_own_and_the_files_are_there(tmp_path: Path)
     assert done.stdout.splitlines()[2].startswith("Peak: ")
     assert not any(line.startswith("Wrote ") for line in done.stderr.partition("Traceback")[0].splitlines())
     assert "runpy" not in done.stderr
+    assert peak(tmp_path)["peak_bytes"] > 0
+
+
+def test_a_script_that_gives_numpy_its_old_names_back_is_explained(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, OLD_NAMES + TRAIN))
+    assert done.returncode == 0, done.stderr
     assert peak(tmp_path)["peak_bytes"] > 0
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+import numpy.ma  # np.unique would load it later, when a script may have replaced names of numpy
 
 from tracer.arrays import (
     Bool,

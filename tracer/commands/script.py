@@ -92,6 +92,7 @@ def run_script(
         SystemExit: The script's own, with its status.
         TracerError: It cannot be profiled.
     """
+    from tracer.arrays import numpys_own_names
     from tracer.sessions.jobs.ranks import leave_failure
     from tracer.sessions.script_run import FirstStepsDone
     from tracer.sessions.termination import signals_deferred
@@ -118,7 +119,7 @@ def run_script(
         finally:
             with signals_deferred():
                 if not profile.is_in_child:
-                    with around_answer or nullcontext():
+                    with numpys_own_names(), around_answer or nullcontext():
                         next_lines = _tell(profile, quiet=quiet)
                     say_all(next_lines)
     return True

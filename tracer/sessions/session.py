@@ -16,11 +16,13 @@ from typing import ClassVar, Self
 
 import torch
 
+from tracer.arrays import numpys_own_names
 from tracer.capture.device import devices
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private.torch_modules import outermost_called
 from tracer.errors import Terminated, TracerError
+from tracer.exporters.screen.terminal import say_beside_bars
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.termination import Termination, signals_deferred
 
@@ -30,7 +32,7 @@ class Session:
 
     Whatever ends the block, all that was switched on is switched off, and nothing of the user's is kept. While work of
     the session's own is being done, signals wait. A fault of its own never reaches the loop: it ends the
-    recording, with one warning, and is kept. In a forked child it does nothing.
+    recording, is told on stderr, and is kept. In a forked child it does nothing.
     """
 
     _name: ClassVar[str] = "Profiling"
@@ -110,18 +112,22 @@ class Session:
         self._termination.hold(error)
         self._termination.watch()
         try:
-            had_fault = self.fault is not None
-            self._guarded(lambda: self._end(error))
-            if self.fault is not None and not had_fault:
-                _tell_of_fault(self.fault, error)
-            try:
-                self._finish(error)
-            except Exception as fault:
-                self.fault = self.fault or fault
-                _tell_of_fault(fault, error)
+            with numpys_own_names():
+                self._end_and_finish(error)
         finally:
             self._let_go()
             self._termination.close()
+
+    def _end_and_finish(self, error: BaseException | None) -> None:
+        had_fault = self.fault is not None
+        self._guarded(lambda: self._end(error))
+        if self.fault is not None and not had_fault:
+            _tell_at_the_end(self.fault, error)
+        try:
+            self._finish(error)
+        except Exception as fault:
+            self.fault = self.fault or fault
+            _tell_at_the_end(fault, error)
 
     def _note_mode(self) -> None:
         """At the end of a step: whether what is trained is in training mode then, as it is in some loops only."""
@@ -177,14 +183,14 @@ class Session:
 
     @contextmanager
     def _never_the_loops_fault(self) -> Iterator[None]:
-        """Turn an error inside the block into the end of the session's work, with one warning; the training goes on."""
-        with signals_deferred():
+        """Turn an error inside the block into the end of the session's work, told once; the training goes on."""
+        with signals_deferred(), numpys_own_names():
             try:
                 yield
             except Exception as fault:
                 self.fault = self.fault or fault
                 self._guarded(lambda: self._switch_off(None))
-                warn_at_users_line(f"{self._name} has stopped, and the loop goes on: {fault_text(self.fault)}")
+                tell_of_fault(f"{self._name} has stopped, and the loop goes on: {fault_text(self.fault)}")
 
 
 def fault_text(fault: Exception) -> str:
@@ -194,13 +200,18 @@ def fault_text(fault: Exception) -> str:
     return "an internal fault.\n" + "".join(traceback.format_exception(fault))
 
 
-def _tell_of_fault(fault: Exception, error: BaseException | None) -> None:
-    """With a warning at the end of the user's block, or in a note to the exception that ends the block."""
+def tell_of_fault(sentence: str) -> None:
+    """Print a line on stderr; a warning would be lost in a program that ignores warnings."""
+    say_beside_bars(f"Note: {sentence}")
+
+
+def _tell_at_the_end(fault: Exception, error: BaseException | None) -> None:
+    """Tell of a fault as the user's block ends, in a note to the exception that ends it if there is one."""
     sentence = f"The profile is not complete: {fault_text(fault)}"
     if error is not None:
         error.add_note(sentence)
     else:
-        warn_at_users_line(sentence)
+        tell_of_fault(sentence)
 
 
 def warn_at_users_line(sentence: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import runpy
 import sys
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -198,6 +199,7 @@ def test_a_fault_of_the_search_costs_the_one_holder(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(holders, "spelled", fails_for_lists)
     with pytest.warns(UserWarning, match=r"(?s)One holder .* internal fault.*AssertionError"):
+        warnings.simplefilter("ignore")
         found = find_holders([place(mine[0]), place(other["it"])])
     assert [(holder.path, holder.is_certain) for holder in found] == [
         ("a holder that was not found", False),

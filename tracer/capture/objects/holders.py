@@ -82,12 +82,14 @@ def find_holders(
 
 
 def _or_fault(otherwise: _Found, search: Callable[[], _Found]) -> _Found:
-    """Return what a search finds; a fault of its own is a warning with its traceback, and costs one holder."""
+    """Return what a search finds; a fault of its own is told on stderr with its traceback, and costs one holder."""
     try:
         return search()
     except Exception:
         text = traceback.format_exc()
-        warnings.warn(f"One holder of memory was not found: an internal fault.\n{text}", stacklevel=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")  # it is not the user's, whose program may ignore warnings
+            warnings.warn(f"One holder of memory was not found: an internal fault.\n{text}", stacklevel=2)
         return otherwise
 
 
