@@ -195,9 +195,11 @@ def test_optimizers_are_fused_before_they_have_state() -> None:
     optimizers[1].step()
     for model in (early, late, other):
         model.weight.grad = torch.ones(2, 2)
-    with AppliedChanges(["fused-optimizer"]):
+    with AppliedChanges(["fused-optimizer"]) as applied:
+        assert applied.notes == ()
         for optimizer in optimizers:
             optimizer.step()
+    assert applied.notes == ("fused-optimizer is foreach=False here: RMSprop can use no fused form.",)
     assert [optimizer.param_groups[0].get("fused") for optimizer in optimizers] == [True, None, None]
     assert [optimizer.param_groups[0]["foreach"] for optimizer in optimizers] == [False, None, False]
 

@@ -13,6 +13,7 @@ import pytest
 from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
 from tracer.commands.fit_trials import ScriptTrials, each_alone
+from tracer.errors import TracerError
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial
 from tracer.sessions.jobs.child_processes import ChildProcesses
@@ -46,7 +47,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
     row = "checkpoint: 960.00 MiB allocated, 1.00 GiB reserved, 64.00 MiB less at the peak"
     assert f"{row}, +33.3 % FLOPs; fits with 6.32 GiB left." in lines
     assert sum("FLOPs" in line for line in lines) == 1
-    assert "bf16: the script ended with an error before a step was done." in lines and "  ValueError: no" in lines
+    assert "bf16: the script ended before a step was done on the GPU." in lines and "  ValueError: no" in lines
     assert "  chunked-loss: no large loss over classes was computed." in lines
 
 
@@ -67,15 +68,21 @@ workaround examples.
 
 
 @pytest.mark.parametrize(
-    ("printed", "reason"),
+    ("printed", "reasons"),
     [
-        (LONG, "torch.utils.checkpoint.CheckpointError: A different number of tensors was saved."),
-        ("loading\nno data here\n", "no data here"),
-        ("", "It printed nothing."),
+        (LONG, ["torch.utils.checkpoint.CheckpointError: A different number of tensors was saved."]),
+        (
+            f"{LONG}Error: It ended.\n",
+            ["torch.utils.checkpoint.CheckpointError: A different number of tensors was saved."],
+        ),
+        ("loading\nno data here\n", ["no data here"]),
+        ("loading\nno data here\nError: It ended with status 1.\n", ["no data here", "It ended with status 1."]),
+        ("Error: The script trained on cpu.\n", ["The script trained on cpu."]),
+        ("", ["It printed nothing."]),
     ],
 )
 def test_why_a_trial_ended_is_the_line_with_the_exception(
-    printed: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    printed: str, reasons: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failed(command: Sequence[str], *, stderr: IO[bytes], **options: object) -> int:
         return stderr.write(f"{printed}Hint: ours.\n".encode())
@@ -83,7 +90,18 @@ def test_why_a_trial_ended_is_the_line_with_the_exception(
     monkeypatch.setattr(subprocess, "Popen", failed)
     monkeypatch.setattr(ChildProcesses, "run", lambda _, start, may_wait: min(start(), 1))
     trial = ScriptTrials(GIB).make(("checkpoint",))
-    assert trial.has_ended_before and trial.notes == (reason,)
+    assert trial.has_ended_before and list(trial.notes) == reasons
+
+
+def test_a_script_that_trains_on_the_cpu_is_told_so_and_not_that_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(command: Sequence[str], *, stderr: IO[bytes], **options: object) -> int:
+        return stderr.write(b"Error: The script trained on cpu.\nHint: Make it use cuda.\n")
+
+    monkeypatch.setattr(subprocess, "Popen", ended)
+    monkeypatch.setattr(ChildProcesses, "run", lambda _, start, may_wait: min(start(), 1))
+    with pytest.raises(TracerError, match=r"^The script trained on cpu\.") as caught:
+        ScriptTrials(GIB).make()
+    assert caught.value.hint == "Make it use cuda."
 
 
 WHOLE = FitTrial((), fits=True, allocated_bytes=3 * GIB, reserved_bytes=4 * GIB, growth_bytes=5)

@@ -143,7 +143,7 @@ def test_a_search_is_a_table_by_rank_with_commands_below() -> None:
         "2.00 GiB 3.00 GiB 1.00 GiB -b 4 3: 2.00 GiB; 0, 1: 1.00 GiB",
         "1.00 GiB 1.00 GiB does not fit -b 4, compile 3: out of memory; 0: 1.00 GiB",
         "1.00 GiB 3.50 GiB if NCCL takes no more than 512.00 MiB -b 4, bf16 0: 1.00 GiB",
-        "error -b 0",
+        "no step -b 0",
         "",
         "Commands for those that fit, in that order:",
         "torchrun train.py -b 4",

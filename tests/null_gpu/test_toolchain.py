@@ -41,8 +41,10 @@ def test_another_build_of_torch(tmp_path: Path, hip: str, built_for: str) -> Non
 @pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows"), ("sunos5", "sunos5")])
 def test_another_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, name: str) -> None:
     monkeypatch.setattr(sys, "platform", system)
-    with pytest.raises(NullGpuError, match=f"for Linux, and this is {name}"):
+    needs = f"needs Linux, torch with CUDA and a C compiler, and this is {name}"
+    with pytest.raises(NullGpuError, match=needs) as caught:
         read_torch(installed(tmp_path))
+    assert "docker run" in caught.value.hint and "--on" not in caught.value.hint
 
 
 def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:

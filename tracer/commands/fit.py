@@ -199,6 +199,8 @@ def _command(script: Sequence[str], apply: Sequence[str], devices: Devices, job:
 
 
 def _nothing_fits(report: FitReport, *, is_of_values: bool) -> str:
+    if all(trial.has_ended_before for trial in report.trials):
+        return "The script made no step on the GPU in any trial, so that whether it fits is not known."
     if is_of_values:
         return f"The script fits on {report.device} with none of these values. `fit` without --try tries other changes."
     if (base := report.trials[0]).growth_bytes:

@@ -38,6 +38,7 @@ _MOST_SHARED = 8
 """Ranks whose processes wait for the next trial: each keeps what it has loaded in memory."""
 _NEED_LIMIT_S = 300
 """Of a processor, for the script as it is where memory does not end."""
+_TRACEBACK, _NOTHING_PRINTED = "Traceback (", "It printed nothing."
 _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
 
@@ -121,22 +122,27 @@ class ScriptTrials:
             folder = Path(name)
             request = TrialRequest(names, name, more, is_limited, limit_s, is_explained)
             said: tuple[str, ...] = ()
+            error: TracerError | None = None
             done: NullJob | None = None
             parts, variables = {"trial": asdict(request)}, allocator_variables(changes)
             if self.job is not None:
                 shared = None if more else partial(self._runs_rank, request)
                 job = replace(self.job, shared=shared, role=parts, variables=variables)
-                said, done = _run_ranks(job, is_limited=is_limited)
+                said, error, done = _run_ranks(job, is_limited=is_limited)
             elif more or (start := self._starts.get(0)) is None or not start.answers(request):
                 ended = ChildProcesses().run_again({**os.environ, **variables, **in_role(**parts)})
-                said = _said(ended.lines) if ended.status else ()
+                said, error = _said(ended.lines) if ended.status else ((), None)
             ranks = {int(path.stem): json.loads(path.read_bytes()) for path in folder.glob("*.json")}
             worst = _worst(ranks, done) if ranks else 0
             explanation = _explanation(folder / history_name(worst))
         if not ranks or (self.job is not None and said):
             if changes or more or not is_limited:
-                return FitTrial(names, fits=False, notes=(_reason(said),), has_ended_before=True, arguments=more)
-            say("\n".join(said))
+                notes = tuple(filter(None, [_reason(said), str(error or "")])) or (_NOTHING_PRINTED,)
+                return FitTrial(names, fits=False, notes=notes, has_ended_before=True, arguments=more)
+            if said or error is None:
+                say("\n".join(said or [_NOTHING_PRINTED]))
+            if error is not None:
+                raise error
             raise TracerError("The script ended before its first step.", hint="Its output is above.")
         return replace(_of_worst(worst, ranks, done), apply=names, arguments=more, explanation=explanation)
 
@@ -245,26 +251,31 @@ def first_that_fits(trials: Sequence[FitTrial]) -> FitTrial | None:
     return next((trial for trial in trials if trial.fits), None)
 
 
-def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], NullJob]:
+def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], TracerError | None, NullJob]:
     from tracer.sessions.jobs.run_ranks import run_job
 
     said: list[str] = []
     # A trial that fits says how much is left for NCCL.
     done = run_job(job, None, tell=said.append, is_first_seen=False, is_limited=is_limited, beside_most_nccl=False)
-    return (_said([line[2:] for line in said if line.startswith("  ")]) if done.status else ()), done
+    words, error = _said([line[2:] for line in said if line.startswith("  ")]) if done.status else ((), None)
+    return words, error, done
 
 
-def _said(lines: Sequence[str]) -> tuple[str, ...]:
-    """A script's own traceback, without our words behind it."""
+def _said(lines: Sequence[str]) -> tuple[tuple[str, ...], TracerError | None]:
+    """A script's own lines; and our error behind them, where the script has printed no traceback that says why."""
     own = tuple(line for line in lines if line.strip() and not line.startswith(_OURS))
-    return own or ("It printed nothing.",)
+    ours = {begin: next((line for line in reversed(lines) if line.startswith(begin)), "") for begin in _OURS[:2]}
+    sentence, hint = (line.removeprefix(begin) for begin, line in ours.items())
+    if not sentence or any(line.startswith(_TRACEBACK) for line in own):
+        return own, None
+    return own, TracerError(sentence, hint=hint)
 
 
 def _reason(said: Sequence[str]) -> str:
-    """The line with the exception's name: some messages of torch's have many lines behind it."""
-    begins = [row for row, line in enumerate(said) if line.startswith("Traceback (")]
+    """The line with the exception's name, or the last line; some messages of torch's have many lines behind it."""
+    begins = [row for row, line in enumerate(said) if line.startswith(_TRACEBACK)]
     behind = said[begins[-1] + 1 :] if begins else ()
-    return next((line for line in behind if not line[0].isspace()), said[-1])
+    return next((line for line in behind if not line[0].isspace()), said[-1] if said else "")
 
 
 def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Script, *, num_steps: int = 0) -> None:

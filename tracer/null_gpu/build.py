@@ -85,6 +85,12 @@ def torch_build(folder: Path) -> Torch:
     return Torch(folder, *(match[1] if match else "" for match in found))
 
 
+_CONTAINER = (
+    'Use a container of Linux, which needs no GPU: docker run --rm -it --platform linux/amd64 -v "$PWD:/work" -w /work '
+    "python:3.12 bash, and install torch and this program in it."
+)
+
+
 def read_torch(folder: Path) -> Torch:
     """Version and CUDA version of the torch in a folder.
 
@@ -94,8 +100,8 @@ def read_torch(folder: Path) -> Torch:
     if sys.platform != "linux":
         system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
         raise NullGpuError(
-            f"The null GPU runs torch's CUDA build for Linux, and this is {system}.",
-            hint="`predict` without --on rehearses the step on any system.",
+            f"The null GPU needs Linux, torch with CUDA and a C compiler, and this is {system}.",
+            hint=_CONTAINER,
         )
     torch = torch_build(folder)
     if not torch.version or not torch.cuda:

@@ -14,6 +14,10 @@ _FUSED_ON_CUDA = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 class Fused(Hooks, makes="fused-optimizer"):
     """Has optimizers use fused kernels, or work on one parameter after the other."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._without_fused: dict[str, None] = {}  # Names of optimizers that have no fused kernels to use
+
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Set the options before the first step: state that is there already was made for the other kernels."""
         if optimizer.state:
@@ -22,6 +26,10 @@ class Fused(Hooks, makes="fused-optimizer"):
         for group in optimizer.param_groups:
             if group.get("foreach", False) is not False or is_fused:
                 group["foreach"] = False
+                if not is_fused:
+                    self._without_fused[type(optimizer).__name__] = None
+                    names = " and ".join(self._without_fused)
+                    self.in_script = f"fused-optimizer is foreach=False here: {names} can use no fused form."
             if is_fused and not group.get("differentiable"):
                 group["fused"] = True
 

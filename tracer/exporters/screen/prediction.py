@@ -31,7 +31,7 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
     """
     what = _what(trial)
     if trial.has_ended_before:
-        return f"{what}: the script ended with an error before a step was done.", *_notes(trial)
+        return f"{what}: the script ended before a step was done on the GPU.", *_notes(trial)
     sizes = f"{_sizes(trial)}{_difference(trial, base)}"
     if trial.fits:
         left = _left(trial, usable_bytes)
@@ -141,7 +141,7 @@ def print_search(
 
 def _row(trial: FitTrial, usable_bytes: int) -> tuple[Cell, ...]:
     if trial.has_ended_before or not (trial.fits or trial.is_whole):
-        return "", "", "error" if trial.has_ended_before else "out of memory", _what(trial)
+        return "", "", "no step" if trial.has_ended_before else "out of memory", _what(trial)
     left = _left(trial, usable_bytes).removeprefix(", ").strip() if trial.fits else "does not fit"
     return trial.allocated_bytes, trial.reserved_bytes, left, _what(trial)
 
