@@ -25,6 +25,11 @@ from pathlib import Path
 name = Path(sys.argv[0]).name
 with Path(os.environ["RUNNER_TEMP"], "called").open("a") as file:
     file.write(json.dumps([name, *sys.argv[1:]]) + "\\n")
+if name == "gh":
+    if "FAILING" in os.environ:
+        sys.exit(1)
+    if "--paginate" in sys.argv:
+        print(os.environ.get("FOUND", ""))
 if name == "torch-timeline":
     Path(sys.argv[sys.argv.index("--markdown") + 1]).open("x").write("### grew\\n")
     sys.exit(3)
@@ -39,6 +44,9 @@ def steps() -> dict[str, dict[str, Any]]:
         set(action["inputs"]) >= {"script", "on", "baseline", "fail-above"} and action["runs"]["using"] == "composite"
     )
     return {step["name"]: step for step in action["runs"]["steps"]}
+
+
+PULL_REQUEST = {"NUMBER": "7", "REPOSITORY": "a/b", "SCRIPT": "train.py --epochs 1", "CARD": "h100"}
 
 
 def ran(step: dict[str, Any], folder: Path, **variables: str) -> tuple[int, list[list[str]]]:
@@ -84,12 +92,34 @@ def test_the_check_gets_the_scripts_words(steps: dict[str, dict[str, Any]], tmp_
 
 def test_what_changed_is_said_where_there_is_something(steps: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     summary, comment = steps["Say what changed"], steps["Comment the pull request"]
-    variables = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary"), "NUMBER": "7", "REPOSITORY": "a/b"}
+    variables = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary"), **PULL_REQUEST}
     assert ran(summary, tmp_path, **variables) == ran(comment, tmp_path, **variables) == (0, [])
     (tmp_path / "gpu-memory.md").write_text("### grew\n")
     assert ran(summary, tmp_path, **variables)[0] == 0 and (tmp_path / "summary").read_text() == "### grew\n"
-    status, ((name, *words),) = ran(comment, tmp_path, **variables)
+    status, ((name, *_), (_, *words)) = ran(comment, tmp_path, **variables)
     assert (status, name, words[:3]) == (0, "gh", ["pr", "comment", "7"])
+    written = (tmp_path / "comment.md").read_text()
+    assert re.fullmatch(r"<!-- torch-timeline [0-9a-f]{16} -->\n### grew\n", written)
+
+
+def test_the_comment_of_an_earlier_run_is_edited(steps: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "gpu-memory.md").write_text("### grew\n")
+    status, ((_, *asked), (_, *words)) = ran(
+        steps["Comment the pull request"], tmp_path, FOUND="11\n22", **PULL_REQUEST
+    )
+    mark = (tmp_path / "comment.md").read_text().partition("\n")[0]
+    assert status == 0 and "repos/a/b/issues/7/comments" in asked and mark in asked[-1]
+    assert words[:4] == ["api", "--method", "PATCH", "repos/a/b/issues/comments/11"]
+    assert words[-1] == f"body=@{tmp_path / 'comment.md'}"
+
+
+def test_a_comment_that_cannot_be_made_is_a_warning_and_a_fork_has_none(
+    steps: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "gpu-memory.md").write_text("### grew\n")
+    comment = steps["Comment the pull request"]
+    assert ran(comment, tmp_path, FAILING="1", **PULL_REQUEST)[0] == 0
+    assert "github.event.pull_request.head.repo.full_name == github.repository" in comment["if"]
 
 
 def test_torchs_version_is_the_caches(steps: dict[str, dict[str, Any]], tmp_path: Path) -> None:
