@@ -246,3 +246,13 @@ def test_a_script_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     done = run(tmp_path, "nowhere.py")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: There is no file nowhere.py.\nHint: ")
+
+
+def test_a_script_has_one_name_in_all_of_its_code_and_the_typed_one_among_its_arguments(tmp_path: Path) -> None:
+    """As of Python itself; a file with two names has its bytes in two places of each page."""
+    (tmp_path / "named.py").write_text(
+        "import sys\ndef inner(): return inner.__code__.co_filename\n"
+        "print(sys._getframe().f_code.co_filename == inner() == __file__, __file__, sys.argv)\n"
+    )
+    done = run(tmp_path, "named.py", "x")
+    assert done.stdout.splitlines()[0] == f"True {tmp_path / 'named.py'} ['named.py', 'x']", done.stderr
