@@ -20,13 +20,11 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
 from tests.trace import chrome
 from tracer.analysis.peak_row import PeakRow
-from tracer.capture.device.host_peak import HostPart, HostPeak
 from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
 from tracer.engines.answer import engine_json
 from tracer.engines.start import engine_start
 from tracer.exporters.doctor import doctor_json
-from tracer.exporters.host import host_json
 from tracer.exporters.json_documents.fit import fit_values
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
@@ -220,12 +218,6 @@ def test_phases_of_a_run() -> None:
     (process,) = document["processes"]
     assert sorted(process) == sorted(keys("A process with phases"))
     assert sorted(process["phases"][0]) == sorted(keys("A phase"))
-
-
-def test_host_memory_of_a_run() -> None:
-    document = host_json(HostPeak(5, (HostPart("pt_data_worker", 2, 7),)), computed=True)
-    check_header(document, "host", "host.json")
-    assert document["bytes"] == 12 and undescribed(document, "The header", "host.json") == []
 
 
 def test_an_engines_start() -> None:

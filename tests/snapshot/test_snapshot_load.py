@@ -142,10 +142,10 @@ def test_unknown_keys_and_actions_of_a_future_version(tmp_path: Path) -> None:
     "odd", [None, 7, {}, [7], [{}], [{"blocks": 7}], [{"blocks": [7, {"size": "x"}, {"size": -1}]}]]
 )
 def test_pinned_host_memory_in_use_is_kept_and_what_is_odd_of_it_left_out(tmp_path: Path, odd: object) -> None:
-    assert load(write(tmp_path / "s", snapshot([], host_segments=odd))).pinned.size.tolist() == []
+    assert load(write(tmp_path / "s", snapshot([], host_segments=odd))).pinned_bytes == 0
     blocks = [block(BASE, 5) | {"size": 512}, block(BASE + 512, 9, state="inactive") | {"size": 1024}]
     segments = [segment(BASE, 2048, blocks), *(odd if type(odd) is list else [])]
-    assert load(write(tmp_path / "t", snapshot([], host_segments=segments))).pinned.size.tolist() == [512]
+    assert load(write(tmp_path / "t", snapshot([], host_segments=segments))).pinned_bytes == 512
 
 
 def test_an_oom_entry_has_free_bytes_instead_of_an_address(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Follows the memory of a script that its profile leaves out: of engines, phases, the host and other ranks."""
+"""Follows the memory of a script that its profile leaves out: of engines, phases and other ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from tracer.capture.device.host_peak import followed_peak, host_followed
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.commands.engines import tell_reports
 from tracer.commands.script import Script
@@ -14,8 +13,7 @@ from tracer.engines.run import engine_reports
 from tracer.exporters.files import remove, write_json
 from tracer.exporters.screen.terminal import say, screen
 from tracer.exporters.screen.text import say as say_on
-from tracer.null_gpu import process
-from tracer.results.files import HOST_JSON, PHASES_JSON
+from tracer.results.files import PHASES_JSON
 from tracer.sessions.child_phases import children_followed
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import read_ranks, shared_sentences
@@ -31,13 +29,7 @@ def followed(
     """Within the block that memory is followed; the context that it gives prints and writes it around the answer."""
     folder = SessionFolder(save_dir)
     is_quiet = quiet or not folder.is_of_first_rank
-    host = host_followed(process.unwritten_pinned_bytes) if process.is_active() else host_followed()
-    with host, engine_reports() as reports, ExitStack() as stack:
-        if folder.rank is not None:
-            from tracer.capture.checkpoint_loads import loads_followed
-
-            stack.enter_context(loads_followed())
-        phases = stack.enter_context(ExitStack())
+    with engine_reports() as reports, ExitStack() as phases:
         phases.callback(follow_trl())
         phases.enter_context(children_followed())
         ledger = phases.enter_context(ledger_of_process(Path(script.path).name))
@@ -48,8 +40,6 @@ def followed(
             tell_reports(reports, folder.path, profile.page, quiet=is_quiet, computed=computed)
             yield
             _tell_phases(ledger, reports, folder.path, quiet=is_quiet, computed=computed)
-            if profile.session is not None:
-                _tell_host(folder.path, quiet=is_quiet, computed=computed)
             if not is_quiet:
                 _tell_ranks(folder)
 
@@ -78,26 +68,13 @@ def _tell_phases(ledger: PhaseLedger, reports: Path, folder: Path, *, quiet: boo
         print_phases(processes, peaks, console)
 
 
-def _tell_host(folder: Path, *, quiet: bool, computed: bool) -> None:
-    """Print a row on the process and all that it has started, and write host.json; no-op where it is not followed."""
-    if (peak := followed_peak()) is None:
-        return
-    from tracer.exporters.host import host_json, host_row
-
-    path = folder / HOST_JSON
-    write_json(path, host_json(peak, computed=computed))
-    _tell_written(path, quiet=quiet)
-    with screen(is_shown=not quiet) as console:
-        say_on(console, host_row(peak))
-
-
 def _tell_written(path: Path, *, quiet: bool) -> None:
     if not quiet:
         say(f"Wrote {path}  (open with jq, or any program)")
 
 
 def _tell_ranks(folder: SessionFolder) -> None:
-    """Print what all ranks hold together, of GPUs and of hosts, on the screen of the first rank of several."""
+    """Print what all ranks hold together on the screen of the first rank of several."""
     rank = folder.rank
     if rank is None or rank.job_folder is not None:
         return

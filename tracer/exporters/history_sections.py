@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING
 from tracer.analysis.kinds import BEFORE_RECORDING, meaning_of
 from tracer.analysis.snapshots.oom import distinct_failures
 from tracer.analysis.snapshots.sites import NO_FRAMES, NO_PYTHON_FRAME
-from tracer.exporters.host import host_row
 from tracer.exporters.tables import Place, Section, Table, columns, place_text
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
-    from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.findings import DeviceFinding
     from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
     from tracer.analysis.snapshots.groups import CallerShare, SnapshotRow
     from tracer.analysis.snapshots.oom import OutOfMemory
     from tracer.analysis.snapshots.peak import Share
     from tracer.analysis.snapshots.sites import Site
-    from tracer.capture.device.host_peak import HostPeak
 
 _MAX_FAILURES = 5
 _TRY_FIRST = "What to try first"
@@ -91,12 +88,11 @@ def ran_out_at(site: Site) -> str:
     return f"Out of memory at {place(site)}"
 
 
-def host_sections(pinned: Sequence[PinnedLine], host: HostPeak | None = None) -> tuple[Section, ...]:
-    """Return a section on the peak of the processes and on the lines that pinned memory; none without both."""
-    rows = tuple((line.bytes, line.count, site_place(line.site)) for line in pinned)
-    tables = (Table("Pinned at the end", (*_SIZES, *columns("text", "made by")), rows),) if rows else ()
-    sentences = (host_row(host),) if host is not None else ()
-    return (Section("Host memory", sentences, tables),) if sentences or tables else ()
+def host_sections(pinned_bytes: int) -> tuple[Section, ...]:
+    """Return a section on the host memory that is pinned at the end; none without any."""
+    if not pinned_bytes:
+        return ()
+    return (Section("Host memory", (f"{format_bytes(pinned_bytes)} of the host's memory are pinned at the end.",)),)
 
 
 def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:

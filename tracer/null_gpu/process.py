@@ -58,13 +58,6 @@ def shared_bytes() -> int:
     return int(count())
 
 
-def unwritten_pinned_bytes() -> int:
-    """Bytes that this process, on the null GPU, has pinned of the host and never written; a driver has them taken."""
-    count = ctypes.CDLL(None).null_gpu_unwritten_pinned_bytes
-    count.restype = ctypes.c_uint64
-    return int(count())
-
-
 def index_on_node(device: int) -> int:
     """The number on the node of a device that this process, on the null GPU, sees; -1 where there is none."""
     return int(ctypes.CDLL(None).null_gpu_index_on_node(device))

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import CONTEXT_BYTES, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.gpu_sums import GpuSum, Holding, fullest, sums_of
-
-if TYPE_CHECKING:  # both load torch
-    from tracer.capture.checkpoint_loads import LoadedFile
-    from tracer.capture.device.host_peak import HostPeak
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +32,6 @@ class RankRun:
     lines: Mapping[int, SourceLine] = field(default_factory=dict)  # [B] Line that holds most of each; where known
     # The GPU on which it ran again with less memory, and what others take of it; None where it did not.
     crowded: tuple[int, int] | None = None
-    host: HostPeak | None = None  # Host memory with that of processes that it has started; None where not followed
-    loads: tuple[LoadedFile, ...] = ()  # Files that it loaded whole into host memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from tracer.errors import SnapshotError
 
 if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
-    from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.snapshots.job import HeldOnDevice
     from tracer.capture.objects.known_storages import ObjectsAtFailure
@@ -124,24 +123,10 @@ class RunHistory:
             self._first = findings, self._or_note(lambda: self._changes_at_peak(findings, known, device_bytes))
         return self._first[1]
 
-    @cached_property
-    def _pinned(self) -> tuple[tuple[PinnedLine, ...], str]:
-        if self.columns is None:
-            return (), ""
-        from tracer.analysis.snapshots.causes.pinned_memory import pinned_memory
-
-        found = pinned_memory(self.columns)
-        return found.lines, found.cause
-
     @property
-    def pinned(self) -> tuple[PinnedLine, ...]:
-        """Pinned host memory at the end of the recording, by line, the largest first; empty before torch 2.15."""
-        return self._pinned[0]
-
-    @property
-    def pinned_cause(self) -> str:
-        """Who pins host memory and what to change, where it is much; else empty."""
-        return self._pinned[1]
+    def pinned_bytes(self) -> int:
+        """Pinned host memory at the end of the recording; 0 before torch 2.15, which does not record it."""
+        return 0 if self.columns is None else self.columns.pinned_bytes
 
     def held(self, own: int) -> tuple[HeldOnDevice, ...]:
         """The most that the process reserves of each device, with lines; empty where it has memory of one device alone.

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.times.findings import TraceTimes
-    from tracer.capture.device.host_peak import HostPeak
     from tracer.capture.recording import ProfilerTrace
 
 
@@ -50,8 +49,6 @@ class RunResults(RunFacts):
     times: TraceTimes | None = None  # Where the time of the device went; None where nothing that was read tells
     keep_recording: bool = False  # Whether recording.npz is wanted
     eager: SavedPeak | None = None  # The peak of the same run without compilation; None where it was not made
-    # Host memory of the process and all that it has started, until now; None where it is not followed
-    host: HostPeak | None = None
     is_predicted: bool = False  # Whether nothing has run: the results are of a rehearsal
     verdict: str = ""  # What a prediction says of the card, in a sentence; empty for a run
 

@@ -163,8 +163,7 @@ def _write_page(material: Material, path: Path) -> None:
         run_times=run_times,
         failed=results.failed_allocation,
         first=results.first_changes,
-        pinned=results.history.pinned,
-        host=results.host,
+        pinned_bytes=results.history.pinned_bytes,
         known=known,
         against_eager=results.against_eager,
         device_times=results.times,
@@ -296,7 +295,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         graph_pools=findings.graph_pools,
         failed=results.failed_allocation,
         first=results.first_changes,
-        pinned=results.history.pinned,
+        pinned_bytes=results.history.pinned_bytes,
     )
     write_json(path, document)
 

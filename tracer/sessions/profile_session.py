@@ -556,8 +556,7 @@ class ProfileSession(Session):
     def notes(self) -> tuple[str, ...]:
         """Sentences on what could not be observed."""
         findings = self._found()
-        host = filter(None, [self.run_history.pinned_cause])
-        sentences = [*host, *self.run_history.notes, *self._hooks.refused]
+        sentences = [*self.run_history.notes, *self._hooks.refused]
         if (fault := self._compile_watch.fault) is not None:
             sentences.append(
                 "What torch.compile generated could not be read, so its memory has the name of its region: "

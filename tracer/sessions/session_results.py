@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracer.capture.device.devices import allocator_counters
-from tracer.capture.device.host_peak import followed_peak
 from tracer.capture.kept_run import RunOrigin
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.errors import RecordingError
@@ -122,6 +121,5 @@ def run_results(
         origin=RunOrigin.here(str(device), caveat=caveat),
         device=str(device),
         keep_recording=keep_recording,
-        host=followed_peak(),
         values_read=values_read() if caveat else None,
     )

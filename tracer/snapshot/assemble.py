@@ -19,7 +19,6 @@ from tracer.snapshot.columns import (
     DeviceState,
     Frame,
     Int32s,
-    PinnedBlocks,
     Segments,
     Snapshot,
     Stacks,
@@ -91,7 +90,7 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
         stacks=_stacks(columns, list(map(printable, raw.strings))),
         texts=tuple(map(printable, raw.texts)),
         settings=raw.settings,
-        pinned=PinnedBlocks(columns["pinned.size"], stack_of_id[columns["pinned.stack"]]),
+        pinned_bytes=int(columns["pinned.size"].sum()),
         remarks=tuple(map(printable, remarks)),
     )
 

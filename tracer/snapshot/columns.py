@@ -78,14 +78,6 @@ class Annotations(ColumnTable):
     time_us: Ints
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PinnedBlocks(ColumnTable):
-    """Blocks of pinned host memory that were in use when the snapshot was taken [blocks]."""
-
-    size: Ints
-    stack: Int32s
-
-
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A line of a stack; C++ frames have the file `??`, a source file of torch, or none."""
@@ -143,7 +135,7 @@ class Snapshot:
     stacks: Stacks  # The stacks that all devices share
     texts: tuple[str, ...]  # Names of annotations, categories, metadata and pools
     settings: Mapping[str, Any]  # What is known of the allocator's settings; those that decide what it reserves
-    pinned: PinnedBlocks  # Of host memory, where that was recorded too
+    pinned_bytes: int  # Host memory that is pinned at the end; 0 where that was not recorded
     remarks: tuple[str, ...] = ()  # What was odd in the file and how it was read, in sentences
 
     @property

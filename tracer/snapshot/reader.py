@@ -63,7 +63,7 @@ def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawS
         trace = trace_columns(entries, device=device, stacks=stacks, texts=texts, remarks=remarks)
         columns |= {f"trace.{device}.{key}": column for key, column in trace.items()}
     columns |= annotation_columns(parts.get("external_annotations") or [], texts=texts, remarks=remarks)
-    columns |= pinned_columns(parts.get("host_segments"), stacks=stacks, remarks=remarks)
+    columns |= pinned_columns(parts.get("host_segments"))
     table = stacks.by_value()
     strings = table.pop("strings")
     return RawSnapshot(

@@ -224,18 +224,15 @@ def annotation_columns(annotations: object, *, texts: Texts, remarks: Remarks) -
     }
 
 
-def pinned_columns(segments: object, *, stacks: StackTable, remarks: Remarks) -> Columns:
-    """Blocks of pinned host memory that are in use, as columns named `pinned.*`; what is no block is left out."""
-    blocks = [
-        block
+def pinned_columns(segments: object) -> Columns:
+    """Sizes of the blocks of pinned host memory that are in use; what is no block is left out."""
+    sizes = [
+        block["size"]
         for segment in _dicts_in(segments)
         for block in _dicts_in(segment.get("blocks"))
         if _is_size(block.get("size")) and str(block.get("state")).startswith("active")
     ]
-    return {
-        "pinned.size": array("q", [block["size"] for block in blocks]),
-        "pinned.stack": _stack_ids(blocks, stacks, Where("Pinned block {}", 0, remarks)),
-    }
+    return {"pinned.size": array("q", sizes)}
 
 
 def _dicts_in(value: Any) -> list[Row]:

@@ -100,7 +100,7 @@ def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
     )
     shown = json.loads(json.dumps(snapshot_json(explain_snapshot(loaded), file="s")))
     (device,) = shown["devices"]
-    assert list(shown)[6:] == ["file", "notes", "pinned", "worst_device", "devices"]
+    assert list(shown)[6:] == ["file", "notes", "pinned_bytes", "worst_device", "devices"]
     assert " ".join(device) == (
         "device entries first_time_us notes peak_entry peak_time_us peak_phase peak_requested_bytes "
         "peak_allocated_bytes reserved_at_peak_bytes before_recording_bytes start_requested_bytes "
@@ -250,14 +250,11 @@ def test_parameters_and_state_from_before_are_a_ratio(tmp_path: Path) -> None:
     assert not any("gradient of their size" in note for note in device.notes)
 
 
-def test_pinned_host_memory_has_rows_by_line(tmp_path: Path) -> None:
-    loader = [frame("make", "/home/me/data.py", 3)]
-    blocks = [block(BASE + 4096 * at, 9, frames=FORWARD if at == 2 else loader) | {"size": 4096} for at in range(3)]
+def test_pinned_host_memory_is_summed_up(tmp_path: Path) -> None:
+    blocks = [block(BASE + 4096 * at, 9) | {"size": 4096} for at in range(3)]
     finding = explain_snapshot(load(tmp_path / "s", snapshot([], host_segments=[segment(BASE, 1 << 16, blocks)])))
-    first = finding.pinned[0]
-    assert (first.site.file, first.bytes, first.count) == ("/home/me/data.py", 8192, 2)
-    assert sum(line.bytes for line in finding.pinned) == 3 * 4096
-    assert "Pinned at the end" in printed(finding) and "data.py:3" in printed(finding)
+    assert finding.pinned_bytes == 3 * 4096
+    assert "12.00 KiB of the host's memory are pinned at the end." in printed(finding)
 
 
 def test_what_was_there_before_and_is_not_known_is_called_from_before(tmp_path: Path) -> None:

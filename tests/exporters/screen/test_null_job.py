@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracer.capture.checkpoint_loads import LoadedFile
-from tracer.capture.device.host_peak import HostPart, HostPeak
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.json_documents.job import null_job_json
 from tracer.exporters.screen.job import job_words
@@ -165,21 +163,6 @@ def test_the_document_has_every_rank() -> None:
     assert [rank["peak_bytes"] for rank in document["ranks"]] == [3 * GIB, 2 * GIB]
     assert document["context_bytes"] == CONTEXT_BYTES
     assert document["ranks"][0]["nccl"] == {"communicators": 0, "partners": 0, "least_bytes": 0, "most_bytes": 0}
-
-
-def test_what_a_node_holds_of_its_host_and_the_file_that_every_rank_loads() -> None:
-    first = replace(
-        FIRST, host=HostPeak(3 * GIB), loads=(LoadedFile("/model.pt", 2 * GIB), LoadedFile("/own0.pt", GIB))
-    )
-    last = replace(
-        LAST, host=HostPeak(GIB, (HostPart("pt_data_worker", 4, 3 * GIB),)), loads=(LoadedFile("/model.pt", 2 * GIB),)
-    )
-    assert job_words(job(first, last))[-2:] == [
-        "Host memory: rank 15 holds up to 4.00 GiB with what it has started; 8 such ranks of a node hold 32.00 GiB.",
-        "Each of the 8 ranks of a node loads model.pt (2.00 GiB) into host memory, 16.00 GiB if all do at once: "
-        "torch.load(..., mmap=True) has it there once.",
-    ]
-    assert not any("loads" in line for line in job_words(job(first, replace(last, loads=()))))
 
 
 def test_a_rank_that_ends_by_another_error_is_told_and_what_is_known_to_be_too_much_does_not_fit() -> None:

@@ -22,8 +22,6 @@ from tests.commands.test_snapshot_job import job
 from tests.exporters.page.test_html import data_in
 from tests.pieces import Pieces
 from tests.processes import run_python
-from tracer.capture.checkpoint_loads import LoadedFile
-from tracer.capture.device.host_peak import HostPart, HostPeak
 from tracer.errors import Terminated
 from tracer.null_gpu.cards import devices_of
 from tracer.results.files import PAGE, RANK_JSON
@@ -502,13 +500,10 @@ def test_a_gpu_that_several_ranks_hold_memory_of_is_summed_up(tmp_path: Path) ->
         replace(peak(rank), place=divmod(rank, 2), held=(own[rank], *([guest] if rank == 3 else [])))
         for rank in range(4)
     ]
-    host = HostPeak(3 << 30, (HostPart("pt_data_worker", 2, 1 << 30),))
-    ranks = [replace(rank, host=host, loads=(LoadedFile("/model.pt", 2 << 30),)) for rank in ranks]
     for rank in ranks:
         leave(tmp_path, rank)
     found = read_ranks(tmp_path, 4, run=RUN)
     assert found.ranks == tuple(ranks)
-    assert summary_text(found).count("2 such ranks of a node hold 8.00 GiB.\nEach of the 2 ranks of a node loads") == 2
     assert [(gpu.node, gpu.index, len(gpu.holdings)) for gpu in found.gpus] == [
         (0, 0, 1),
         (0, 1, 1),

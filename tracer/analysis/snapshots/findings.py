@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine, pinned_memory
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, ReplayedDevice, kind_finders
@@ -56,7 +55,7 @@ class SnapshotFinding:
 
     devices: tuple[DeviceFinding, ...]
     notes: tuple[str, ...]
-    pinned: tuple[PinnedLine, ...] = ()  # Pinned host memory at the end
+    pinned_bytes: int = 0  # Pinned host memory at the end
 
     @property
     def failed_first(self) -> tuple[DeviceFinding, ...]:
@@ -115,9 +114,8 @@ def replay_snapshot(
 def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
     """Explain the devices of a replayed snapshot, in their order."""
     devices = tuple(map(_explain_device, replayed.devices))
-    pinned = pinned_memory(replayed.snapshot, replayed.sites)
-    notes = (*imbalance(devices), *_snapshot_notes(replayed.snapshot), *filter(None, [pinned.cause]))
-    return SnapshotFinding(devices, notes, pinned.lines)
+    notes = (*imbalance(devices), *_snapshot_notes(replayed.snapshot))
+    return SnapshotFinding(devices, notes, replayed.snapshot.pinned_bytes)
 
 
 def _explain_device(device: ReplayedDevice) -> DeviceFinding:

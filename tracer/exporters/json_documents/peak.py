@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.profiles.findings import GraphPool
     from tracer.analysis.profiles.peak import PeakReport
-    from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.capture.kept_run import RunOrigin, ValuesRead
     from tracer.capture.recording import Recording
@@ -41,7 +40,7 @@ def peak_document(
     graph_pools: Sequence[GraphPool] = (),
     failed: FailedAllocation | None = None,
     first: FirstChanges | None = None,
-    pinned: Sequence[PinnedLine] = (),
+    pinned_bytes: int = 0,
 ) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys."""
     from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
@@ -78,7 +77,7 @@ def peak_document(
         "eager": None if against_eager is None else eager_document(against_eager),
         "values_read": None if values_read is None else asdict(values_read),
         "cuda_graphs": list(map(asdict, graph_pools)),
-        "pinned": list(map(asdict, pinned)),
+        "pinned_bytes": pinned_bytes,
         "rows": [{**asdict(row), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
     }
 

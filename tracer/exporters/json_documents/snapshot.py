@@ -39,7 +39,7 @@ def snapshot_json(
         **json_header("snapshot", VERSION),
         "file": file,
         "notes": list(finding.notes),
-        "pinned": json_value(finding.pinned),
+        "pinned_bytes": finding.pinned_bytes,
         "worst_device": None if worst is None else finding.devices[worst].device,
         "devices": devices,
     }

@@ -181,7 +181,7 @@ def _sections(finding: SnapshotFinding, shown: int, first: FirstChanges | None) 
         *failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=device.peak.groups, is_advised=True),
         *first_changes_sections(first),
         *device_sections(device),
-        *host_sections(finding.pinned),
+        *host_sections(finding.pinned_bytes),
         *([_other_devices(device, others)] if others else []),
     )
 

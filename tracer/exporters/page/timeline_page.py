@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
@@ -56,10 +56,8 @@ if TYPE_CHECKING:
     from tracer.analysis.aligned_curves import MemoryCurve
     from tracer.analysis.peak_diff import PeakDiff
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
-    from tracer.analysis.snapshots.causes.pinned_memory import PinnedLine
     from tracer.analysis.snapshots.first_changes import FirstChanges
     from tracer.analysis.times.findings import TraceTimes
-    from tracer.capture.device.host_peak import HostPeak
 
 
 # Below this part of the peak, a thousandth, a row says nothing.
@@ -76,8 +74,7 @@ def timeline_page(
     run_times: RunTimes | None = None,
     failed: FailedAllocation | None = None,
     first: FirstChanges | None = None,
-    pinned: Sequence[PinnedLine] = (),
-    host: HostPeak | None = None,
+    pinned_bytes: int = 0,
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     device_times: TraceTimes | None = None,
@@ -120,7 +117,7 @@ def timeline_page(
             ),
             *(() if against_eager is None else (eager_section(against_eager, eager_sentences(against_eager)),)),
             *_reserved_section(peak),
-            *host_sections(pinned, host),
+            *host_sections(pinned_bytes),
             *_lost_track(cycle),
             *([] if run_times is None else [_time_section(cycle, run_times)]),
             *(() if device_times is None else (time_section(device_times),)),

@@ -16,7 +16,6 @@ from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
 from tracer.exporters import diff_sections
-from tracer.exporters.host import host_sentences
 from tracer.exporters.screen.paths import behind
 from tracer.exporters.screen.text import print_section, print_table, say
 from tracer.exporters.tables import Cell, Section, Table, columns
@@ -254,9 +253,7 @@ def job_words(job: NullJob) -> list[str]:
         for run in job.runs
         if run.peak_bytes is None and run.failure
     ]
-    hosts = {run.rank: run.host for run in job.runs if run.host is not None}
-    loads, num_on_node = {run.rank: run.loads for run in job.runs}, min(job.per_node, job.devices.count)
-    return [*lines, *of_card(job), *guest_sentences(job.gpus), *host_sentences(hosts, loads, num_on_node)]
+    return [*lines, *of_card(job), *guest_sentences(job.gpus)]
 
 
 def of_card(job: NullJob) -> Iterator[str]:

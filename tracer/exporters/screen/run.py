@@ -73,7 +73,7 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
             for section in first_changes_sections(first):
                 print_section(section, console)
     if top:
-        for section in host_sections(results.history.pinned):
+        for section in host_sections(results.history.pinned_bytes):
             print_section(section, console, top=top)
     if (diff := results.against_eager) is not None:
         print_section(eager_section(diff, eager_sentences(diff)), console, top=top)

@@ -54,7 +54,7 @@ def print_snapshot(
         peak = format_bytes(max(device.peak.requested_bytes for device in others))
         say(console)
         say(console, f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
-    for section in host_sections(finding.pinned):
+    for section in host_sections(finding.pinned_bytes):
         print_section(section, console, top=top)
 
 

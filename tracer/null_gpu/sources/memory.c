@@ -643,20 +643,4 @@ EXPORT uint64_t null_gpu_held_bytes(int device) {
   return is_started(device) ? places[device].used + card_of(device)->context : 0;
 }
 EXPORT uint64_t null_gpu_pinned_bytes(void) { return places[PLACE_HOST].used; }
-/* Pinned memory that nobody has written: with a real driver it is the host's from the beginning. */
-EXPORT uint64_t null_gpu_unwritten_pinned_bytes(void) {
-  unsigned char is_there[1024];
-  size_t most = sizeof is_there * PAGE, unwritten = 0;
-  lock_books();
-  for (size_t i = 0; i < places[PLACE_HOST].count; i++) {
-    const Block *block = &places[PLACE_HOST].blocks[i];
-    for (size_t done = 0; done < block->size; done += most) {
-      size_t size = block->size - done < most ? block->size - done : most;
-      if (mincore((void *)(block->at + done), size, is_there)) continue;
-      for (size_t page = 0; page < size / PAGE; page++) unwritten += is_there[page] & 1 ? 0 : PAGE;
-    }
-  }
-  pthread_mutex_unlock(&lock);
-  return unwritten;
-}
 EXPORT uint64_t null_gpu_managed_bytes(void) { return places[PLACE_MANAGED].used; }

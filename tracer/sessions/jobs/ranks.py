@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tracer.capture.device import devices
-from tracer.capture.device.host_peak import HostPeak, followed_peak
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import error_words
 from tracer.exporters.files import remove, write_atomically, write_json
@@ -27,7 +26,6 @@ from tracer.results.run_results import RunResults
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.capture.checkpoint_loads import LoadedFile
     from tracer.results.gpu_sums import GpuSum, Holding
     from tracer.results.watch_report import WatchReport
     from tracer.sessions.jobs.rank_store import RankStore
@@ -124,8 +122,6 @@ class RankMessage:
     finding: str = ""  # What its recorder has found, a sentence; empty where that is nothing
     place: tuple[int, int] = (0, 0)  # Number of its node, and its own on that node
     held: tuple[GpuPart, ...] = ()  # Its memory on each GPU
-    host: HostPeak | None = None  # Host memory with that of processes that it has started; None where not followed
-    loads: tuple[LoadedFile, ...] = ()  # Files that it loaded whole into host memory
 
     @classmethod
     def parsed(cls, text: str) -> RankMessage:
@@ -135,13 +131,9 @@ class RankMessage:
             ValueError: The text is no JSON.
             TypeError: It is no message.
         """
-        from tracer.capture.checkpoint_loads import LoadedFile
-
         values = json.loads(text)
         held = tuple(GpuPart(**part) for part in values.pop("held", ()))
-        host = HostPeak.of_values(found) if (found := values.pop("host", None)) is not None else None
-        loads = tuple(LoadedFile(**file) for file in values.pop("loads", ()))
-        return cls(**values | {"held": held, "host": host, "loads": loads, "place": tuple(values.get("place", (0, 0)))})
+        return cls(**values | {"held": held, "place": tuple(values.get("place", (0, 0)))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +178,6 @@ class RanksSummary:
                 holding = Holding(rank.index, part.is_own, part.reserved_bytes, line=part.source_line)
                 sums.setdefault(places[part.gpu], []).append(holding)
         return sums_of(sums)
-
-    @property
-    def nodes(self) -> tuple[tuple[RankMessage, ...], ...]:
-        """Ranks of each node, in order of the nodes."""
-        nodes: dict[int, list[RankMessage]] = {}
-        for rank in self.ranks:
-            nodes.setdefault(rank.place[0], []).append(rank)
-        return tuple(tuple(nodes[node]) for node in sorted(nodes))
 
     def differences(self) -> dict[str, tuple[int, int]]:
         """Smallest and largest bytes of each category that is not the same on all ranks, the widest first.
@@ -283,17 +267,8 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
 
 
 def _memory_of(rank: Rank, history: RunHistory | None = None) -> RankMessage:
-    """Return a message with the memory of this process, on each GPU and on the host, and nothing about its loop."""
-    from tracer.capture.checkpoint_loads import loaded_files
-
-    return RankMessage(
-        rank.index,
-        rank.run,
-        place=rank.place,
-        held=_held_by(rank, history),
-        host=followed_peak(),
-        loads=loaded_files(),
-    )
+    """Return a message with the memory of this process on each GPU, and nothing about its loop."""
+    return RankMessage(rank.index, rank.run, place=rank.place, held=_held_by(rank, history))
 
 
 def _held_by(rank: Rank, history: RunHistory | None = None) -> tuple[GpuPart, ...]:
@@ -448,15 +423,10 @@ def summary_text(summary: RanksSummary) -> str:
 
 
 def shared_sentences(summary: RanksSummary) -> tuple[str, ...]:
-    """Sentences on what ranks hold together: of the fullest GPU with memory of several, and of each node's host."""
-    from tracer.exporters.host import host_sentences
+    """Return sentences on the fullest GPU with memory of several ranks."""
     from tracer.exporters.screen.job import gpu_sentences
 
-    sentences = list(gpu_sentences(summary.gpus))
-    for ranks in summary.nodes:
-        hosts = {rank.index: rank.host for rank in ranks if rank.host is not None}
-        sentences += host_sentences(hosts, {rank.index: rank.loads for rank in ranks}, len(hosts))
-    return tuple(sentences)
+    return gpu_sentences(summary.gpus)
 
 
 def _end(rank: RankMessage) -> str:

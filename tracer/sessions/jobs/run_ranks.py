@@ -272,8 +272,6 @@ def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
         lines={int(part.gpu): part.source_line for part in peak.held if part.source_line is not None},
         failure=peak.failure or run.failure,
         out_of_memory=peak.out_of_memory or run.out_of_memory,
-        host=peak.host,
-        loads=peak.loads,
     )
 
 
