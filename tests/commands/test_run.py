@@ -187,6 +187,58 @@ def test_a_script_that_gives_numpy_its_old_names_back_is_explained(tmp_path: Pat
     assert peak(tmp_path)["peak_bytes"] > 0
 
 
+def test_an_exception_goes_to_the_scripts_own_hook(tmp_path: Path) -> None:
+    text = "import sys\nsys.excepthook = lambda kind, error, trace: print('hook', kind.__name__, error)\n"
+    done = run(tmp_path, "-q", script(tmp_path, text + "raise ValueError('mine')"))
+    assert (done.returncode, done.stdout) == (1, "hook ValueError mine\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_exception_that_is_no_exception_is_without_our_frames(tmp_path: Path) -> None:
+    text = "class Stop(BaseException): pass\nraise Stop('here')"
+    done = run(tmp_path, "-q", script(tmp_path, text))
+    assert done.returncode == 1
+    assert done.stderr.startswith('Traceback (most recent call last):\n  File "train.py", line 2, in <module>\n')
+    assert "tracer" not in done.stderr
+
+
+def test_the_profile_function_of_a_script_is_given_back(tmp_path: Path) -> None:
+    own = "import sys\ndef own(*call): pass\nsys.setprofile(own)\n"
+    done = run(tmp_path, "-q", script(tmp_path, own + TRAIN + "print(sys.getprofile() is own)"))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "True"), done.stderr
+    assert peak(tmp_path)["peak_bytes"] > 0
+
+
+SHORT_TRAIN = TRAIN.replace("range(20)", "range(3)")
+BEGINS_ANEW = """
+import os, sys
+if "ANEW" not in os.environ:
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "ANEW": "1"})
+"""
+
+
+def test_a_script_that_ends_at_once_is_explained(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, SHORT_TRAIN + "import os; os._exit(5)"))
+    assert done.returncode == 5, done.stderr
+    assert "Peak: " in done.stdout and "Traceback" not in done.stderr
+    assert peak(tmp_path)["peak_bytes"] > 0
+
+
+def test_a_program_that_a_script_puts_in_its_place_runs_behind_the_answer(tmp_path: Path) -> None:
+    other = "import os; os.execv(sys.executable, [sys.executable, '-c', 'print(7 * 6)'])"
+    done = run(tmp_path, script(tmp_path, SHORT_TRAIN + other))
+    assert done.returncode == 0, done.stderr
+    assert "Note: The script has put another program in its place, which is not followed: " in done.stderr
+    assert "Peak: " in done.stdout and done.stdout.endswith("42\n")
+
+
+def test_a_script_that_begins_anew_before_it_trains_is_followed(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, BEGINS_ANEW + TRAIN), "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("arguments ['--epochs', '3'] __main__\n")
+    assert peak(tmp_path)["peak_bytes"] > 0
+
+
 def test_frames_that_are_hidden_are_not_in_a_traceback() -> None:
     """As those behind the null GPU's operators; what started the script is not there either."""
     script, hidden = {"__name__": "__main__"}, {"__name__": "hidden", "__tracebackhide__": True}

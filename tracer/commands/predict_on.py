@@ -149,7 +149,7 @@ def script_trial(script: Script, *, num_steps: int, at_growth: Callable[[], None
 def _runner(script: Script, raised: list[BaseException], *, quiet: bool) -> Callable[[ScriptProfile], bool]:
     from tracer.results.failure import is_out_of_memory
 
-    def is_answer(error: Exception) -> bool:
+    def is_answer(error: BaseException) -> bool:
         raised.append(error)
         return is_out_of_memory(error)
 

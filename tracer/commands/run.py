@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -201,7 +202,7 @@ class _Ending:
         self.succeeded, self.out_of_memory = True, False
         self.own_end: SystemExit | None = None
 
-    def is_answer(self, error: Exception) -> bool:
+    def is_answer(self, error: BaseException) -> bool:
         """Note whether memory ran out; the error is shown all the same."""
         from tracer.results.failure import is_out_of_memory
 
@@ -221,6 +222,11 @@ class _Ending:
 
     def end_command(self, *, is_incomplete: bool) -> None:
         """End as the script did; with 1 if it failed or its recording is incomplete."""
+        from tracer.commands.early_ends import EndedAtOnce
+
+        if isinstance(self.own_end, EndedAtOnce):
+            sys.stdout.flush()
+            self.own_end.end()
         if self.own_end is not None and (self.own_end.code or not is_incomplete):
             raise self.own_end
         if not self.succeeded or is_incomplete:

@@ -78,7 +78,7 @@ def run_script(
     script: Script,
     *,
     quiet: bool = False,
-    is_answer: Callable[[Exception], bool] = lambda error: False,
+    is_answer: Callable[[BaseException], bool] = lambda error: False,
     around_answer: AbstractContextManager[None] | None = None,
 ) -> bool:
     """Run a script under a profile; False if it raised, after its traceback.
@@ -93,13 +93,16 @@ def run_script(
         TracerError: It cannot be profiled.
     """
     from tracer.arrays import numpys_own_names
+    from tracer.commands.early_ends import ends_noticed
     from tracer.sessions.jobs.ranks import leave_failure
     from tracer.sessions.script_run import FirstStepsDone
     from tracer.sessions.termination import signals_deferred
 
-    with ExitStack() as ended:
+    with _pythons_hook(), ExitStack() as ended:
         try:
-            with profile, _as_main(script), _told_of_end(profile.script_ended):
+            words = (script.path, *script.arguments)
+            noticed = ends_noticed(profile, words, is_module=script.is_module, quiet=quiet)
+            with profile, _as_main(script), noticed, _told_of_end(profile.script_ended):
                 try:
                     if script.is_module:
                         runpy.run_module(script.path, run_name="__main__", alter_sys=True)
@@ -109,12 +112,12 @@ def run_script(
                     ended.enter_context(handlers_dropped())
         except FirstStepsDone:
             return True
-        except TracerError:  # a mistake of the user's, said by whoever called
+        except (TracerError, SystemExit, KeyboardInterrupt):  # said by the caller
             raise
-        except Exception as error:
+        except BaseException as error:
             leave_failure(error)
             if not is_answer(error):
-                sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
+                _show(error, sys.excepthook)
             return False
         finally:
             with signals_deferred():
@@ -131,6 +134,31 @@ def _tell(profile: ScriptProfile, *, quiet: bool) -> tuple[str, ...]:
     if profile.session is None:
         say("Nothing was recorded.")
     return profile.tell()
+
+
+def _show(error: BaseException, hook: Callable[..., object]) -> None:
+    """Show an exception of the script as Python does: by the script's own hook, if it has one."""
+    trace = _of_script(error)
+    if hook is not sys.__excepthook__:
+        try:
+            hook(type(error), error, trace)
+        except Exception as fault:
+            say("Error in sys.excepthook:")
+            sys.stderr.writelines(traceback.format_exception(type(fault), fault, _of_script(fault)))
+        else:
+            return
+    sys.stderr.writelines(traceback.format_exception(type(error), error, trace))
+
+
+@contextmanager
+def _pythons_hook() -> Iterator[None]:
+    """While active, the hook for exceptions is Python's, as a script finds it, until the script sets its own."""
+    before = sys.excepthook
+    sys.excepthook = sys.__excepthook__
+    try:
+        yield
+    finally:
+        sys.excepthook = before
 
 
 @contextmanager

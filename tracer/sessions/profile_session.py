@@ -188,7 +188,7 @@ class ProfileSession(Session):
         return self._profiler_with(action)
 
     def _profiler_with(self, schedule: Callable[[int], ProfilerAction]) -> Any:
-        return torch.profiler.profile(
+        return torch_profiler.PoliteProfiler(
             activities=devices.profiler_activities(self.device),
             schedule=schedule,
             record_shapes=self._records_shapes,

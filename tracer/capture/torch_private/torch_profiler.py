@@ -278,6 +278,31 @@ class OpenRegions:
             callback()
 
 
+class PoliteProfiler(torch.profiler.profile):
+    """torch's profiler, which gives back the program's own profile function when a recording has stopped.
+
+    A thread has one such function: torch's Python tracer sets its own, and in the end none.
+    """
+
+    _of_program: Any = None
+
+    def start_trace(self) -> None:
+        """Start to record."""
+        self._of_program = sys.getprofile()
+        super().start_trace()  # type: ignore[no-untyped-call]
+
+    def stop_trace(self) -> None:
+        """Stop recording."""
+        super().stop_trace()  # type: ignore[no-untyped-call]
+        function, self._of_program = self._of_program, None
+        if function is None or sys.getprofile() is not None:
+            return
+        if hasattr(function, "enable"):  # cProfile's
+            function.enable()
+        elif callable(function):
+            sys.setprofile(function)
+
+
 def is_prepared(profiler: Any) -> bool:
     """Whether a `torch.autograd.profiler.profile` warms up or records."""
     return bool(profiler.entered) and profiler.kineto_results is None
