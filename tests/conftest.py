@@ -7,9 +7,9 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -17,6 +17,7 @@ import pytest
 # takes two seconds and is imported where it is used.
 from tests.compiled_cache import forget_temporary_sources, share_compiled
 from tests.processes import end_servers, share_servers
+from tests.skips import NO_GPU, NO_VALUES, refused
 
 if TYPE_CHECKING:
     from tests.training_steps import Recorded
@@ -27,9 +28,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
 
 
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 SIGNALS = sorted(signal.valid_signals())
 ON_NULL_GPU = {
-    "needs_values": "needs values that a device computed, and the null GPU computes none",
+    "needs_values": NO_VALUES,
 }
 
 
@@ -53,6 +55,23 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("untimed")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _without_refused_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _without_refused_skip((yield))
+
+
+def _without_refused_skip(report: Report) -> Report:
+    """Return the report, as a failure where a machine that has everything but a GPU would not skip."""
+    if report.skipped and isinstance(report.longrepr, tuple) and (why := refused(report.longrepr[2])):
+        report.outcome, report.longrepr = "failed", why
+    return report
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()
     end_servers()
@@ -66,7 +85,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from tracer.null_gpu.process import is_active
 
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device, and torch sees none here")
+        pytest.skip(NO_GPU)
     if (marks := [mark for mark in ON_NULL_GPU if item.get_closest_marker(mark)]) and is_active():
         pytest.skip(ON_NULL_GPU[marks[0]])
     # Kernels take memory by the number of threads, and weights are drawn: both are alike on every machine and in every

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
+import torch
+
+from tests.processes import run_python
+from tests.skips import ONLY_GPU_SKIPS
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = (ROOT / ".ci/run").read_text()
@@ -43,6 +51,47 @@ def test_what_a_plain_install_brings_is_enough_to_read_the_tests() -> None:
     assert sync == ["uv", "sync", "--locked", "--quiet"]
     assert collect[:4] == some[:4] == ["uv", "run", "--no-sync", "pytest"] and "--collect-only" in collect
     assert "tests/test_examples.py" in some and all((ROOT / name).exists() for name in some[4:])
+
+
+_SKIPS = """
+import pytest
+
+@pytest.mark.gpu
+def test_gpu(): pass
+
+def test_browser():
+    pytest.skip("needs Debian's package chromium")
+
+def test_package():
+    pytest.importorskip("no_such_package")
+
+@pytest.mark.xfail(strict=True)
+def test_known(): assert False
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "outcome"), [({}, "3 skipped, 1 xfailed"), ({ONLY_GPU_SKIPS: "1"}, "2 failed, 1 skipped, 1 xfailed")]
+)
+def test_where_everything_is_installed_only_what_needs_a_gpu_may_skip(
+    tmp_path: Path, variables: dict[str, str], outcome: str
+) -> None:
+    if torch.cuda.is_available():
+        variables = {**variables, "CUDA_VISIBLE_DEVICES": ""}
+    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+    (tmp_path / "test_skips.py").write_text(_SKIPS)
+    (tmp_path / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_package')\n")
+    options = ["-n", "0", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != ONLY_GPU_SKIPS} | variables
+    ended = run_python("-m", "pytest", *options, "test_skips.py", folder=tmp_path, variables=environment)
+    assert outcome in ended.stdout, ended.stdout + ended.stderr
+    whole = run_python("-m", "pytest", *options, "test_module.py", folder=tmp_path, variables=environment)
+    assert ("1 error" if variables.get(ONLY_GPU_SKIPS) else "1 skipped") in whole.stdout, whole.stdout
+
+
+def test_the_stages_with_every_package_refuse_other_skips() -> None:
+    bodies = dict(re.findall(r"^(\w+)\(\) {$(.*?)^}$", SCRIPT, re.MULTILINE | re.DOTALL))
+    assert {stage for stage in STAGES if f"export {ONLY_GPU_SKIPS}=1" in bodies[stage]} == {"tests", "slow"}
 
 
 def test_slow_tests_wait_until_they_are_asked_for() -> None:

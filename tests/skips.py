@@ -1,0 +1,29 @@
+"""Skips that a complete machine may have: what else is missing there, as a browser or a compiler, fails the run."""
+
+from __future__ import annotations
+
+import os
+
+ONLY_GPU_SKIPS = "ONLY_GPU_TESTS_SKIP"
+"""The variable that `.ci/run` sets."""
+NO_GPU = "needs a CUDA device, and torch sees none here"
+NO_VALUES = "needs values that a device computed, and the null GPU computes none"
+_ALLOWED = (
+    NO_GPU,
+    NO_VALUES,
+    "not here",  # files beside the repository
+    "root may write anywhere",
+    "vLLM brings a torch of its own",
+    # Of the installed torch.
+    "torch keeps",
+    "this torch",
+    "comes with CUDA 13's wheel",
+    "another OpenMP than libgomp",
+)
+
+
+def refused(reason: str) -> str:
+    """Return why a run with this skip has failed; empty where it may skip, or where nothing is asked of skips."""
+    if ONLY_GPU_SKIPS not in os.environ or any(words in reason for words in _ALLOWED):
+        return ""
+    return f"Skipped, where only what needs a GPU may skip ({ONLY_GPU_SKIPS} is set): {reason}"
