@@ -100,6 +100,25 @@ def test_slow_tests_wait_until_they_are_asked_for() -> None:
     assert any(marker.startswith("slow:") for marker in options["markers"])
 
 
+_HANGS = """
+import time
+
+def test_hangs():
+    time.sleep(600)
+
+def test_well(): pass
+"""
+
+
+def test_a_test_that_hangs_fails_and_the_others_run(tmp_path: Path) -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert options["faulthandler_timeout"] >= 600
+    (tmp_path / "test_hangs.py").write_text(_HANGS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfaulthandler_timeout = 0.1\nfaulthandler_exit_on_timeout = true\n")
+    ended = run_python("-m", "pytest", "-n", "1", "-p", "no:cacheprovider", folder=tmp_path)
+    assert "1 failed, 1 passed" in ended.stdout and "test_hangs" in ended.stdout, ended.stdout + ended.stderr
+
+
 def test_the_oldest_torch_is_the_one_that_is_promised() -> None:
     assert any(command[:2] == ["uv", "pip"] and "lowest-direct" in command for command in commands("edges"))
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
