@@ -127,6 +127,17 @@ def test_the_oldest_torch_is_the_one_that_is_promised() -> None:
     assert f'"torch {oldest} to' in (ROOT / "tracer/capture/torch_private/torch_profiler.py").read_text()
 
 
+def test_every_package_of_the_oldest_is_locked_at_its_oldest() -> None:
+    locked = dict(re.findall(r"^(\S+)==(\S+)", (ROOT / ".ci/oldest.txt").read_text(), re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for wanted in (*project["project"]["dependencies"], *project["dependency-groups"]["dev"]):
+        name, oldest = re.split("[>=]=", wanted)
+        assert f"{locked[name]}.".startswith(f"{oldest}."), wanted
+    (install,) = [command for command in commands("edges") if "lowest-direct" in command]
+    assert install[-2:] == ["--constraint", ".ci/oldest.txt"]
+    assert "http" not in (ROOT / ".ci/oldest.txt").read_text()
+
+
 def test_the_tests_that_run_on_it_are_there() -> None:
     named = [part.partition("::") for part in commands("edges")[-1] if part.startswith("tests/")]
     assert named
