@@ -18,7 +18,6 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.null_gpu.started import needs_null_gpu
 from tests.processes import run_python
 from tests.snapshot.dumps import write
-from tests.trace import chrome
 from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 
 ROOT = Path(main.__file__).parent
@@ -47,7 +46,6 @@ def folder(tmp_path: Path) -> Path:
     (inside / "link.py").symlink_to(tmp_path / "train.py")
     (inside / "linked").mkdir()
     (inside / "linked" / "s.pickle").symlink_to(tmp_path / "s.pickle")
-    chrome.write(inside / "trace.json", chrome.training_step())
     return inside
 
 
@@ -84,20 +82,34 @@ def refusal(folder: Path, tool: str, **arguments: object) -> str:
 
 
 def test_each_tool_is_a_command_of_this_program(folder: Path) -> None:
-    assert words_of(folder, "explain", path="s.pickle") == ["snapshot", "--json", "--", "s.pickle"]
-    assert words_of(folder, "explain", path=str(folder / "trace.json")) == ["trace", "--json", "--", "trace.json"]
+    assert words_of(folder, "snapshot", file=["s.pickle"]) == ["snapshot", "--json", "--", "s.pickle"]
     script = {"on": "h100", "script": "train.py", "arguments": ["--json", "--save-dir", "/"]}
     behind = ["--", "train.py", "--json", "--save-dir", "/"]
-    assert words_of(folder, "predict", **script, answers=["a", "b"]) == [
+    assert words_of(folder, "predict", **script, answer=["a", "b"]) == [
         *("predict", "--on=h100", "--answer=a", "--answer=b", "--json"), *behind
     ]  # fmt: skip
     assert words_of(folder, "predict", on="h100", model="train.py:build", batch_size=2, inference=True) == [
         *("predict", "--on=h100", "--model=train.py:build", "--batch-size=2", "--inference", "--json"),
     ]
-    assert words_of(folder, "diff", before="s.pickle", after="s.pickle", fail_above="-q") == [
+    assert words_of(folder, "diff", before="s.pickle", after=str(folder / "s.pickle"), fail_above="-q") == [
         *("diff", "--fail-above=-q", "--json", "--", "s.pickle", "s.pickle"),
     ]
-    assert words_of(folder, "check", **script) == ["check", "--on=h100", "--baseline=peaks.json", "--json", *behind]
+    assert words_of(folder, "check", **script, update=False) == ["check", "--on=h100", "--json", *behind]
+
+
+def test_the_tools_are_the_commands_with_a_document() -> None:
+    """Their parameters are those of the command line, in the words of --help."""
+    pytest.importorskip("mcp_types")
+    from tracer.commands.app import Program
+    from tracer.commands.mcp_tools import _commands, _tool
+
+    tools = {name: _tool(name, command) for name, command in _commands().items()}
+    assert {"fit", "predict", "check", "snapshot", "diff", "doctor"} <= tools.keys() < Program.summaries.keys()
+    assert tools["check"].input_schema["required"] == ["script"]
+    properties = tools["predict"].input_schema["properties"]
+    assert properties["batch_size"] == {"type": ["string", "number"], "description": "Samples in a batch. <number>"}
+    assert properties["inference"]["type"] == "boolean" and properties["answer"]["type"] == "array"
+    assert not {"as_json", "json", "quiet", "open", "help"} & properties.keys()
 
 
 def test_words_of_a_command_are_read_as_they_are_meant(folder: Path) -> None:
@@ -116,8 +128,9 @@ def test_words_of_a_command_are_read_as_they_are_meant(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("tool", "arguments"),
     [
-        ("explain", {"path": "../s.pickle"}),
-        ("explain", {"path": "linked"}),
+        ("snapshot", {"file": ["../s.pickle"]}),
+        ("snapshot", {"file": ["linked"]}),
+        ("snapshot", {"file": ["s.pickle"], "html": "../page.html"}),
         ("diff", {"before": "s.pickle", "after": "linked/s.pickle"}),
         ("predict", {"on": "h100", "script": "../train.py"}),
         ("predict", {"on": "h100", "script": "link.py"}),
@@ -135,9 +148,11 @@ def test_nothing_outside_the_folder_is_read_or_written(folder: Path, tool: str, 
 def test_what_cannot_be_asked_is_refused_in_a_sentence(folder: Path) -> None:
     assert "gone.py is not there." in refusal(folder, "fit", on="h100", script="gone.py")
     assert "s.pickle is no Python script." in refusal(folder, "fit", on="h100", script="s.pickle")
-    assert "no path: embedded null byte" in refusal(folder, "explain", path="a\0b")
-    assert "either a script or a model" in refusal(folder, "predict", on="h100")
-    assert "either a script or a model" in refusal(folder, "predict", on="h100", script="train.py", model="x:y")
+    assert "no path: embedded null byte" in refusal(folder, "snapshot", file=["a\0b"])
+    assert "script is missing" in refusal(folder, "predict", on="h100", arguments=["/etc/passwd"])
+    assert "after is missing" in refusal(folder, "diff", before="s.pickle")
+    assert "There is no quiet.\nHint: There are before, after" in refusal(folder, "diff", quiet=True)
+    assert "There is no tool run." in refusal(folder, "run")
 
 
 def test_lists_are_cut_and_it_is_said_where(folder: Path) -> None:
@@ -154,31 +169,22 @@ def test_lists_are_cut_and_it_is_said_where(folder: Path) -> None:
 def test_a_threshold_that_is_exceeded_is_an_answer(folder: Path) -> None:
     commands = Commands(Ended(3, json.dumps(DOCUMENT), "Peak grew"))
     result = asked(folder, "check", commands, on="h100", script="train.py")
-    assert not result.is_error and result.content[1].text == "The peak grew by more than fail_above."
+    assert not result.is_error and result.content[1].text.startswith("Exit status 3: ")
 
 
 def test_an_error_is_the_commands_sentence_and_hint(folder: Path) -> None:
     said = "Error: of the script\nstep 0\nError: There is no card h101.\nHint: Write h100.\n"
     for status, answer in ((1, ""), (2, json.dumps(DOCUMENT)), (3, "")):
         result = asked(folder, "predict", Commands(Ended(status, answer, said)), on="h101", script="train.py")
-        assert result.is_error and result.content[0].text.endswith(": There is no card h101.\nHint: Write h100.")
+        assert result.is_error and result.content[0].text.endswith("There is no card h101.\nHint: Write h100.")
     trace = "Traceback (most recent call last):\n  train.py\nKeyError: 1\nError: train.py ended.\nHint: See above."
     for said, shown in ((f"step 0\n{trace}", trace), ("Killed\n", "ended with status 1.\nKilled")):
         result = asked(folder, "check", Commands(Ended(1, "", said)), on="h100", script="train.py")
         assert result.is_error and result.content[0].text.endswith(shown) and "step 0" not in result.content[0].text
 
 
-def test_documents_that_are_files_are_read(folder: Path) -> None:
-    """Of a folder of results its own answer; of `check --update` the baseline, and of `fit` what it has written."""
-    (folder / "out").mkdir()
-    (folder / "out" / "peak.json").write_text('{"format": "torch-timeline peak"}')
-    (folder / "peaks.json").write_text('{"format": "torch-timeline baseline"}')
-    commands = Commands(Ended(0))
-    for path in ("out", "out/peak.json"):
-        result = asked(folder, "explain", commands, path=path)
-        assert result.structured_content == {"format": "torch-timeline peak"} and commands.words == []
-    result = asked(folder, "check", commands, on="h100", script="train.py", update=True)
-    assert result.structured_content == {"format": "torch-timeline baseline"}
+def test_a_document_that_is_a_file_is_read(folder: Path) -> None:
+    """fit.json, from a folder that is gone afterwards unless it was asked for; `check --update` has none."""
 
     class Fitting(Commands):
         async def __call__(self, words: Sequence[str]) -> Ended:
@@ -186,12 +192,15 @@ def test_documents_that_are_files_are_read(folder: Path) -> None:
             (folder / save_dir / "fit.json").write_text('{"format": "torch-timeline fit"}')
             return Ended(3)
 
+    (folder / "out").mkdir()
     for asked_for in ({}, {"save_dir": "out"}):
         result = asked(folder, "fit", Fitting(), on="h100", script="train.py", **asked_for)
         assert result.structured_content == {"format": "torch-timeline fit"}
-        assert result.content[1].text == "Nothing that was tried makes it fit."
+        assert result.content[1].text.startswith("Exit status 3: ")
     assert (folder / "out" / "fit.json").exists()
     assert asked(folder, "fit", Commands(Ended(0)), on="h100", script="train.py").is_error
+    updated = asked(folder, "check", Commands(Ended(0)), on="h100", script="train.py", update=True)
+    assert not updated.is_error and updated.content[0].text == "Done."
 
 
 def test_stdout_and_stderr_of_a_process_are_kept_apart() -> None:
@@ -223,7 +232,7 @@ def test_a_client_talks_to_the_program(folder: Path) -> None:
     done = run_python("client.py", sys.executable, str(ROOT / "main.py"), folder=folder)
     assert done.returncode == 0, done.stderr
     tools, explained, predicted, failed = json.loads(done.stdout)
-    assert tools == ["explain", "predict", "fit", "diff", "check"]
+    assert {"predict", "fit", "check", "snapshot", "diff"} <= set(tools)
     assert explained["format"] == "torch-timeline snapshot"
     words = ("predict", "--on", "h100", "--json", "train.py", "64")
     own = json.loads(run_python(ROOT / "main.py", *words, folder=folder).stdout)
@@ -253,7 +262,7 @@ async def main():
     server = StdioServerParameters(command=sys.argv[1], args=[sys.argv[2], "mcp"], env=dict(os.environ))
     async with Client(stdio_client(server)) as client:
         tools = [tool.name for tool in (await client.list_tools()).tools]
-        explained = await client.call_tool("explain", {"path": "s.pickle"})
+        explained = await client.call_tool("snapshot", {"file": ["s.pickle"]})
         script = {"on": "h100", "script": "train.py"}
         predicted = await client.call_tool("predict", {**script, "arguments": ["64"]})
         failed = await client.call_tool("predict", script)

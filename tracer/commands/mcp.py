@@ -15,15 +15,17 @@ _PACKAGES: Final = ("mcp", "anyio", "pydantic")
 def mcp() -> None:
     """Answer coding assistants that speak the Model Context Protocol, over stdin and stdout.
 
-    An assistant starts this in the folder of a project. It can then have snapshots, traces and results explained,
-    scripts and models predicted and fitted to a GPU that is not here, peaks compared, and a peak checked. Files
+    An assistant starts this in the folder of a project. It can then have snapshots explained, scripts
+    and models predicted and fitted to a GPU that is not here, peaks compared, and a peak checked. Files
     outside the folder are refused. Needs the extra `mcp`.
 
         torch-timeline mcp
     """
     with errors_for_people():
         try:
-            from tracer.commands.mcp_tools import server_in
+            import anyio
+
+            from tracer.commands.mcp_tools import serve
         except ImportError as error:  # an older mcp has other names
             if str(error.name).partition(".")[0] not in _PACKAGES:
                 raise
@@ -31,6 +33,6 @@ def mcp() -> None:
                 "The package mcp, 2.0 or newer, is not installed.", hint="Install the extra `mcp`: pip install mcp"
             ) from None
         try:
-            server_in(Path.cwd()).run("stdio")
+            anyio.run(serve, Path.cwd())
         except* BrokenPipeError:
             pass  # the assistant has ended

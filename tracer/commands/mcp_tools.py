@@ -1,4 +1,7 @@
-"""The tools of `torch-timeline mcp`: each runs a command in a process of its own and returns the document it makes."""
+"""The tools of `torch-timeline mcp`: the commands that print or write a document, each with its own options.
+
+Each runs its command in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,53 +9,38 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
-from mcp.server import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import Field
+from mcp.server import Server
+from mcp.server.stdio import stdio_server
+from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
 
 from tracer.command_line import program
+from tracer.commands.app import Program
 from tracer.commands.common import THRESHOLD_EXCEEDED
-from tracer.commands.diff import is_trace_file
-from tracer.errors import RecordingError, TracerError
-from tracer.exporters.document import Source, read_document
-from tracer.results.files import FIT_JSON, PEAK, RANKS_JSON, WATCH_JSON
+from tracer.errors import UsageError
+from tracer.results.files import FIT_JSON
 from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 
-_EXCEEDED: Final = {
-    "predict": "It does not fit.",
-    "fit": "Nothing that was tried makes it fit.",
-    "diff": "The peak grew by more than fail_above.",
-    "check": "The peak grew by more than fail_above.",
-}
-"""The meaning of the exit status THRESHOLD_EXCEEDED."""
-_DOCUMENTS: Final = (PEAK.file_name, RANKS_JSON, WATCH_JSON, FIT_JSON)
-"""Answers in a folder of results, the one that says most first."""
+_WRITTEN: Final = {"fit": FIT_JSON}
+"""Files in --save-dir that are a command's document, where it has no --json."""
+_LEFT_OUT: Final = {"as_json", "quiet", "open_", "top", "module", "dask"}
+"""Parameters of the screen, and those that name what is in no file of the folder."""
+_PATHS: Final = ("<path>", "<file>")
+_MODEL: Final = "<where:what>"
+_ROWS: Final = {"type": "integer", "minimum": 1, "description": "Most rows of each list; `left_out` counts the others."}
+_MOST_ROWS: Final = 10
+_OVER: Final = "Exit status 3: it does not fit, or has grown by more than was allowed."
 _MOST_LINES: Final = 40
 """Of stderr, in an error."""
 
 RunCommand = Callable[[Sequence[str]], Awaitable[Ended]]
 """Runs this program with a command and its words."""
-
-_Arguments = Annotated[tuple[str, ...], Field(description="Arguments of the script.")]
-_Answers = Annotated[
-    tuple[str, ...],
-    Field(description="Values that lines of the script read from the GPU, where a run asks for them: train.py:12=0.5."),
-]
-_Card = Annotated[
-    str, Field(description="The GPU, which need not be here: h100, rtx-4090, h100:40GiB, 24GiB, 8xh100 for a job.")
-]
-_Script = Annotated[str, Field(description="An unchanged Python script, by its path from the working folder.")]
-_Rows = Annotated[int, Field(description="Most rows of each list; `left_out` counts the others.", ge=1)]
-_Limit = Annotated[str | None, Field(description="Growth to report as too much: 5% or 100MiB.")]
-_SaveDir = Annotated[str | None, Field(description="Also write files to this folder, in the working folder.")]
 
 
 async def run_command(words: Sequence[str]) -> Ended:
@@ -67,252 +55,177 @@ async def run_command(words: Sequence[str]) -> Ended:
         raise
 
 
-def server_in(folder: Path, run: RunCommand = run_command) -> MCPServer[Any]:
+def server_in(folder: Path, run: RunCommand = run_command) -> Server[Any]:
     """Return a server whose tools read and write in a folder alone."""
-    tools = Tools(folder, run)
-    server: MCPServer[Any] = MCPServer(
+    commands = _commands()
+
+    async def listed(*_: object) -> ListToolsResult:
+        return ListToolsResult(tools=[_tool(name, command) for name, command in commands.items()])
+
+    async def called(_: object, asked: Any) -> CallToolResult:
+        try:
+            if asked.name not in commands:
+                raise UsageError(f"There is no tool {asked.name}.", hint=f"Tools are {', '.join(commands)}.")
+            words = _Words(folder.resolve(), commands[asked.name], dict(asked.arguments or {}))
+            return await _answer(asked.name, words, run)
+        except UsageError as error:
+            return _failure(f"{error}\nHint: {error.hint}")
+
+    return Server(
         "torch-timeline",
         instructions="Says what fills GPU memory in PyTorch programs and what to change, without a GPU.",
-        log_level="WARNING",
+        on_list_tools=listed,
+        on_call_tool=called,
     )
-    for tool, only_reads in (
-        (tools.explain, True),
-        (tools.predict, False),
-        (tools.fit, False),
-        (tools.diff, True),
-        (tools.check, False),
-    ):
-        server.add_tool(tool, annotations=ToolAnnotations(read_only_hint=only_reads, open_world_hint=False))
-    return server
 
 
-class Tools:
-    """The tools; each raises ToolError with the command's sentence and hint where it fails."""
+async def serve(folder: Path) -> None:
+    """Answer over stdin and stdout until the assistant ends."""
+    server = server_in(folder)
+    async with stdio_server() as streams:
+        await server.run(*streams, server.create_initialization_options())
 
-    def __init__(self, folder: Path, run: RunCommand = run_command) -> None:
-        self._folder = folder.resolve()
-        self._run = run
 
-    async def explain(
-        self,
-        path: Annotated[
-            str,
-            Field(description="An allocator snapshot, a trace of torch.profiler's, or a folder that a run wrote."),
-        ],
-        rows: _Rows = 5,
-    ) -> CallToolResult:
-        """Say what filled GPU memory at its peak and, where memory ran out, why and what to change."""
-        name = self._existing(path)
-        found = self._folder / name
-        for document in [found] if found.name in _DOCUMENTS else [found / one for one in _DOCUMENTS]:
-            if document.is_file():
-                return _result(_read(document), rows)
-        command = "trace" if _is_trace(found) else "snapshot"
-        return await self._answer([command, "--json", "--", name], rows)
+def _commands() -> dict[str, Any]:
+    """Return the commands that have a document, by name."""
+    group = Program(name="torch-timeline")
+    loaded = {name: group.get_command(None, name) for name in group.list_commands(None)}
+    return {
+        name: command
+        for name, command in loaded.items()
+        if name in _WRITTEN or any(parameter.name == "as_json" for parameter in command.params)
+    }
 
-    async def predict(
-        self,
-        on: _Card,
-        script: Annotated[str | None, Field(description="An unchanged Python script, or else name a model.")] = None,
-        arguments: _Arguments = (),
-        answers: _Answers = (),
-        model: Annotated[
-            str | None, Field(description="What to train: path/to/file.py:factory or package.module:factory.")
-        ] = None,
-        model_args: Annotated[tuple[str, ...], Field(description="Arguments of the factory: width=256.")] = (),
-        inputs: Annotated[
-            tuple[str, ...], Field(description="Inputs of the model, one sample: 3x224x224 or ids=128:int64:0-50257.")
-        ] = (),
-        hf_config: Annotated[
-            str | None, Field(description="config.json of a transformers model, instead of a model.")
-        ] = None,
-        tokens: Annotated[int | None, Field(description="Tokens in a sample of hf_config.")] = None,
-        batch_size: Annotated[int | None, Field(description="Samples in a batch of a model; 8 by default.")] = None,
-        optimizer: Annotated[str | None, Field(description="Optimizer of a model: adamw, sgd:lr=0.1, none.")] = None,
-        amp: Annotated[str | None, Field(description="Mixed precision of a model: bfloat16 or float16.")] = None,
-        inference: Annotated[bool, Field(description="Only run the model forward, without gradients.")] = False,
-        largest_batch: Annotated[bool, Field(description="Also find the largest batch of a model that fits.")] = False,
-        save_dir: _SaveDir = None,
-        rows: _Rows = 10,
-    ) -> CallToolResult:
-        """Say whether a training step of a script, or of a model, fits on a GPU, and what fills it, without a GPU.
 
-        The script is run: its first steps, on a device that computes nothing.
-        """
-        if (script is None) == (model is None and hf_config is None):
-            raise _refusal("Name either a script or a model.", "A model is `model` or `hf_config`.")
-        if model is not None:
-            self._check_model(model)
-        words = _options(
-            on=on,
-            answer=answers,
-            model=model,
-            model_arg=model_args,
-            input=inputs,
-            hf_config=None if hf_config is None else self._existing(hf_config),
-            tokens=tokens,
-            batch_size=batch_size,
-            optimizer=optimizer,
-            amp=amp,
-            inference=inference,
-            largest_batch=largest_batch,
-            save_dir=None if save_dir is None else self._inside(save_dir),
-        )
-        named = [] if script is None else self._script(script, arguments)
-        return await self._answer(["predict", *words, "--json", *named], rows)
+def _parameters(command: Any) -> dict[str, Any]:
+    """Return a command's parameters by the names that a tool gives them: an option's is that of the command line."""
+    found = {}
+    for one in command.params:
+        is_option = one.param_type_name == "option"
+        if one.name not in _LEFT_OUT and not (is_option and one.nargs != 1) and not getattr(one, "is_eager", False):
+            found[max(one.opts, key=len).lstrip("-").replace("-", "_") if is_option else one.name] = one
+    return found
 
-    async def fit(
-        self,
-        on: _Card,
-        script: _Script,
-        arguments: _Arguments = (),
-        answers: _Answers = (),
-        values: Annotated[
-            tuple[str, ...],
-            Field(description="Try values of the script's own options instead of changes: '--batch-size 8,4,2'."),
-        ] = (),
-        each: Annotated[bool, Field(description="Try each change alone, and say what it saves.")] = False,
-        search: Annotated[bool, Field(description="Try all values, as they are and with changes.")] = False,
-        save_dir: Annotated[
-            str | None, Field(description="Folder for fit.json, which `torch-timeline run --apply` reads.")
-        ] = None,
-        rows: _Rows = 20,
-    ) -> CallToolResult:
-        """Say whether a script fits on a GPU, and if not, find the least that has to change so that it does.
 
-        The script is run several times, on a device that computes nothing: this can take minutes.
-        """
-        kept = None if save_dir is None else self._inside(save_dir)
-        named = self._script(script, arguments)
-        with tempfile.TemporaryDirectory(prefix="torch-timeline-") as folder:
-            answer = self._folder / kept if kept is not None else Path(folder)
-            tried = _options(**{"try": values}, each=each, search=search)
-            words = [*_options(on=on, answer=answers, save_dir=kept if kept is not None else folder), *tried]
-            return await self._answer(["fit", *words, *named], rows, written=answer / FIT_JSON)
+def _tool(name: str, command: Any) -> Tool:
+    parameters = _parameters(command)
+    schema = {
+        "type": "object",
+        "properties": {**{name: _schema(one) for name, one in parameters.items()}, "rows": _ROWS},
+        "required": [name for name, one in parameters.items() if one.required],
+        "additionalProperties": False,
+    }
+    hints = ToolAnnotations(open_world_hint=False)
+    return Tool(name=name, description=command.help, input_schema=schema, annotations=hints)
 
-    async def diff(
-        self,
-        before: Annotated[str, Field(description="A snapshot, a trace, or a folder that a run wrote.")],
-        after: Annotated[str, Field(description="The one to compare with it.")],
-        fail_above: _Limit = None,
-        rows: _Rows = 10,
-    ) -> CallToolResult:
-        """Say what changed between two peaks, to the byte."""
-        sides = [self._existing(before), self._existing(after)]
-        return await self._answer(["diff", *_options(fail_above=fail_above), "--json", "--", *sides], rows)
 
-    async def check(
-        self,
-        on: _Card,
-        script: _Script,
-        arguments: _Arguments = (),
-        answers: _Answers = (),
-        baseline: Annotated[str, Field(description="File with the peaks to compare with.")] = "peaks.json",
-        fail_above: _Limit = None,
-        update: Annotated[bool, Field(description="Write the peak to the baseline, and return that.")] = False,
-        rows: _Rows = 10,
-    ) -> CallToolResult:
-        """Compare a script's peak of GPU memory with the one in a baseline, without a GPU.
+def _schema(parameter: Any) -> dict[str, Any]:
+    about = {"description": " ".join(filter(None, [parameter.help, parameter.metavar]))}
+    if getattr(parameter, "is_flag", False):
+        return {"type": "boolean", **about}
+    if getattr(parameter, "multiple", False) or parameter.nargs != 1:
+        return {"type": "array", "items": {"type": "string"}, **about}
+    return {"type": ["string", "number"], **about}
 
-        The script is run: its first steps, on a device that computes nothing.
-        """
-        file = self._inside(baseline)
-        words = _options(on=on, answer=answers, baseline=file, fail_above=fail_above, update=update)
-        named = self._script(script, arguments)
-        written = self._folder / file if update else None
-        return await self._answer(["check", *words, "--json", *named], rows, written=written)
 
-    async def _answer(self, words: Sequence[str], rows: int, *, written: Path | None = None) -> CallToolResult:
-        """Run a command and return its document: the one that it prints, or the file that it has written."""
-        ended = await self._run(words)
-        is_answered = ended.status == 0 or (ended.status == THRESHOLD_EXCEEDED and words[0] in _EXCEEDED)
-        if not is_answered or (not ended.text.strip() if written is None else not written.is_file()):
-            raise ToolError(_complaint(words[0], ended))
-        document = json.loads(ended.text) if written is None else _read(written)
-        return _result(document, rows, _EXCEEDED[words[0]] if ended.status else "")
+class _Words:
+    """The words of a command, of what a tool was given; UsageError where they would lead out of the folder."""
+
+    def __init__(self, folder: Path, command: Any, values: dict[str, Any]) -> None:
+        self.folder = folder
+        rows = values.pop("rows", _MOST_ROWS)
+        self.rows = max(1, rows) if isinstance(rows, int) else _MOST_ROWS
+        known = _parameters(command)
+        if unknown := sorted(values.keys() - known.keys()):
+            raise UsageError(f"There is no {unknown[0]}.", hint=f"There are {', '.join(known)}.")
+        options = [name for name in values if known[name].param_type_name == "option"]
+        self.options = [word for name in options for word in self._of_option(name, known[name], values[name])]
+        self.behind = list(self._of_arguments([one for one in command.params if one.name in known], values))
+        self.save_dir = values.get("save_dir")
+        self.prints = any(one.name == "as_json" for one in command.params)
+
+    def all(self, *more: str) -> list[str]:
+        """Return them; no option of a command is read behind `--`."""
+        behind = ["--", *self.behind] if self.behind else []
+        return [*self.options, *more, *(["--json"] if self.prints else []), *behind]
+
+    def _of_option(self, name: str, parameter: Any, value: Any) -> Iterator[str]:
+        """`--batch-size=4`, `--inference`, `--answer=a --answer=b`: no value begins an option, whatever it is."""
+        option = f"--{name.replace('_', '-')}"
+        if getattr(parameter, "is_flag", False):
+            yield from [option] * bool(value)
+            return
+        for one in map(str, value if isinstance(value, list) else [value]):
+            if parameter.metavar in _PATHS:
+                yield f"{option}={self._inside(one)}"
+                continue
+            where = one.rpartition(":")[0]
+            if parameter.metavar == _MODEL and (where.endswith(".py") or {"/", os.sep} & set(where)):
+                self._existing(where)
+            yield f"{option}={one}"
+
+    def _of_arguments(self, parameters: Sequence[Any], values: Mapping[str, Any]) -> Iterator[str]:
+        missing = ""
+        for one in (one for one in parameters if one.param_type_name == "argument"):
+            if one.name not in values:
+                missing = missing or one.name
+                if one.required:
+                    raise UsageError(f"{one.name} is missing.", hint=one.help)
+                continue
+            if missing:
+                raise UsageError(f"{missing} is missing, which comes before {one.name}.", hint=f"Give {missing}, too.")
+            value = values[one.name]
+            words = list(map(str, value if isinstance(value, list) else [value]))
+            yield from words if one.name == "arguments" else map(self._existing, words)
+            if one.name == "script" and (len(words) != 1 or not words[0].endswith(".py")):
+                raise UsageError(f"{', '.join(words)} is no Python script.", hint="Name a file that ends in .py.")
 
     def _inside(self, path: str) -> str:
         """Return a path from the working folder; refuse one that leads out of it, also by links."""
         try:
-            real = Path(os.path.realpath(self._folder / path))
+            real = Path(os.path.realpath(self.folder / path))
         except ValueError as error:
-            raise _refusal(f"{path!r} is no path: {error}.", "Name a path in the working folder.") from error
-        if not real.is_relative_to(self._folder):
-            raise _refusal(f"{path} is outside the working folder.", f"Name a path in {self._folder}.")
-        return os.path.relpath(real, self._folder) if Path(path).is_absolute() else path
+            raise UsageError(f"{path!r} is no path: {error}.", hint="Name a path in the working folder.") from error
+        if not real.is_relative_to(self.folder):
+            raise UsageError(f"{path} is outside the working folder.", hint=f"Name a path in {self.folder}.")
+        return os.path.relpath(real, self.folder) if Path(path).is_absolute() else path
 
     def _existing(self, path: str) -> str:
-        """The same of a file or folder that is there; nothing in the folder is a link that leads out."""
+        """Return the same of a file or folder that is there; nothing in the folder is a link that leads out."""
         name = self._inside(path)
-        found = self._folder / name
+        found = self.folder / name
         if not found.exists():
-            raise _refusal(f"{path} is not there.", f"Name a path in {self._folder}.")
+            raise UsageError(f"{path} is not there.", hint=f"Name a path in {self.folder}.")
         for inner in found.rglob("*") if found.is_dir() else ():
             if inner.is_symlink():
                 self._inside(str(inner))
         return name
 
-    def _script(self, script: str, arguments: Sequence[str]) -> list[str]:
-        """The words that name a script: no option of a command is read behind `--`."""
-        name = self._existing(script)
-        if not name.endswith(".py") or not (self._folder / name).is_file():
-            raise _refusal(f"{script} is no Python script.", "Name a file that ends in .py.")
-        return ["--", name, *arguments]
 
-    def _check_model(self, model: str) -> None:
-        where = model.rpartition(":")[0]
-        if where.endswith(".py") or {"/", os.sep} & set(where):
-            self._existing(where)
-
-
-def _options(**values: str | int | bool | Sequence[str] | None) -> list[str]:
-    """`batch_size=4, inference=True, answer=["a", "b"]`: `--batch-size=4 --inference --answer=a --answer=b`.
-
-    No value begins an option, whatever it is. None and False are left out.
-    """
-    words = []
-    for name, value in values.items():
-        option = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            words += [option] * value
-        elif isinstance(value, str | int):
-            words.append(f"{option}={value}")
-        else:
-            words += [f"{option}={one}" for one in value or ()]
-    return words
-
-
-def _is_trace(path: Path) -> bool:
-    """Whether a file is a trace; of a folder without a pickle its first file of JSON."""
-    files = sorted(path.rglob("*.*")) if path.is_dir() else [path]
-    if any({".pkl", ".pickle"} & set(file.suffixes) for file in files):
-        return False
-    try:
-        return any(map(is_trace_file, [file for file in files if ".json" in file.suffixes][:1]))
-    except TracerError as error:
-        raise _refusal(str(error), error.hint) from error
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    hint = "Let the command write it again."
-    try:
-        return read_document(path, Source(path.name, RecordingError, hint), hint=hint).unchecked()
-    except TracerError as error:
-        raise _refusal(str(error), error.hint) from error
-
-
-def _result(document: Mapping[str, Any], rows: int, remark: str = "") -> CallToolResult:
-    """A document with so many rows in each list, as a value and as text, and what the exit status says."""
+async def _answer(name: str, words: _Words, run: RunCommand) -> CallToolResult:
+    """Run a command and return its document: the one that it prints, or the file that it has written."""
+    with tempfile.TemporaryDirectory(prefix="torch-timeline-") as empty:
+        needs_folder = name in _WRITTEN and words.save_dir is None
+        ended = await run([name, *words.all(*[f"--save-dir={empty}"] * needs_folder)])
+        if ended.status not in (0, THRESHOLD_EXCEEDED):
+            return _failure(_complaint(name, ended))
+        text = ended.text
+        if name in _WRITTEN:
+            file = (Path(empty) if needs_folder else words.folder / str(words.save_dir)) / _WRITTEN[name]
+            text = file.read_text("utf-8") if file.is_file() else ""
+    if not text.strip():
+        is_done = ended.status == 0 and name not in _WRITTEN
+        return CallToolResult(content=[TextContent(text="Done.")]) if is_done else _failure(_complaint(name, ended))
     left_out: dict[str, int] = {}
-    shown = _cut(document, rows, "", left_out)
+    shown = _cut(json.loads(text), words.rows, "", left_out)
     if left_out:
         shown["left_out"] = left_out
-    texts = [json.dumps(shown), *([remark] if remark else [])]
+    texts = [json.dumps(shown), *[_OVER] * (ended.status == THRESHOLD_EXCEEDED)]
     return CallToolResult(content=[TextContent(text=text) for text in texts], structured_content=shown)
 
 
 def _cut(value: Any, rows: int, place: str, left_out: dict[str, int]) -> Any:
-    """A value with the first rows of each list; `left_out` takes how many others there are, by place."""
+    """Return a value with the first rows of each list; `left_out` takes how many others there are, by place."""
     if isinstance(value, Mapping):
         return {name: _cut(inner, rows, f"{place}.{name}".lstrip("."), left_out) for name, inner in value.items()}
     if not isinstance(value, list):
@@ -323,7 +236,7 @@ def _cut(value: Any, rows: int, place: str, left_out: dict[str, int]) -> Any:
 
 
 def _complaint(command: str, ended: Ended) -> str:
-    """The command's own sentence and hint, behind the script's traceback; without them the last lines of stderr."""
+    """Return the command's own sentence and hint, behind the script's traceback; without them the end of stderr."""
     lines = ended.errors.splitlines()
     for begin in ("Traceback (most recent call last)", "Error: "):
         if rows := [row for row, line in enumerate(lines) if line.startswith(begin)]:
@@ -331,5 +244,5 @@ def _complaint(command: str, ended: Ended) -> str:
     return "\n".join([f"{command} ended with status {ended.status}.", *lines[-_MOST_LINES:]])
 
 
-def _refusal(sentence: str, hint: str) -> ToolError:
-    return ToolError(f"{sentence}\nHint: {hint}")
+def _failure(text: str) -> CallToolResult:
+    return CallToolResult(content=[TextContent(text=text)], is_error=True)
