@@ -3,7 +3,6 @@
     python -m benchmarks.allocator                     a modelled recording of a million operations
     python -m benchmarks.allocator --operations 200000
     python -m benchmarks.allocator --recordings DIR    also how many decisions of other people's recordings come out
-    python -m benchmarks.allocator --same-steps        replays of a training whose steps are alike, in Python and in C
 
 The recording is made by the model itself, so that every decision in it is one of torch's allocator: a training run of
 many layers with its parameters and optimizer state, activations that backward frees in reverse, and temporaries of
@@ -23,7 +22,6 @@ import time
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 from benchmarks.snapshot import Cost, measure
 
@@ -136,11 +134,7 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--recordings", type=Path)
-    parser.add_argument("--same-steps", action="store_true")
     arguments = parser.parse_args()
-    if arguments.same_steps:
-        _same_steps(arguments.operations, arguments.rounds)
-        return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "training.pickle"
         snapshot = Training(0).run(arguments.operations)
@@ -183,35 +177,6 @@ def _table(file: Path, rounds: int) -> bool:
     ratio = median(c.processor_seconds for c in table) / median(c.processor_seconds for c in alone)
     print(f"table to snapshot alone, processor: {ratio:.2f} (at most {MAX_TABLE_TO_SNAPSHOT})")
     return ratio > MAX_TABLE_TO_SNAPSHOT
-
-
-def _same_steps(num_operations: int, rounds: int) -> None:
-    """Replays of equal steps in Python and in C: the same."""
-    from tracer.allocator import compiled
-    from tracer.allocator import replay as replays
-    from tracer.allocator.history import read_history
-    from tracer.allocator.replay import program_of, replay
-    from tracer.allocator.settings import parse_settings
-    from tracer.snapshot.load import snapshot_in_memory
-    from tracer.snapshot.replay import replay as lives_of
-
-    snapshot = snapshot_in_memory(Training(0, scales=(1.0,)).run(num_operations))
-    (state,) = snapshot.devices
-    program = program_of(read_history(snapshot, state, lives_of(state, snapshot.settings)))
-    in_c = compiled.compiled_replay
-    print(f"{len(program.code):,} operations, seconds of a processor")
-    for text in ("", *SIX):
-        times: dict[str, list[float]] = {"Python": [], "C": []}
-        for _ in range(rounds):
-            outcomes = []
-            for name in times:
-                with patch.object(replays, "compiled_replay", in_c if name == "C" else lambda *_, **__: None):
-                    begin = time.process_time()
-                    outcomes.append(replay(program, parse_settings(text)))
-                    times[name].append(time.process_time() - begin)
-            assert outcomes[0] == outcomes[1]
-        seconds, c_seconds = (median(times[name]) for name in ("Python", "C"))
-        print(f"{text or 'as recorded'}: {seconds:.3f}, in C {c_seconds:.3f}, ratio {c_seconds / seconds:.3f}")
 
 
 def _agreement(folder: Path) -> None:

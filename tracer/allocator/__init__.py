@@ -2,6 +2,5 @@
 
 Nothing here imports torch or allocates memory. `CachingAllocator` decides where each request goes as torch's does;
 `history` and `start_state` turn a recording into what the model replays, `reproduce` holds the model against it, and
-`replay` runs it again under other settings; what a loop only repeats (`repeats`) it does not perform again.
-`compiled` has the replay in C, for long histories.
+`replay` runs it again under other settings.
 """

@@ -178,11 +178,6 @@ class PackingDriver:
         """Give the bytes back."""
         self.reserved -= size
 
-    @property
-    def lowest(self) -> int:
-        """The address below which fresh ones are given."""
-        return self._lowest
-
     def _whole_chunks(self, size: int) -> int:
         address = self._chunks.take_highest(_in_chunks(size))
         return self._fresh(size) if address is None else address

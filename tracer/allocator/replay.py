@@ -8,7 +8,6 @@ import numpy as np
 
 from tracer.allocator.blocks import Block, FreeBlocks
 from tracer.allocator.caching_allocator import CachingAllocator
-from tracer.allocator.compiled import compiled_replay
 from tracer.allocator.driver import ABOVE_ALL_DEVICES, PackingDriver
 from tracer.allocator.history import BEFORE_THE_RECORDING, FailedRequest, History, Need, Op, Requests
 from tracer.allocator.reserving import OutOfMemoryError
@@ -71,9 +70,6 @@ def replay(
     allocator = CachingAllocator(
         settings, driver=driver, device_bytes=capacity if start is None else None, torch_version=torch_version
     )
-    compiled = compiled_replay(program, allocator, capacity=capacity, goes_on=goes_on, top=driver.lowest, start=start)
-    if compiled is not None:
-        return compiled
     run = _ReplayRun(program, settings, allocator, goes_on=goes_on, start=start)
     failure = run.failure()
     return Need(
