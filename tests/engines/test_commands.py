@@ -6,6 +6,7 @@ import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,31 @@ def test_a_server_is_run_without_its_weights() -> None:
     assert engine.words == "vllm serve org/model --max-model-len 8192"
     given = ["serve", "org/model", "--max-model-len", "8192", "--load-format", "dummy"]
     assert engine.command == [sys.executable, "-m", "vllm.entrypoints.cli.main", *given]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trtllm-serve", "x"],
+        ["-m", "sglang.launch_server", "--model", "x"],
+        ["-m", "sglang.launch_server", "--", "--model", "x"],
+        ["sglang", "serve", "x"],
+    ],
+)
+@pytest.mark.parametrize("command", ["predict", "run", "fit"])
+def test_another_engine_gets_a_sentence(command: str, words: list[str]) -> None:
+    ended = CliRunner().invoke(app, [command, "--on", "h100", *words])
+    name = "TensorRT-LLM" if words[0] == "trtllm-serve" else "SGLang"
+    assert ended.exit_code == 1, ended.output
+    assert f"starts {name}, and vLLM is the only inference engine whose start is measured." in ended.stderr
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="this torch is vLLM's")
+@pytest.mark.parametrize("command", ["predict", "run", "fit"])
+def test_without_vllm_the_answer_is_how_to_install_it_beside(command: str) -> None:
+    ended = CliRunner().invoke(app, [command, "--on", "h100", "vllm", "serve", "m"])
+    assert ended.exit_code == 1, ended.output
+    assert "Error: vLLM is not installed for " in ended.stderr and "install this program in" in ended.stderr
 
 
 def test_a_server_that_is_sent_requests_listens_at_an_address_of_ours() -> None:
@@ -175,6 +201,7 @@ def test_the_search_for_a_number_of_gpus_ends_with_the_first_that_fits(
 
     monkeypatch.setattr(engine_run, "run_engine", run_engine)
     monkeypatch.setattr(engines, "start_on", devices_of)
+    monkeypatch.setattr(engines, "_check_installed", lambda: None)
     monkeypatch.setattr(engines, "on_null_gpu", lambda *_, **options: nullcontext())
     engine = engine_command("vllm", ["serve", "m"], is_module=False)
     assert engine is not None

@@ -49,6 +49,12 @@ def test_an_engine_that_fails_at_once_is_quoted_from_a_file_in_a_new_folder(tmp_
     assert "Traceback" in output.read_text("utf-8")
 
 
+def test_an_error_in_brackets_is_quoted_without_half_of_them(tmp_path: Path) -> None:
+    with pytest.raises(TracerError) as caught:
+        run_engine([sys.executable, "-m", "no_such_engine.cli"], tmp_path / "engine.txt")
+    assert str(caught.value).endswith("ModuleNotFoundError: No module named 'no_such_engine'")
+
+
 def test_an_option_that_the_engine_refuses_is_quoted_with_what_is_wrong(tmp_path: Path) -> None:
     """Pydantic says it in the line below its error, here behind the name of the process as vLLM prints it."""
     printed = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracer.engines.start import GRAPHS, EngineStart, StartStage, WorkerMemory, engine_start
+from tracer.engines.answer import answer_sentences, card_table
+from tracer.engines.start import GRAPHS, LEAST_OF_DRIVER_BYTES, EngineStart, StartStage, WorkerMemory, engine_start
 
 GIB = 1 << 30
 # A card of 80 GiB of which 72 may be used: 72 - 15 - 2 - 1 are left for the cache, and 1 GiB of it is a request.
@@ -122,3 +123,17 @@ def test_an_error_that_the_engine_has_caught_does_not_keep_it_from_starting() ->
 def test_an_engine_is_ready_when_all_of_its_workers_are() -> None:
     assert not start(replace(READY, num_workers=2)).is_ready
     assert not start(replace(READY, num_workers=2), replace(READY, rank=1, stage=StartStage.CACHE)).is_ready
+
+
+def test_the_drivers_memory_for_graphs_counts_in_the_verdict() -> None:
+    """8 GiB are free of 80 when graphs are captured: 2 of them are activations'."""
+    graphs = replace(READY, captures_graphs=True, driver_graphs_bytes=LEAST_OF_DRIVER_BYTES)
+    assert start(graphs).fits and graphs.free_bytes == READY.free_bytes - LEAST_OF_DRIVER_BYTES
+    assert len(answer_sentences(start(graphs))) == 2  # no driver keeps 8 GiB
+    narrow = start(replace(graphs, cache_bytes=62 * GIB))
+    assert narrow.fits and "no more than 2.00 GiB for CUDA graphs" in answer_sentences(narrow)[2]
+    full = start(replace(graphs, cache_bytes=64 * GIB - (100 << 20)))
+    assert not full.fits and full.limit.startswith("Memory would run out in the capture of CUDA graphs")
+    assert full.changes[0][0] == "--gpu-memory-utilization 0.85"
+    sizes = [size for size, *_ in card_table(full).rows]
+    assert sum(size for size in sizes if isinstance(size, int)) == full.worst.total_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from tracer.engines.vllm_changes import count_new_tokens
+from tracer.engines.vllm_changes import count_new_tokens, leave_out_warm_up
 from tracer.null_gpu.job.lone_rank import without_vllm_queues
 
 
@@ -41,6 +42,15 @@ def test_requests_get_a_token_unless_more_of_their_prompt_is_to_come(monkeypatch
     output, num_sampled, _ = _Runner().sample(None, batch, None)
     assert output == "output" and _Output(num_sampled).get_output() == [1, 0, 1]
     assert _Output(torch.ones(2, dtype=torch.int32)).get_output() == [1, 1]  # not of a step: a warm-up
+
+
+@pytest.mark.parametrize("given", ["full", None])
+def test_deep_gemm_is_not_warmed_up_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP", given or "")
+    if given is None:
+        monkeypatch.delenv("VLLM_DEEP_GEMM_WARMUP")
+    leave_out_warm_up()
+    assert os.environ["VLLM_DEEP_GEMM_WARMUP"] == (given or "skip")
 
 
 class _Queue:

@@ -18,7 +18,7 @@ import typer
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.commands.script import no_card_named
-from tracer.errors import UsageError
+from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import print_json, say, screen, show
 from tracer.results.files import ENGINE_JSON, PAGE
 
@@ -83,6 +83,44 @@ class EngineCommand:
         return bool(models) and not any("tokenizer" in name or name.startswith("vocab") for name in names)
 
 
+_OTHER_PROGRAMS: Final = {
+    "trtllm-serve": "TensorRT-LLM",
+    "trtllm-bench": "TensorRT-LLM",
+    "sglang": "SGLang",
+    "text-generation-launcher": "Text Generation Inference",
+    "lmdeploy": "LMDeploy",
+}
+_OTHER_MODULES: Final = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "lmdeploy": "LMDeploy"}
+
+
+def _refuse_other_engine(script: str, *, is_module: bool) -> None:
+    """Say that no other engine's start is measured.
+
+    Raises:
+        TracerError: The command is that of another engine.
+    """
+    name = _OTHER_MODULES.get(script.partition(".")[0]) if is_module else _OTHER_PROGRAMS.get(Path(script).name)
+    if name is not None and not (not is_module and Path(script).is_file() and Path(script).suffix == ".py"):
+        raise TracerError(
+            f"{script} starts {name}, and vLLM is the only inference engine whose start is measured.",
+            hint="Ask about `vllm serve` with the same model: its weights take as much, its KV cache is vLLM's.",
+        )
+
+
+def _check_installed() -> None:
+    """Check that vLLM can be imported here.
+
+    Raises:
+        TracerError: It cannot.
+    """
+    if find_spec("vllm") is None:
+        raise TracerError(
+            f"vLLM is not installed for {sys.executable}.",
+            hint="It brings a torch of its own: install this program in vLLM's environment, or both in a new one, and "
+            "run the command there.",
+        )
+
+
 def _takes_scale_out() -> bool:
     """Return whether vLLM takes token ids only with an option; its source is searched, as an import is slow."""
     spec = find_spec("vllm")
@@ -96,8 +134,12 @@ def engine_command(script: str, arguments: Sequence[str] | None, *, is_module: b
 
     `vllm serve MODEL` and `-m vllm.entrypoints.openai.api_server --model MODEL` are such commands, and so are
     `vllm bench latency` and `throughput`, which send made-up requests; a script that makes a `vllm.LLM` is a script.
+
+    Raises:
+        TracerError: It starts another engine.
     """
     given = tuple(arguments or ())
+    _refuse_other_engine(script, is_module=is_module)
     if is_module and script in _SERVERS:
         return EngineCommand(script, given, shlex.join(["python", "-m", script, *given]))
     is_server = given[:1] == ("serve",)
@@ -131,6 +173,7 @@ def answer_engine(
         raise UsageError(
             "vllm bench sends requests of its own.", hint="--requests is for a server, such as vllm serve."
         )
+    _check_installed()
     devices = start_on(on.on) if on.on is not None else None  # before a folder is made: the process begins again
     if devices is not None and not quiet:
         say_where(devices)
@@ -199,6 +242,7 @@ def fit_engine(
     """
     if on.on is None:
         raise no_card_named(engine.arguments)
+    _check_installed()
     say_where(start_on(on.on))
     from tracer.engines.answer import change_sentences, print_engines
 

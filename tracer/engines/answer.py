@@ -14,7 +14,14 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from tracer.engines.start import EngineStart, StartStage, WorkerMemory, replaced_options
+from tracer.engines.start import (
+    LEAST_OF_DRIVER_BYTES,
+    MOST_OF_DRIVER_BYTES,
+    EngineStart,
+    StartStage,
+    WorkerMemory,
+    replaced_options,
+)
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.screen.text import print_table, say
 from tracer.exporters.tables import Cell, Table, columns
@@ -53,14 +60,26 @@ def print_engine(start: EngineStart, console: Console, *, command: str, computed
 def answer_sentences(start: EngineStart) -> tuple[str, ...]:
     """Return the KV cache and its tokens, what limits the requests, and what requests have taken if some have run."""
     worker = start.worst
+    sentences = _verdict(start), start.limit, *_driver_sentences(start)
     if not worker.num_batches:
-        return _verdict(start), start.limit
+        return sentences
     served = (
         f"{some(worker.num_batches, 'batch', 'batches')} of requests, and the warm-up, took "
         f"{format_bytes(worker.served_bytes)} at most beside the rest; the profiled batch took "
         f"{format_bytes(worker.activation_bytes)}."
     )
-    return _verdict(start), start.limit, served
+    return *sentences, served
+
+
+def _driver_sentences(start: EngineStart) -> tuple[str, ...]:
+    """Return a sentence if the driver's memory for CUDA graphs may be more than is free."""
+    worker, free_bytes = start.worst, start.free_at_capture_bytes + start.worst.driver_graphs_bytes
+    if not start.fits or not worker.driver_graphs_bytes or free_bytes >= MOST_OF_DRIVER_BYTES:
+        return ()
+    return (
+        f"It starts if the driver keeps no more than {format_bytes(free_bytes)} for CUDA graphs: public logs have "
+        f"{format_bytes(LEAST_OF_DRIVER_BYTES)} to {format_bytes(MOST_OF_DRIVER_BYTES)}.",
+    )
 
 
 def lacking_sentences(start: EngineStart, *, computed: bool) -> tuple[str, ...]:
@@ -143,7 +162,14 @@ def _parts(worker: WorkerMemory, cache_tokens: int | None) -> Iterator[tuple[int
     batch = f" at the profiled batch: {worker.batched_tokens:,} tokens, {worker.max_requests:,} requests"
     yield worker.activation_bytes, "activations", batch
     if worker.captures_graphs:
-        yield worker.graphs_bytes, "CUDA graphs", ", without what the driver keeps for them"
+        yield worker.graphs_bytes, "CUDA graphs", ""
+        if worker.driver_graphs_bytes:
+            most = format_bytes(MOST_OF_DRIVER_BYTES)
+            yield (
+                worker.driver_graphs_bytes,
+                "the driver's for CUDA graphs",
+                f": at least; public logs have up to {most}",
+            )
     yield worker.other_bytes, "buffers and workspaces of the engine", ""
     yield worker.outside_bytes, "outside of torch's allocator", ": CUDA's context, libraries"
     share = f"--gpu-memory-utilization {worker.utilization:g} gives {format_bytes(worker.limit_bytes)}"

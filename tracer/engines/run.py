@@ -81,7 +81,9 @@ def send_requests(port: int, num_requests: int, context_tokens: int, *, is_runni
 def _wait_until_it_listens(port: int, is_running: Callable[[], bool]) -> None:
     while _answer(port, "GET", "/health")[0] != http.client.OK:
         if not is_running():
-            raise TracerError("The engine ended before it served.", hint="engine.txt in --save-dir says why.")
+            raise TracerError(
+                "The engine ended before it served.", hint="With --save-dir DIR engine.txt there says why."
+            )
         time.sleep(_LOOK_EVERY_S)
 
 
@@ -177,7 +179,7 @@ def run_engine(
     if start is None:
         raise TracerError(
             f"The engine ended before it had chosen a GPU: {_last_line(output)}",
-            hint=f"{OUTPUT} in --save-dir has all that it printed.",
+            hint=f"With --save-dir DIR all that it printed is kept, in {OUTPUT} there.",
         )
     if start.is_ready or start.failure or start.worst.failure:
         return start
@@ -231,4 +233,6 @@ def _last_line(output: Path) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     found = (_ERROR.search(line) for line in lines if "See root cause above" not in line)
     errors = [match[0] for match in found if match is not None]
-    return (errors or lines or ["it printed nothing"])[-1]
+    last = (errors or lines or ["it printed nothing"])[-1]
+    # runpy's sentence has the error in brackets
+    return last.removesuffix(")") if last.count(")") > last.count("(") else last

@@ -13,6 +13,10 @@ from tracer.units import format_bytes
 KEPT_FREE_BYTES: Final = 150 << 20
 """What vLLM itself leaves free of a card, in the sizes of `--kv-cache-memory` that it suggests."""
 
+LEAST_OF_DRIVER_BYTES: Final = 276 << 20
+MOST_OF_DRIVER_BYTES: Final = 2662 << 20
+"""What NVIDIA's driver keeps for the CUDA graphs that vLLM captures: 0.27 to 2.6 GiB in public logs."""
+
 GRAPHS: Final = "capture of CUDA graphs"
 """The part of the warm-up in which memory often ends."""
 
@@ -55,6 +59,7 @@ class WorkerMemory:
     other_bytes: int = 0  # Reserved by torch's allocator after the profile, without the weights
     outside_bytes: int = 0  # On the card and not in torch's allocator, after the profile
     graphs_bytes: int = 0  # What the capture of CUDA graphs took of the card
+    driver_graphs_bytes: int = 0  # The least that a driver keeps for these graphs, where the null GPU's takes nothing
     captures_graphs: bool = False
     available_bytes: int | None = None  # For the KV cache, as the engine worked it out; may be negative
     cache_bytes: int = 0  # Allocated for the KV cache
@@ -88,6 +93,7 @@ class WorkerMemory:
             + self.other_bytes
             + self.outside_bytes
             + self.graphs_bytes
+            + self.driver_graphs_bytes
             + self.cache_bytes
         )
 
@@ -115,7 +121,13 @@ class EngineStart:
     @property
     def fits(self) -> bool:
         """Return whether the engine would serve requests of the asked length."""
-        return self.is_ready
+        return self.is_ready and self.free_at_capture_bytes >= 0
+
+    @property
+    def free_at_capture_bytes(self) -> int:
+        """Return what CUDA graphs leave free when they are captured: activations are not in use then."""
+        worker = self.worst
+        return worker.free_bytes + worker.activation_bytes if worker.driver_graphs_bytes else 0
 
     @property
     def largest_context(self) -> int | None:
@@ -139,6 +151,12 @@ class EngineStart:
         worker = self.worst
         if not self.is_ready:
             return self._why_it_failed
+        if not self.fits:
+            return (
+                f"Memory would run out in the {GRAPHS}: for these the driver keeps "
+                f"{format_bytes(LEAST_OF_DRIVER_BYTES)} at least, {format_bytes(-self.free_at_capture_bytes)} more "
+                "than is free."
+            )
         length = f"{worker.context_tokens:,} tokens"
         if self.concurrency is None:
             return f"The engine did not say how many requests of {length} its KV cache holds."
@@ -184,6 +202,8 @@ class EngineStart:
         worker = self.worst
         if self.fits:
             return self._for_more_requests
+        if self.is_ready:
+            return self._for_a_warm_up
         failed_in = StartStage(worker.stage).following
         if failed_in is StartStage.CACHE and worker.available_bytes is not None:
             return tuple(self._for_a_cache)
@@ -230,7 +250,7 @@ class EngineStart:
         more = format_bytes(int((worker.utilization - lower) * worker.total_bytes))
         fewer = f"--max-num-seqs {max(1, worker.max_requests // 4)}"
         utilization = f"--gpu-memory-utilization {lower:g}", f"leaves {more} more of the card beside the KV cache"
-        if worker.failed_in == GRAPHS:
+        if worker.failed_in == GRAPHS or self.is_ready:
             eager = "--enforce-eager", "captures no graphs; each step is slower"
             return utilization, (fewer, "captures fewer and smaller graphs"), eager
         if "sampler" in worker.failure:

@@ -41,6 +41,14 @@ def _with_counts(module: Any) -> None:
     module.GPUModelRunner.sample, module.AsyncOutput.get_output = sample, get_output
 
 
+def leave_out_warm_up() -> None:
+    """Have vLLM start without the warm-up of DeepGEMM's kernels, unless the environment asks for it.
+
+    It frees what it allocates, and compiles its first kernel with nvcc.
+    """
+    os.environ.setdefault("VLLM_DEEP_GEMM_WARMUP", "skip")
+
+
 _SAMPLING: Final = "sampling"
 
 

@@ -19,8 +19,8 @@ from tracer.capture.device.device_blocks import SLEEP_MODULE, follow_sleep, priv
 from tracer.capture.device.devices import cuda_device
 from tracer.capture.device.memory_counters import Counters, read_counters
 from tracer.capture.device.phase_ledger import PhaseLedger
-from tracer.engines.start import GRAPHS, StartStage, WorkerMemory
-from tracer.engines.vllm_changes import count_new_tokens, leave_out_sampling_kernels
+from tracer.engines.start import GRAPHS, LEAST_OF_DRIVER_BYTES, StartStage, WorkerMemory
+from tracer.engines.vllm_changes import count_new_tokens, leave_out_sampling_kernels, leave_out_warm_up
 from tracer.exporters.files import write_json
 from tracer.loaded_modules import when_loaded
 from tracer.null_gpu.process import is_active
@@ -45,6 +45,7 @@ def report_to(folder: Path) -> None:
     logger.addHandler(_EngineWords(folder))
     if is_active():
         leave_out_sampling_kernels()
+        leave_out_warm_up()
         count_new_tokens()
     if not PhaseLedger.is_followed:  # else this is the process of the script that `run` follows
         ledger_of_process(f"vLLM, {multiprocessing.current_process().name}", folder).__enter__()
@@ -257,7 +258,8 @@ class _WorkerReport:
         The figure of vLLM 0.11 is too small by the cached memory that the capture releases.
         """
         pool_bytes = private_pool_bytes(torch.cuda.current_device()) - self._pool_bytes
-        self._update(graphs_bytes=max(int(result or 0), pool_bytes))
+        driver_bytes = LEAST_OF_DRIVER_BYTES if is_active() else 0  # a real one's is in the runner's figure
+        self._update(graphs_bytes=max(int(result or 0), pool_bytes), driver_graphs_bytes=driver_bytes)
 
     def _ready(self, before: Counters, after: Counters, result: Any, arguments: tuple[Any, ...]) -> None:
         self._stage_ended(StartStage.READY, before, after)
