@@ -2,8 +2,7 @@
 
     uv run python -m benchmarks.recording [--models fno16 resnet50] [--markdown]
 
-One cycle of three steps each. Beside the file: its columns in memory, and the trace that torch.profiler itself would
-leave of the same cycle, packed by gzip, which holds less (no data flow, no stacks of operators, no observations).
+One cycle of three steps each. Beside the file: its columns in memory.
 Times are wall time and processor time of the fastest of some rounds.
 """
 
@@ -14,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tracer.sessions.stored_results import kept_run, results_of
 from tracer.sessions.workload_run import run_profile
 
 NUM_ROUNDS = 3
-COLUMNS = ("model", "events", "in memory, B/event", "file, B/event", "file", "torch's trace, B/event")
+COLUMNS = ("model", "events", "in memory, B/event", "file, B/event", "file")
 TIMES = ("save", "load", "explain again", "the same, us/event")
 
 
@@ -54,15 +53,13 @@ def fastest(call: Callable[[], Any]) -> Spent:
 
 def record(name: str) -> KeptRun:
     schedule = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=1)
-    return kept_run(run_profile(MODELS[name].build(), schedule=schedule, timing=False, trace=True))
+    return kept_run(run_profile(MODELS[name].build(), schedule=schedule, timing=False))
 
 
 def measured(name: str, folder: Path) -> list[str]:
     """One row of the table."""
-    with_trace = record(name)
-    columns = kept_run_columns(with_trace)
-    trace_bytes = columns.pop("trace.packed").nbytes
-    kept = replace(with_trace, trace=None)
+    kept = record(name)
+    columns = kept_run_columns(kept)
     path = folder / f"{name}.npz"
     save = fastest(lambda: save_kept_run(path, kept))
     load = fastest(lambda: load_kept_run(path))
@@ -76,7 +73,6 @@ def measured(name: str, folder: Path) -> list[str]:
         f"{in_memory / num_events:.1f}",
         f"{size_bytes / num_events:.1f}",
         f"{size_bytes / 1e6:.2f} MB",
-        f"{trace_bytes / num_events:.1f}",
         str(save),
         str(load),
         str(explain),

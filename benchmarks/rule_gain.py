@@ -7,9 +7,9 @@ Snapshots: the public recordings of `benchmarks.snapshot_kinds`, and the program
 records and cuts: those of tests/truth, those drawn at random, and further ones; whole and begun after a warm-up, and
 each of them with C++ frames and with Python's alone; and those of which `max_entries` has pushed out the beginning.
 Recordings: the programs of tests/truth beside the bookkeeper, on the CPU, or with `--on` on a card as the null GPU has
-it, and there the drawn ones too; traces of the tests' workloads, beside the runs that they are of; compiled programs,
-beside what autograd saved of them. With both in FOLDER, the table has both. The same recordings count once more without
-what a session knows of live tensors, as a profiler of the program's own has them ("bare").
+it, and there the drawn ones too; compiled programs, beside what autograd saved of them. With both in FOLDER, the table
+has both. The same recordings count once more without what a session knows of live tensors, as a profiler of the
+program's own has them ("bare").
 What is recorded stays in FOLDER. Each program counts the same in its set.
 
 The table has, for each rule and set, how many percent points fewer are right and how many more are wrong without the
@@ -39,12 +39,9 @@ from unittest.mock import patch
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import cut_recordings, snapshot_kinds
 from benchmarks.further_programs import PROGRAMS as FURTHER
-from tests.training_steps import WORKLOADS, Workload
 from tests.truth.bookkeeper import Alive, Instant
 from tests.truth.catalogue import entry_of, names
 from tests.truth.isolate import in_fresh_process
@@ -368,52 +365,6 @@ def run_beside(name: str, *, is_on_device: bool) -> tuple[Beside, Beside] | None
     return session, bare
 
 
-def loaded_batches() -> Workload:
-    """A loop over a loader, which keeps each batch until it has the next one."""
-    model, data = torch.nn.Linear(512, 64), TensorDataset(torch.randn(2048, 512))
-    optimizer, batches, held = torch.optim.SGD(model.parameters()), iter(DataLoader(data, 64)), {}
-
-    def step() -> None:
-        (held["batch"],) = next(batches)
-        model(held["batch"]).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return Workload(step, model, optimizer, parameters=tuple(model.parameters()))
-
-
-def judge_trace(name: str) -> Sums:
-    """The trace of a workload; what the run says of the same blocks is right."""
-    from tests.trace.test_own_runs import KNOWN_TO_DIFFER, both
-
-    WORKLOADS.setdefault("loaded_batches", loaded_batches)
-    sums = Sums()
-    with facts_noted() as noted:
-        run, trace = both(name)
-    made = [np.flatnonzero(cycle.lifetimes.allocation >= 0) for cycle in (run, trace)]
-    if len(made[0]) != len(made[1]):
-        return sums
-    of_run, of_trace = (
-        rows[np.argsort(cycle.lifetimes.made_at[rows], kind="stable")]
-        for cycle, rows in zip((run, trace), made, strict=True)
-    )
-    true = dict(zip(of_trace.tolist(), map(Kind, run.blocks.kind[of_run].tolist()), strict=True))
-
-    def what(row: int, said: int) -> int:
-        kind, pair = Kind(said), (true[row].name, Kind(said).name)
-        if kind in snapshot_kinds.SILENT:
-            return UNKNOWN
-        return RIGHT if kind == true[row] or (pair in KNOWN_TO_DIFFER and kind == Kind.TEMPORARY) else WRONG
-
-    said: Counter[Said] = Counter()
-    facts = _facts_of(trace, noted)
-    sizes = trace.lifetimes.size_bytes[of_trace].tolist()
-    for rules, size in zip(said_of(profiles.RULES, facts, of_trace, (), what), sizes, strict=True):
-        said[rules] += size
-    sums.add(said, {})
-    return sums
-
-
 def judge_compiled(name: str) -> Sums:
     """What compiled code made in the last step: an activation if autograd saved it, and else none.
 
@@ -469,10 +420,7 @@ def record_recordings(folder: Path, num_programs: int, *, is_on_device: bool) ->
         jobs.append(("random", name, partial(run_beside, name, is_on_device=True)))
     if not is_on_device:
         builds = (*compiled_programs.PROGRAMS, *compiled_programs.WITHOUT_INDUCTOR)
-        for label, judge, chosen in (
-            ("traces", judge_trace, [*WORKLOADS, "loaded_batches"]),
-            ("compiled", judge_compiled, [build.__name__ for build in builds]),
-        ):
+        for label, judge, chosen in (("compiled", judge_compiled, [build.__name__ for build in builds]),):
             jobs += [(label, name, partial(_value, judge, name)) for name in chosen]
 
     def run(job: tuple[str, str, Callable[[], Any]]) -> None:

@@ -40,7 +40,7 @@ FOLDER_VARIABLE = "TEST_PROCESSES"
 _LOADED = (
     *("torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor.graph", "torch.distributed.fsdp"),
     *("tracer.commands.app", "tracer.sessions.training_profile", "tracer.sessions.output_files"),
-    *(f"tracer.commands.{name}" for name in ("run", "predict", "fit", "check", "snapshot", "trace", "diff", "report")),
+    *(f"tracer.commands.{name}" for name in ("run", "predict", "fit", "check", "snapshot", "diff", "report")),
     *("pydantic", "pytest", "tests.truth.running"),
 )
 

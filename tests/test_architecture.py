@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _BASE = {"tracer.arrays", "tracer.block_sizes", "tracer.errors", "tracer.units", "tracer.collector",
          "tracer.command_line", "tracer.loaded_modules", "tracer.nested", "tracer.openmp_threads", "tracer.user_cache",
          "tracer.working_folder", "tracer.own_files"}  # fmt: skip
-_RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator", "tracer.trace"}
+_RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
 _FOUND = {*_MEANS, "tracer.null_gpu", "tracer.changes", "tracer.rehearsal"}
@@ -56,7 +56,6 @@ ROOMS: dict[str, set[str]] = {
     "tracer.workloads": _BASE,
     "tracer.capture": _BASE,
     "tracer.snapshot": _BASE,
-    "tracer.trace": {*_BASE, "tracer.capture", "tracer.snapshot"},
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},
@@ -80,7 +79,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tracer.analysis.compiled",
         "tracer.analysis.profiles",
         "tracer.analysis.operators",
-        "tracer.analysis.times",
         "tracer.analysis.steps",
     ),
     "tracer.capture": (
@@ -425,13 +423,11 @@ def test_each_test_of_analysis_is_of_a_file() -> None:
         assert (ROOT / "tracer" / tested).is_file(), path
 
 
-# On a laptop without a GPU, in a moment; torch takes three seconds and 600 MB, more than a trace of a million events.
+# On a laptop without a GPU, in a moment; torch takes three seconds and 600 MB.
 _READ = [m for m in MODULES if room_of(m) in ("tracer.snapshot", "tracer.allocator")]
 WITHOUT_TORCH = {
     "snapshots": ([*_READ, *(m for m in MODULES if m.startswith("tracer.analysis.snapshots."))],
                   "tracer.capture.recording"),
-    "traces": ([f"tracer.{name}" for name in ("results.trace_report", "exporters.trace_times", "commands.trace")],
-               "torch"),
     "commands": ([f"tracer.commands.{name}" for name in ("profile", *Program.summaries)], "numpy"),
 }  # fmt: skip
 

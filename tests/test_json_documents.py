@@ -18,7 +18,6 @@ from tests.engines.test_start import READY
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
-from tests.trace import chrome
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
@@ -109,27 +108,6 @@ def folder(path: Path, size: int) -> Path:
     peak = {"device": "cpu", "peak_bytes": size, "phase": None, "rows": [asdict(peak_row(size))]}
     (path / "peak.json").write_text(json.dumps(peak))
     return path
-
-
-def test_every_key_of_a_traces_answer_is_described(tmp_path: Path) -> None:
-    events = [*chrome.training_step(), chrome.kernel("relu", 12, 3, launched_by=11)]
-    found = answer("trace", chrome.write(tmp_path / "trace.json", events), "--json")
-    check_header(found, "trace", "`trace --json`")
-    assert {*keys("peak.json")} - {"values_read"} <= {*found["memory"], "values_read"}
-    assert list(found["times"]) == keys("Times of a trace")
-    assert undescribed(found["times"], "Times of a trace") == []
-
-
-def test_every_key_of_several_traces_answer_is_described(tmp_path: Path) -> None:
-    for number in range(2):
-        chrome.write(
-            tmp_path / f"{number}.json", [*chrome.training_step(), chrome.kernel("ncclKernel", 12, 3 + number)]
-        )
-    (tmp_path / "odd.json").write_text("")
-    found = answer("trace", tmp_path, "--json")
-    check_header(found, "trace job", "`trace --json` of several traces")
-    headings = ("`trace --json` of several traces", "Times of a trace")
-    assert undescribed([found["ranks"], found["unreadable"]], *headings) == []
 
 
 def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Path) -> None:

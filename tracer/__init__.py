@@ -36,7 +36,6 @@ The folders are the data flow: what happened, what it means, who wants to know.
     workloads/         how a model, a file:factory or a step function becomes a training step
     capture/           what happened: the only rooms that touch a running torch
     snapshot/          what happened, from a file: allocator snapshots of any age and machine
-    trace/             what happened, from a file: traces of torch.profiler's, as recordings
     allocator/         the caching allocator as a model: settings, allocate and free, replay of a history
     rehearsal/         what would happen: steps on tensors without memory, and what a CUDA device does differently
     analysis/          what it means: pure functions from columns to frozen findings

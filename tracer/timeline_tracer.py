@@ -25,7 +25,6 @@ from tracer.capture.device import devices
 from tracer.capture.device.memory_counters import CounterReading, with_reading
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.capture.profiler.trace_store import TraceStore
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
 from tracer.capture.sources.source_files import forget_files
@@ -35,7 +34,7 @@ from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
 
 if TYPE_CHECKING:
-    from tracer.capture.recording import ProfilerTrace
+    pass
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +70,6 @@ class TimelineTracer:
         out_file: str | Path | None = None,
         device: str | torch.device | None = None,
         *,
-        trace_file: str | Path | None = None,
-        keep_traces: bool = False,
         module_names: Mapping[int, str] | None = None,
         known: Callable[[], KnownStorages] | None = None,
         compiled: Callable[[Iterable[Recording]], CompiledCode] | None = None,
@@ -84,10 +81,6 @@ class TimelineTracer:
             out_file: Where to write max_mem.txt; None writes nothing.
             device: The device to explain; without an index the current one of its type. By default the accelerator
                 that held most, else the CPU.
-            trace_file: Where to write the profiler's trace of the worst cycle with memory above the operators,
-                trace.json.gz for Perfetto; None writes nothing. Torch gives each cycle's trace only once, so nobody
-                else can export it then.
-            keep_traces: Whether to keep what `trace` gives also without a file.
             module_names: Dotted names of the model's modules by `id()`; without them paths are made of class names.
             known: Gives the live tensors observed, once the run is over.
             compiled: Gives what torch.compile made of the code in these recordings; by default what is known of it
@@ -98,9 +91,7 @@ class TimelineTracer:
         self.out_file = None if out_file is None else Path(out_file)
         self.device = None if device is None else str(device)
         self._probable_device = probable_device
-        self.trace_file = None if trace_file is None else Path(trace_file)
         self.preferred: str | None = None
-        self._traces = TraceStore() if keep_traces or trace_file is not None else None
         self._module_names = module_names
         self._compiled = compiled or CompileWatch().code
         self._known = known
@@ -111,7 +102,7 @@ class TimelineTracer:
     def __call__(self, prof: Any) -> None:
         """Read what the profiler has just recorded; nothing records meanwhile."""
         self.adder(prof)()
-        if self.out_file is not None or self.trace_file is not None:
+        if self.out_file is not None:
             self._finish_when_stopped(prof)
 
     def adder(self, prof: Any) -> Callable[[], None]:
@@ -128,8 +119,6 @@ class TimelineTracer:
         """Forget the first of the cycles."""
         self._findings = None
         del self._kept[0]
-        if self._traces is not None:
-            self._traces.forget_first()
 
     @property
     def num_cycles(self) -> int:
@@ -159,8 +148,6 @@ class TimelineTracer:
             return
         if cycle.recording is None:
             cycle.recording = read_recording(cycle.results)
-        if self._traces is not None:
-            self._traces.add(cycle.results)
         cycle.results = None
 
     def _finish_when_stopped(self, prof: Any) -> None:
@@ -191,7 +178,7 @@ class TimelineTracer:
         except TracerError as problem:
             if in_flight is None:
                 raise
-            in_flight.add_note(f"{self.out_file or self.trace_file} was not written: {problem}")
+            in_flight.add_note(f"{self.out_file} was not written: {problem}")
 
     @property
     def findings(self) -> Findings:
@@ -211,21 +198,6 @@ class TimelineTracer:
                     cycle.recording = with_lines_of_nodes(recording, code.graphs)
                 self._findings = put_together(self._cycles(code), compiled=code)
         return self._findings
-
-    @property
-    def trace(self) -> ProfilerTrace | None:
-        """The profiler's trace of the cycle with the largest peak; None if traces are not kept.
-
-        Raises:
-            RecordingError: As `findings`.
-        """
-        return self.trace_of(self.findings.worst) if self._traces is not None else None
-
-    def trace_of(self, cycle: CycleFindings) -> ProfilerTrace | None:
-        """The profiler's trace of a cycle; None if traces are not kept."""
-        if self._traces is None:
-            return None
-        return self._traces.trace(next(i for i, read in enumerate(self._recordings) if read.ops is cycle.recording.ops))
 
     def _cycles(self, code: CompiledCode) -> list[CycleFindings]:
         known = self._known() if self._known is not None else None
@@ -273,13 +245,9 @@ class TimelineTracer:
             RecordingError: No cycle was recorded, or nothing was allocated on the device.
             OutputError: A file cannot be written.
         """
-        from tracer.exporters.trace import write_trace
-
         findings = self.findings
         if self.out_file is not None:
             write_max_mem(findings.breakdown, [cycle.peak for cycle in findings.averaged], self.out_file)
-        if self.trace_file is not None and (trace := self.trace) is not None:
-            write_trace(trace, findings.worst, self.trace_file)
         return findings
 
 

@@ -11,7 +11,6 @@ from typer.testing import CliRunner, Result
 import main
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
-from tests.trace import chrome
 from tracer.command_line import in_role
 from tracer.commands.browser import opened
 
@@ -42,9 +41,7 @@ def test_the_page_that_was_named_is_shown(snapshot: Path, shown: list[str], tmp_
     page = tmp_path / "a page.html"
     for command in (("snapshot", snapshot), ("diff", snapshot, snapshot)):
         assert called(*command, "--html", page, "--open").exit_code == 0
-    trace = chrome.write(tmp_path / "trace.json", chrome.training_step())
-    assert called("trace", trace, "--save-dir", tmp_path / "out", "--open").exit_code == 0
-    assert shown == [page.as_uri(), page.as_uri(), (tmp_path / "out/memory_timeline.html").as_uri()]
+    assert shown == [page.as_uri(), page.as_uri()]
 
 
 def test_without_a_name_the_page_is_in_a_new_folder(snapshot: Path, shown: list[str], tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_what_may_be_repeated_is_a_list_or_one(project: Path) -> None:
         assert "The setting 'nonsense' is not a name" in error("snapshot", "nowhere.pickle")
 
 
-@pytest.mark.parametrize("others", ['verify = true\ninput = "3x4"', "trace = true"])
+@pytest.mark.parametrize("others", ['verify = true\ninput = "3x4"'])
 def test_a_shared_default_is_no_mistake_where_a_command_has_no_use_for_it_or_its_name(
     project: Path, others: str
 ) -> None:
@@ -123,9 +123,7 @@ def test_help_names_the_program_as_it_was_called(words: list[str]) -> None:
     assert f"Usage: {name} run" in done.stdout and f"  {name} run --save-dir profile train.py" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["run"], ["predict"], ["check"], ["snapshot"], ["trace"], ["diff"], ["report"]]
-)
+@pytest.mark.parametrize("command", [[], ["run"], ["predict"], ["check"], ["snapshot"], ["diff"], ["report"]])
 def test_at_60_columns_no_word_of_the_help_is_broken(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def words(columns: int) -> list[str]:
         return CliRunner().invoke(main.app, [*command, "--help"], env={"COLUMNS": str(columns)}).stdout.split()

@@ -108,7 +108,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     """One run from start to finish."""
     folder = tmp_path_factory.mktemp("run") / "results"
     with own_state():
-        return run(*TINY, *SHORT, "--n-repeats", 2, "--trace", "--keep-recording", "--save-dir", folder), folder
+        return run(*TINY, *SHORT, "--n-repeats", 2, "--keep-recording", "--save-dir", folder), folder
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_a_run_by_the_command_line_is_written_again_to_the_byte(tmp_path: Path) 
     """By another process, in another folder."""
     first, again = tmp_path / "first", tmp_path / "again"
     with own_state():
-        code, out, err = run(*TINY, *SHORT, "--trace", "--keep-recording", "--save-dir", first)
+        code, out, err = run(*TINY, *SHORT, "--keep-recording", "--save-dir", first)
     assert code == 0
     assert names_in(first) == FILES
     assert " bytes an event)" in err.splitlines()[-2]

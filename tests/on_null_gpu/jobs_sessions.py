@@ -110,7 +110,7 @@ def train(
     """Profile a loop of steps."""
     counted = []
     with tempfile.TemporaryDirectory() as folder:
-        session = profile_training(model, optimizer, save_dir=folder, schedule=PLAN, device=device, trace=True)
+        session = profile_training(model, optimizer, save_dir=folder, schedule=PLAN, device=device)
         with session:
             for index in range(PLAN.num_steps):
                 for number in range(2):

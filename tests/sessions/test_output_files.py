@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 
 @cache
 def results() -> RunResults:
-    return run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True, keep_recording=True)
+    return run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), keep_recording=True)
 
 
 def write(folder: Path, run: RunResults | None = None, **options: Any) -> dict[str, Written]:
@@ -113,7 +113,6 @@ def test_each_is_told_as_soon_as_it_is_there(tmp_path: Path) -> None:
     ("lacks", "written"),
     [
         ({"timings": None}, set(FILES) - {"cuda_timing.txt"}),
-        ({"trace": None}, set(FILES) - {"trace.json.gz"}),
         ({"keep_recording": False}, set(FILES) - {"recording.npz"}),
         ({"findings": None}, {"cuda_timing.txt", "recording.npz"}),
     ],
@@ -179,9 +178,9 @@ def test_what_several_files_are_made_of_is_worked_out_once(tmp_path: Path, monke
 def test_a_run_that_computed_nothing_has_no_times_and_says_so_in_every_file(tmp_path: Path) -> None:
     """The same results, as if the device had computed nothing: with times in them, which nobody may see."""
     nothing = dataclasses.replace(results(), origin=RunOrigin.here(caveat="Nothing was computed."), timings=None)
-    written = write_outputs(dataclasses.replace(nothing, trace=None), tmp_path)
+    written = write_outputs(dataclasses.replace(nothing), tmp_path)
     names = {each.path.name for each in written if each.error is None}
-    assert names.isdisjoint({"run_time_report.sqlite", "cuda_timing.txt", "trace.json.gz"})
+    assert names.isdisjoint({"run_time_report.sqlite", "cuda_timing.txt"})
     for name in ("max_mem.txt", "memory_timeline.html", "memory_report.sqlite"):
         assert b"Nothing was computed." in (tmp_path / name).read_bytes(), name
     document = json.loads((tmp_path / "peak.json").read_text("utf-8"))

@@ -49,7 +49,7 @@ def test_every_output_is_written_again_to_the_byte(name: str, tmp_path: Path) ->
     workload = build_workload(name)
     model = workload.model if workload.model is not None else nn.Module()
     first = tmp_path / "first"
-    options: dict[str, Any] = {"schedule": SHORT, "device": "cpu", "trace": True, "keep_recording": True}
+    options: dict[str, Any] = {"schedule": SHORT, "device": "cpu", "keep_recording": True}
     with profile_training(model, workload.optimizer, save_dir=first, **options) as profile:
         for _ in range(SHORT.num_steps):
             workload.step()
@@ -104,7 +104,7 @@ def test_that_nothing_was_computed_is_kept(tmp_path: Path) -> None:
 def test_a_run_that_failed_tells_so_again(tmp_path: Path) -> None:
     """In its second cycle, which is cut short, and of which no means are taken."""
     failing = Pieces(before=raising(ValueError("no such batch"), piece="backward", step=3))
-    results = run_profile(failing, schedule=SHORT, trace=True)
+    results = run_profile(failing, schedule=SHORT)
     again = assert_written_again(results, tmp_path)
     assert again.findings is not None
     assert [cycle.is_whole for cycle in again.findings.cycles] == [True, False]
@@ -114,7 +114,7 @@ def test_a_run_that_failed_tells_so_again(tmp_path: Path) -> None:
 
 
 def test_a_run_of_which_nothing_was_recorded_keeps_its_times(tmp_path: Path) -> None:
-    again = assert_written_again(dataclasses.replace(on_cpu(), findings=None, trace=None), tmp_path)
+    again = assert_written_again(dataclasses.replace(on_cpu(), findings=None), tmp_path)
     assert again.findings is None
     assert list(files(tmp_path / "again")) == ["cuda_timing.txt"]
 
@@ -210,7 +210,7 @@ def test_what_ran_out_of_memory_is_explained_again(tmp_path: Path) -> None:
     assert kept.device_bytes == 80 << 30 and again.failed_allocation is not None
     assert again.failed_allocation.event.asked_bytes == 1 << 40
     assert results_of(through_a_file(on_cuda(), tmp_path)).failed_allocation is None
-    first_step = dataclasses.replace(results, findings=None, trace=None, timings=None, keep_recording=True)
+    first_step = dataclasses.replace(results, findings=None, timings=None, keep_recording=True)
     assert again.failed_allocation.first is not None
     (change,) = again.failed_allocation.first.changes
     first_step = dataclasses.replace(first_step, failed_allocation=again.failed_allocation)
@@ -225,8 +225,7 @@ def test_what_ran_out_of_memory_is_explained_again(tmp_path: Path) -> None:
 def test_a_history_that_cannot_be_read_is_a_note_anew(tmp_path: Path) -> None:
     """Of this version's, not of the one that kept it."""
     again = results_of(through_a_file(with_odd_history(), tmp_path))
-    # Of two cycles with one peak the history decides, so that without it the trace is another one's.
-    (note,) = (note for note in again.notes if not note.startswith("The trace that was kept"))
+    (note,) = again.notes
     assert note.startswith(LEFT_OUT) and not note.endswith("something")
     assert again.findings is not None
     assert [one.error for one in write_outputs(again, tmp_path) if one.error is not None] == []

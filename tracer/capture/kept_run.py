@@ -22,7 +22,6 @@ from tracer.command_line import this_command
 if TYPE_CHECKING:
     from tracer.capture.objects.known_storages import ObjectsAtFailure
     from tracer.capture.objects.parameter_origins import Parameter
-    from tracer.capture.recording import ProfilerTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +157,6 @@ class KeptCycle:
     is_whole: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptTrace:
-    """The profiler's own trace of one cycle, by its number."""
-
-    cycle: int
-    trace: ProfilerTrace
-
-
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KeptRun(RunFacts):
     """Observations of a run, without conclusions."""
@@ -177,7 +168,6 @@ class KeptRun(RunFacts):
     device_bytes: int | None = None  # The device's memory; None if it was not known
     notes: tuple[str, ...]  # Sentences on what could not be observed
     sources: tuple[SourceFile, ...]  # Every file that the recordings and the parameters name
-    trace: KeptTrace | None = None  # The profiler's own; None if it was not asked for
     # What torch.compile made of the user's code, with the source of every generated file.
     compiled: CompiledCode = NOTHING_COMPILED
     # The peak of the same run without compilation, as its peak.json has it; None where it was not made.

@@ -8,7 +8,7 @@ F frames, M modules, L pieces of work that operators launched on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -292,13 +292,3 @@ class Recording:
     def step_starts_ns(self) -> Ints:
         """[steps] start of each step, in order."""
         return self.spans.start_ns[self.spans_named(STEP_PREFIX)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ProfilerTrace:
-    """The profiler's trace of one cycle, read on demand."""
-
-    process_id: int  # Number that this process has in the trace
-    # Gives the trace's JSON text from the beginning, in pieces of about a MiB. Raises RecordingError if the profiler
-    # did not give it, OutputError if it could not be kept.
-    chunks: Callable[[], Iterator[bytes]]

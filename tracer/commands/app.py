@@ -20,7 +20,6 @@ class Program(CommandGroup):
         "fit": "Find the least change with which a script fits.",
         "check": "Fail if a script's peak has grown, without a GPU.",
         "snapshot": "Explain an allocator snapshot made anywhere.",
-        "trace": "Explain a trace that torch.profiler wrote anywhere.",
         "diff": "Say what changed between two peaks.",
         "mcp": "Answer coding assistants, by the Model Context Protocol.",
         "report": "Write the files of a kept recording again.",

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tracer.analysis.aligned_curves import AlignedCurves, MemoryCurve
-    from tracer.analysis.peak_diff import PeakDiff, SavedPeak
+    from tracer.analysis.peak_diff import PeakDiff
 
 PEAK_NAME = PEAK.file_name
-_HINT = "Name two snapshots, two traces, or two folders that a run wrote (of one rank each)."
+_HINT = "Name two snapshots, or two folders that a run wrote (of one rank each)."
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="A snapshot, a trace, or a --save-dir.")],
+    before: Annotated[Path, typer.Argument(help="A snapshot, or a --save-dir.")],
     after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
     fail_above: Annotated[
         str | None,
@@ -50,8 +50,7 @@ def diff(
 ) -> None:
     """Say what changed between two peaks, to the byte.
 
-    Two folders that runs wrote, and traces of torch.profiler's, are compared by category, module, operator and line;
-    two snapshots by kind and stack.
+    Two folders that runs wrote are compared by category, module, operator and line; two snapshots by kind and stack.
     """
     html = page_to_open(html, is_opened=open_)
     with opened([html] if html else [], is_wanted=open_), errors_for_people():
@@ -136,11 +135,7 @@ def _instead(folder: Path, before: Path, after: Path) -> str:
 
 
 def compare(before: Path, after: Path) -> tuple[PeakDiff, ...]:
-    """Compare two profiled runs, or traces of torch.profiler's, or two snapshots, device by device."""
-    if any(map(is_trace_file, (before, after))):
-        from tracer.analysis.peak_diff import diff_peaks
-
-        return (diff_peaks(_peak_of(before), _peak_of(after)),)
+    """Compare two profiled runs, or two snapshots, device by device."""
     if _what_to_compare(before, after) == PEAK_NAME:
         from tracer.analysis.peak_diff import diff_peaks
         from tracer.exporters.json_documents.peak import read_peak_json
@@ -171,13 +166,7 @@ def _curves(before: Path, after: Path, diffs: Sequence[PeakDiff]) -> tuple[dict[
 
 
 def _curve(side: Path, device: str) -> MemoryCurve | None:
-    """Memory over time of a device of a snapshot or a trace, or of a run by its page; None where that is not known."""
-    if is_trace_file(side):
-        from tracer.exporters.page.timeline_page import curve_of_cycle
-        from tracer.results.trace_report import explain_trace
-
-        results = explain_trace(side).results
-        return None if results is None or results.findings is None else curve_of_cycle(results.findings.worst)
+    """Memory over time of a device of a snapshot, or of a run by its page; None where that is not known."""
     if side.is_dir() and (side / PAGE.file_name).is_file() and not device.startswith("device "):
         from tracer.exporters.page.page_curves import curve_of_page
 
@@ -192,29 +181,3 @@ def _curve(side: Path, device: str) -> MemoryCurve | None:
         one for one in replayed.devices if device in (f"device {one.state.device}", "cpu") and len(one.state.trace)
     ]
     return curve_of_device(named[0]) if named else None
-
-
-def is_trace_file(path: Path) -> bool:
-    """Whether this is a trace; anything but JSON is left to whoever reads snapshots."""
-    if not path.is_file() or ".json" not in path.name:
-        return False
-    from tracer.trace.load import is_trace
-
-    return is_trace(path)
-
-
-def _peak_of(path: Path) -> SavedPeak:
-    """The peak of a trace, or of a run by its folder."""
-    if path.is_dir() and (path / PEAK_NAME).is_file():
-        from tracer.exporters.json_documents.peak import read_peak_json
-
-        return read_peak_json(path / PEAK_NAME)
-    if not is_trace_file(path):
-        raise SnapshotError(f"{path} cannot be compared with a trace.", hint="Name another trace, or a run's folder.")
-    from tracer.analysis.profiles.caveats import saved_peak
-    from tracer.results.trace_report import explain_trace
-
-    results = explain_trace(path).results
-    if results is None or results.findings is None:
-        raise RecordingError(f"{path} has no allocations to compare.", hint="Trace with profile_memory=True.")
-    return saved_peak(results.findings)

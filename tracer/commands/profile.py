@@ -309,7 +309,6 @@ def _run(workload: Workload, options: ProfileOptions, termination: Termination) 
             workload,
             schedule=schedule,
             timing=TIMING.name not in options.outputs.leave_out,
-            trace=options.requested.trace,
             keep_recording=options.requested.keep_recording,
             progress=progress,
             settings=options.workload.settings,

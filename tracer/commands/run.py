@@ -175,7 +175,6 @@ def _profile_maker(
         save_dir=save_dir,
         screen="none" if screen.quiet else "full",
         top=screen.top,
-        trace=requested.trace,
         keep_recording=requested.keep_recording,
         **common,
     )

@@ -91,10 +91,6 @@ class OutputOptions:
 class RequestedFiles:
     """Files that are written only where they are asked for."""
 
-    trace: Annotated[
-        bool,
-        option("Write trace.json.gz, the profiler's trace with memory above the operators.", OUTPUTS),
-    ] = False
     keep_recording: Annotated[
         bool,
         option("Write recording.npz, from which `report` writes every file again.", OUTPUTS),

@@ -343,8 +343,6 @@ def _command_for(ctx: Any, name: str, commands: list[str]) -> str:
     """Return the command to type for a file's name in a command's place, or for a misspelt command."""
     if name.endswith(".py"):
         return f"To profile a script: {_program(ctx)} run {name}"
-    if Path(name).exists() and ".json" in name:
-        return f"For a trace: {_program(ctx)} trace {name}"
     if Path(name).exists():
         return f"For a snapshot: {_program(ctx)} snapshot {name}"
     return _suggestion(ctx, name, commands)

@@ -26,7 +26,6 @@ SNAPSHOT = OutputFile(
     "memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", "Leave out memory_snapshot.pkl."
 )
 TIMING = OutputFile("cuda-timing", "cuda_timing.txt", _TEXT, "Do not time the phases, and leave out cuda_timing.txt.")
-TRACE = OutputFile("trace", "trace.json.gz", "https://ui.perfetto.dev or chrome://tracing")
 RECORDING = OutputFile("keep-recording", "recording.npz", "the command `report`")
 RANK_JSON, RANKS_JSON, RANKS_TEXT, RANKS_PAGE = "rank.json", "ranks.json", "ranks.txt", "ranks.html"
 """What a rank has to say in its own folder, and what the first one says of all of them, beside the folders."""
@@ -36,5 +35,5 @@ PHASES_JSON = "phases.json"
 """Memory by phase, and memory of the host."""
 OUTPUT_FILES = (
     *(MAX_MEM, PAGE, PEAK, MEMORY_REPORT, RUN_TIME_REPORT, SNAPSHOT, TIMING),
-    *(TRACE, RECORDING),
+    RECORDING,
 )

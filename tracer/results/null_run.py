@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracer.analysis.profiles.findings import Findings
 
 CAVEAT = "Null GPU: memory is torch's own, nothing was computed."
-NO_TIMES = "There are no times: cuda_timing.txt, run_time_report.sqlite and trace.json.gz are not written."
+NO_TIMES = "There are no times: cuda_timing.txt and run_time_report.sqlite are not written."
 
 SET_ASIDE = (
     f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels, as on a real one; no peak "

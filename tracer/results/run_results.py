@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tracer.analysis.peak_diff import PeakDiff, SavedPeak
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.snapshots.first_changes import FirstChanges
-    from tracer.analysis.times.findings import TraceTimes
-    from tracer.capture.recording import ProfilerTrace
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -40,13 +38,11 @@ class RunResults(RunFacts):
     # What the device had no memory for, explained; None where the allocator's history has none.
     failed_allocation: FailedAllocation | None = None
     # The profiler's own, of the cycle with the largest peak; None if it was not asked for.
-    trace: ProfilerTrace | None = None
     # What the user's project calls each file, None for those that are not of it; None where that is to be asked of the
     # disk.
     project_names: Mapping[str, str | None] | None = None
     # Source of the files that a kept recording has; None where it is to be read from the disk.
     source_texts: Mapping[str, str | None] | None = None
-    times: TraceTimes | None = None  # Where the time of the device went; None where nothing that was read tells
     keep_recording: bool = False  # Whether recording.npz is wanted
     eager: SavedPeak | None = None  # The peak of the same run without compilation; None where it was not made
     is_predicted: bool = False  # Whether nothing has run: the results are of a rehearsal

@@ -166,7 +166,6 @@ def _write_page(material: Material, path: Path) -> None:
         pinned_bytes=results.history.pinned_bytes,
         known=known,
         against_eager=results.against_eager,
-        device_times=results.times,
         verdict=results.verdict,
         source_of=results.source_of,
     )
@@ -257,14 +256,6 @@ def _write_snapshot(material: Material, path: Path) -> None:
     write_memory_snapshot(snapshot, path)
 
 
-def _write_trace(material: Material, path: Path) -> None:
-    from tracer.exporters.trace import write_trace
-
-    if (trace := material.results.trace) is not None:
-        cycle = material.findings.worst
-        write_trace(trace, cycle, path)
-
-
 def _write_timing(material: Material, path: Path) -> None:
     if (timings := material.results.timings) is not None:
         write_atomically(path, cuda_timing_text(timings))
@@ -311,7 +302,6 @@ OUTPUTS = (
     Output(files.RUN_TIME_REPORT, _write_run_time_report, _has_times),
     Output(files.SNAPSHOT, _write_snapshot, _has_snapshot),
     Output(files.TIMING, _write_timing, lambda results: results.timings is not None),
-    Output(files.TRACE, _write_trace, lambda results: results.findings is not None and results.trace is not None),
     _RECORDING,
 )
 

@@ -40,7 +40,6 @@ from tracer.units import MIB, format_bytes, some
 if TYPE_CHECKING:
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.capture.objects.known_storages import ObjectsAtFailure
-    from tracer.capture.recording import ProfilerTrace
 
 
 _MOST_STEPS_OF_HISTORY = 10
@@ -84,7 +83,6 @@ class ProfileSession(Session):
         *,
         device: torch.device | str | None = None,
         schedule: Schedule = DEFAULT_SCHEDULE,
-        trace: bool = False,
         steps_are_found: bool = False,
     ) -> None:
         """Prepare; nothing is switched on.
@@ -94,7 +92,6 @@ class ProfileSession(Session):
             optimizer: One, several or none; one that is not named is found when it steps.
             device: What the run is about; by default it is found out.
             schedule: Which steps are recorded.
-            trace: Whether the profiler's traces are kept.
             steps_are_found: Whether `step` is called by hooks, where torch may have begun to record an operator, and
                 there may be one step alone: the first is recorded too, until a second one has ended.
         """
@@ -114,7 +111,6 @@ class ProfileSession(Session):
             probable_device=self.device,
             module_names=self.module_names,
             known=self._observed.storages.observations,
-            keep_traces=trace,
             compiled=self._compile_watch.code,
         )
         self._profiler: Any = None
@@ -648,15 +644,6 @@ class ProfileSession(Session):
             num_later = max(0, num_cycles - 1 - cycle) if cycle is not None else None
             self._run_history = RunHistory(self.history.snapshot, num_later)
         return self._run_history
-
-    @property
-    def trace(self) -> ProfilerTrace | None:
-        """The profiler's trace of the cycle with the largest peak; None if it was not asked for.
-
-        Raises:
-            RecordingError: Nothing was recorded.
-        """
-        return self._tracer.trace_of(self.findings.worst)
 
 
 def _mapped_files(mapped_bytes: Mapping[str, int]) -> str:

@@ -116,7 +116,6 @@ def run_results(
         parameters=parameters,
         project_root=project_root,
         failed_allocation=session.failed_allocation if ran_out else None,
-        trace=session.trace if findings is not None and not caveat else None,
         module_names=session.module_names,
         origin=RunOrigin.here(str(device), caveat=caveat),
         device=str(device),

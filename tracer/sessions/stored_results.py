@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
-from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, SourceFile, named_files, source_of
+from tracer.capture.kept_run import KeptCycle, KeptRun, SourceFile, named_files, source_of
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
 from tracer.exporters.document import Document
@@ -25,9 +25,6 @@ def kept_run(results: RunResults) -> KeptRun:
     """All that was observed, of the results that were concluded from it."""
     findings, failure, failed = results.findings, results.failure, results.failed_allocation
     cycles = findings.cycles if findings is not None else ()
-    trace = None
-    if findings is not None and results.trace is not None:
-        trace = KeptTrace(next(n for n, cycle in enumerate(cycles) if cycle is findings.worst), results.trace)
     return KeptRun(
         **results.run_facts,
         cycles=tuple(KeptCycle(cycle.recording, cycle.is_whole) for cycle in cycles),
@@ -39,7 +36,6 @@ def kept_run(results: RunResults) -> KeptRun:
         at_failure=None if failed is None else failed.objects,
         notes=tuple(note for note in results.notes if note not in results.history.notes),
         sources=_sources(results),
-        trace=trace,
         compiled=findings.compiled if findings is not None else NOTHING_COMPILED,
         eager=None if results.eager is None else saved_peak_document(results.eager),
         graph_pools=tuple(map(asdict, findings.graph_pools if findings is not None else ())),
@@ -59,9 +55,6 @@ def results_of(run: KeptRun) -> RunResults:
     notes = list(run.notes)
     history = RunHistory(run.snapshot, run.num_later)
     findings = _findings(run, history)
-    is_same = findings is not None and run.trace is not None and findings.cycles[run.trace.cycle] is findings.worst
-    if run.trace is not None and not is_same:
-        notes.append("The trace that was kept is of another cycle than the one with the largest peak.")
     failed = None
     if run.ran_out_of_memory:
         failed = history.failed_allocation(
@@ -73,7 +66,6 @@ def results_of(run: KeptRun) -> RunResults:
         history=history,
         notes=(*notes, *history.notes),
         failed_allocation=failed,
-        trace=run.trace.trace if run.trace is not None and is_same else None,
         project_names={source.path: source.project_name for source in run.sources},
         source_texts={source.path: source.text for source in run.sources},
         eager=None if run.eager is None else saved_peak_from(Document(run.eager, RECORDING)),

@@ -71,7 +71,6 @@ class TrainingProfile(ProfileSession):
         screen: Screen | bool = "short",
         top: int = NUM_ROWS,
         leave_out: Collection[str] = (),
-        trace: bool = False,
         keep_recording: bool = False,
         settings: Mapping[str, object] | None = None,
         voice: Voice | None = None,
@@ -90,7 +89,6 @@ class TrainingProfile(ProfileSession):
                 stdout, `"full"` or True; nothing, `"none"` or False.
             top: Rows of each table of the `"full"` screen.
             leave_out: Names of files that are not wanted, as in `--no-<name>`.
-            trace: Whether to write trace.json.gz, the profiler's trace with memory above the operators.
             keep_recording: Whether to write recording.npz, from which `main.py report` writes every file again.
             settings: What to remember of the run.
             voice: What is said, and when, where a program does not call the session itself.
@@ -106,7 +104,6 @@ class TrainingProfile(ProfileSession):
             optimizer,
             device=device,
             schedule=schedule,
-            trace=trace,
             steps_are_found=self.voice.is_of_script,
         )
         self._is_announced = False

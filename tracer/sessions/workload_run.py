@@ -39,7 +39,6 @@ def run_profile(
     *,
     schedule: Schedule,
     timing: bool = True,
-    trace: bool = False,
     keep_recording: bool = False,
     progress: Progress = lambda done, total: None,
     settings: Mapping[str, object] | None = None,
@@ -63,7 +62,6 @@ def run_profile(
             workload.optimizer,
             device=workload.device if device_named else None,
             schedule=schedule,
-            trace=trace,
         )
         losses: list[float] = []
         timings: PhaseTimings | None = None

@@ -173,7 +173,10 @@ def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]
 def _other_document(objects: Any) -> tuple[str, str] | None:
     """Return what a file is that is often taken for a snapshot, and a hint; None for any other file."""
     if type(objects) is dict and "traceEvents" in objects:
-        return "a profiler trace", "The command `trace` explains it."
+        return (
+            "a profiler trace",
+            "HTA and ui.perfetto.dev read it; torch.cuda.memory._dump_snapshot writes a snapshot.",
+        )
     if type(objects) is dict and str(objects.get("format", "")).startswith("torch-timeline "):
         return "an answer of this program", "Name the memory_snapshot.pkl beside it, or compare two folders by `diff`."
     # `export_memory_timeline` writes [times, sizes] to .json and rows of time, action, size and category to .raw.json.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,9 +18,8 @@ from tests.exporters.page.tab import CLIPBOARD, plot_area, settled, until, view
 from tests.exporters.page.test_job_page import planted
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
-from tracer.analysis.times.findings import WorkLane
 from tracer.exporters.page.job_page import job_page
-from tracer.exporters.page.model import Page, PageLane, Series
+from tracer.exporters.page.model import Page, Series
 from tracer.units import format_bytes
 
 pytestmark = pytest.mark.browser
@@ -313,28 +311,3 @@ def test_the_address_keeps_what_is_shown(opened: Callable[..., Any], blocks_page
         tab.goto("about:blank")
         tab.goto(link.split("#")[0] + "#view=7~1")
         tab.wait_for_selector("html[data-drawn]")
-
-
-# ------------------------------------------------------------------------------------------------------------- traces
-def test_a_traces_page_has_what_ran_above_memory(opened: Callable[..., Any]) -> None:
-    small = samples.small_page()
-    start, end = small.times[0] + np.array([0, 30_000]), small.times[0] + np.array([20_000, 40_000])
-    number, count, busy = np.array([0, 1]), np.array([3, 1]), np.array([12_000, 10_000])
-    labels = ("cutlass_gemm", "ncclKernel_AllReduce")
-    lane = PageLane("GPU 0, stream 7", WorkLane(7, start, end, number, number, count, busy, labels))
-    with opened(replace(small, lanes=(lane,))) as tab:
-        work = tab.locator(".work canvas")
-        box = work.bounding_box()
-        # From 0 to 50 us with 0.4 % at each side.
-        tab.mouse.move(box["x"] + 78 + (box["width"] - 92) * 0.2, box["y"] + 8)
-        assert tab.locator(".work .tip").inner_text().split("\n\n") == [
-            "3 of kernels, busy for 12.000 µs of 20.000 µs",
-            "the longest: cutlass_gemm",
-            "from 0.000 µs, GPU 0, stream 7",
-        ]
-        tab.mouse.move(box["x"] + 78 + (box["width"] - 92) * 0.7, box["y"] + 8)
-        assert "collectives for 10.000 µs" in tab.locator(".work .tip").inner_text()
-        before = tab.evaluate("document.querySelector('.work canvas').toDataURL()")
-        tab.locator(".frame").focus()
-        tab.keyboard.press("w")
-        assert tab.evaluate("document.querySelector('.work canvas').toDataURL()") != before

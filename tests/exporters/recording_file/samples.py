@@ -34,10 +34,10 @@ SETTINGS = {"batch_size": 8, "data_size": (8, 8), "inputs": ("3x4", "5"), "odd":
 
 @cache
 def on_cpu() -> RunResults:
-    """A run with its timing pass, its trace and settings of every kind, alone in its process as far as it sees."""
+    """A run with its timing pass and settings of every kind, alone in its process as far as it sees."""
     nothing_else = LiveTensors((), is_complete=True)
     with mock.patch("tracer.sessions.observations.live_tensors", lambda models: nothing_else):
-        return run_profile(Pieces(), schedule=SHORT, settings=SETTINGS, trace=True, keep_recording=True)
+        return run_profile(Pieces(), schedule=SHORT, settings=SETTINGS, keep_recording=True)
 
 
 def on_cuda(*, oom: bool = False) -> RunResults:
@@ -85,7 +85,7 @@ def kept_on_cpu() -> KeptRun:
 
 @cache
 def kept_on_cuda() -> KeptRun:
-    """With a history, a failure, kernels and a trace."""
+    """With a history, a failure and kernels."""
     objects = ObjectsAtFailure(
         is_evaluating=True,
         is_training=False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import zlib
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -23,9 +22,8 @@ from tests.exporters.recording_file.test_recording_columns import assert_equal
 from tests.snapshot.fuzz import mutate_objects
 from tracer.capture.kept_run import KeptRun
 from tracer.capture.objects.known_storages import ObjectsAtFailure
-from tracer.capture.recording import ProfilerTrace
 from tracer.errors import RecordingError, TracerError
-from tracer.exporters.recording_file.checked_columns import MAX_UNPACKED_BYTES, Columns
+from tracer.exporters.recording_file.checked_columns import Columns
 from tracer.exporters.recording_file.kept_run_file import (
     FORMAT,
     VERSION,
@@ -50,10 +48,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
             assert_equal(one.recording, other.recording)
             assert one.is_whole == other.is_whole
         assert_equal(found.known, kept.known)
-        assert found.trace is not None and kept.trace is not None
-        assert b"".join(found.trace.trace.chunks()) == b"".join(kept.trace.trace.chunks())
-        assert (found.trace.cycle, found.trace.trace.process_id) == (kept.trace.cycle, kept.trace.trace.process_id)
-        compared = {"cycles": (), "known": None, "trace": None}
+        compared = {"cycles": (), "known": None}
         expected = replace(kept, **compared, settings={**SETTINGS, "odd": "[1, 2]"})  # type: ignore[arg-type]
         for name in KeptRun.__dataclass_fields__:
             assert getattr(replace(found, **compared), name) == getattr(expected, name), name  # type: ignore[arg-type]
@@ -87,7 +82,7 @@ def test_the_document_describes_every_key_and_names_the_version() -> None:
     part = text.split("\n## run\n")[1].split("\n## ")[0]
     run = json.loads(kept_run_columns(kept_on_cuda())["run"].tobytes())
     assert {key for names, _ in rows(part) for key in re.findall(r"`(\w+)`", names)} == set(run)
-    inner = {key for value in (run["cycles"][0], run["timings"], run["trace"]) for key in value}
+    inner = {key for value in (run["cycles"][0], run["timings"]) for key in value}
     assert [key for key in inner if f"`{key}`" not in part] == []
     assert f"Name `{FORMAT}`, version {VERSION}." in text
     assert f"`{FORMAT}` and {VERSION}." in part
@@ -164,7 +159,6 @@ def test_what_came_later_is_passed_over() -> None:
         ({"notes": ["a", 5]}, "notes"),
         ({"num_steps": 1.5}, "num_steps"),
         ({"num_steps": True}, "num_steps"),
-        ({"trace": {"cycle": 2, "process_id": 1}}, "a cycle that is not there"),
         ({"timings": {"device": "cpu"}}, "clock"),
         ({"command": None}, "command"),
     ],
@@ -186,32 +180,6 @@ def test_an_allocator_that_left_no_snapshot_is_refused(snapshot: Any) -> None:
     columns = kept_run_columns(kept_on_cuda())
     with pytest.raises(RecordingError, match="allocator data is damaged"):
         kept_run_from(Columns(columns | object_columns("history", snapshot)))
-
-
-def trace_of(packed: bytes) -> ProfilerTrace:
-    columns = kept_run_columns(kept_on_cpu()) | {"trace.packed": np.frombuffer(packed, np.uint8)}
-    kept = kept_run_from(Columns(columns))
-    assert kept.trace is not None
-    return kept.trace.trace
-
-
-def test_a_trace_that_is_cut_or_damaged_is_told_when_it_is_read() -> None:
-    packed = zlib.compress(bytes(range(256)) * 100)
-    assert b"".join(trace_of(packed).chunks()) == bytes(range(256)) * 100
-    for damaged in (packed[:-10], b"\0" + packed[1:], b""):
-        with pytest.raises(RecordingError, match="trace"):
-            list(trace_of(damaged).chunks())
-
-
-def test_a_trace_without_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "tracer.exporters.recording_file.kept_run_file.MAX_UNPACKED_BYTES"
-    assert MAX_UNPACKED_BYTES > 1 << 30
-    monkeypatch.setattr(module, 5 << 20)
-    num_bytes = 0
-    with pytest.raises(RecordingError, match="or never"):
-        for chunk in trace_of(zlib.compress(bytes(50 << 20))).chunks():
-            num_bytes += len(chunk)
-    assert num_bytes < 10 << 20
 
 
 ODD = st.sampled_from([-(2**63), -(2**61), -1, 0, 1, 2, 5, 511, 2**31, 2**40, 2**50, 2**61, 2**63 - 1])

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import cache, partial
 from itertools import compress
 from operator import is_
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -146,27 +145,6 @@ def free_an_older_block() -> None:
         del older
     finally:
         torch._C._autograd._disable_profiler_legacy()
-
-
-def save_trace(results: Any, path: Path) -> None:
-    """Write the profiler's trace of a recording, in the trace-event format; torch allows it once a recording.
-
-    Raises:
-        RecordingError: It was written before, or torch wrote nothing.
-    """
-    if not hasattr(results, "save"):
-        raise _missing("the profiler's trace")
-    try:
-        results.save(str(path))
-    except RuntimeError as error:
-        raise RecordingError(
-            f"The profiler does not give its trace: {str(error).splitlines()[0]}",
-            hint="torch writes it once a cycle: leave out export_chrome_trace and tensorboard_trace_handler.",
-        ) from error
-    if not path.is_file() or not path.stat().st_size:
-        raise RecordingError(
-            "The profiler wrote an empty trace.", hint=f"Is there room in the temporary folder {path.parent.parent}?"
-        )
 
 
 def device_text(device: Any) -> str:

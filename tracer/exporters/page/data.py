@@ -24,7 +24,7 @@ from tracer.arrays import Ints, Rows
 from tracer.capture.torch_names import step_words
 from tracer.exporters.annotated_source import AnnotatedFile, freed_words
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json, stacks_json
-from tracer.exporters.page.model import Curve, Page, PageLane, PagePeak
+from tracer.exporters.page.model import Curve, Page, PagePeak
 from tracer.exporters.screen.paths import packaged_file, short_path, source_place
 from tracer.exporters.tables import Table
 from tracer.units import format_bytes
@@ -131,7 +131,6 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "bands": [
             asdict(replace(band, start=band.start - origin, end=band.end - origin)) for band in page.bands[:MAX_BANDS]
         ],
-        "lanes": [_lane(lane, origin) for lane in page.lanes],
         "peak": None if page.peak is None else _peak(page.peak, origin, rows, has_blocks=blocks is not None),
         "blocks": blocks,
         "space": space_json(page.space, rows) if page.space is not None and blocks is not None else None,
@@ -159,13 +158,6 @@ def _origin(page: Page) -> int:
         return page.origin
     firsts = [int(times[0]) for times in (page.times, *(line.times for line in page.lines)) if len(times)]
     return min(firsts, default=0)
-
-
-def _lane(lane: PageLane, origin: int) -> dict[str, Any]:
-    """Columns: start, length, sort, label, count and busy nanoseconds of each span."""
-    work = lane.work
-    columns = [work.start_ns - origin, work.end_ns - work.start_ns, work.sort, work.name, work.count, work.busy_ns]
-    return {"name": lane.name, "labels": work.names, "spans": packed(columns)}
 
 
 def _position(row: int | None, rows: Rows) -> int | None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
     from tracer.analysis.snapshots.fragmentation import AddressRanges
     from tracer.analysis.snapshots.timeline import Band
-    from tracer.analysis.times.findings import WorkLane
     from tracer.exporters.annotated_source import AnnotatedFile
 
 
@@ -124,14 +123,6 @@ class PageSpace:
     first_row: int  # Row of `Page.times` after the first entry of the ranges' lives
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PageLane:
-    """Work of a device over time, on one stream."""
-
-    name: str
-    work: WorkLane  # On the axis of the page
-
-
 @dataclass(frozen=True, slots=True)
 class PageRank:
     """A rank of a job, drawn as a bar."""
@@ -174,7 +165,6 @@ class Page:
     space: PageSpace | None = None  # What was reserved where; with blocks that have addresses
     marks: tuple[Mark, ...] = ()  # Points to name
     bands: tuple[Band, ...] = ()
-    lanes: tuple[PageLane, ...] = ()  # What ran on the device, by stream
     peak: PagePeak | None = None  # The worst moment, or None where there is none
     # Command, device, versions, settings, model size, date.
     run: Mapping[str, str | int | float] = field(default_factory=dict)

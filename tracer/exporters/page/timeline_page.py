@@ -41,7 +41,6 @@ from tracer.exporters.page.model import (
     Mark,
     Page,
     PageBlocks,
-    PageLane,
     PagePeak,
     PageSpace,
     Series,
@@ -49,15 +48,12 @@ from tracer.exporters.page.model import (
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.profile import finding_sentences
 from tracer.exporters.tables import Cell, Place, Section, Table, columns
-from tracer.exporters.trace_times import time_section
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
-    from tracer.analysis.aligned_curves import MemoryCurve
     from tracer.analysis.peak_diff import PeakDiff
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.snapshots.first_changes import FirstChanges
-    from tracer.analysis.times.findings import TraceTimes
 
 
 # Below this part of the peak, a thousandth, a row says nothing.
@@ -77,7 +73,6 @@ def timeline_page(
     pinned_bytes: int = 0,
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
-    device_times: TraceTimes | None = None,
     verdict: str = "",
     source_of: Callable[[str], str | None] | None = None,
 ) -> Page:
@@ -86,7 +81,7 @@ def timeline_page(
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
     times, counted = recording.allocations.time_ns[lifetimes.events], counted_blocks(cycle)
     page = Page(
-        title=_title(device_times, verdict),
+        title="Predicted memory of a training step" if verdict else "Memory of a training run",
         device=peak.device,
         caveat=caveat,
         subtitle=f"{some(len(times), 'event')} in {some(len(cycle.attribution.step_names), 'recorded step')}",
@@ -98,7 +93,6 @@ def timeline_page(
         space=_space(cycle),
         marks=_marks(cycle),
         bands=_bands(cycle),
-        lanes=() if device_times is None else time_lanes(device_times),
         peak=_page_peak(cycle),
         run=run,
         sources=_sources(cycle, known, source_of),
@@ -106,7 +100,6 @@ def timeline_page(
         headline_notes=(
             *([first.much_is_saved] if first is not None and first.much_is_saved and failed is None else []),
             *_headline_notes(peak),
-            *(() if device_times is None else (_cause(device_times),)),
         ),
         notes=(*notes, *finding_sentences(findings)),
         sections=(
@@ -120,16 +113,9 @@ def timeline_page(
             *host_sections(pinned_bytes),
             *_lost_track(cycle),
             *([] if run_times is None else [_time_section(cycle, run_times)]),
-            *(() if device_times is None else (time_section(device_times),)),
         ),
     )
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
-
-
-def _cause(times: TraceTimes) -> str:
-    from tracer.analysis.times.findings import cause
-
-    return f"Time on GPU {times.device}: {cause(times)}"
 
 
 def _sources(
@@ -138,16 +124,6 @@ def _sources(
     if source_of is None:
         return ()
     return annotated_files(line_memory(cycle, known), source_of, cycle.peak.peak_bytes)
-
-
-def curve_of_cycle(cycle: CycleFindings) -> MemoryCurve:
-    """Memory of a cycle by kind, over its events."""
-    from tracer.analysis.aligned_curves import MemoryCurve, positions_of
-
-    times = np.maximum.accumulate(cycle.recording.allocations.time_ns[cycle.lifetimes.events])
-    position = np.arange(len(times), dtype=np.int64)
-    levels = {kind.words: level[1:] for kind, level in counted_blocks(cycle).by_kind.items()}
-    return MemoryCurve(position, levels, positions_of(_bands(cycle), times, position))
 
 
 def _page_peak(cycle: CycleFindings) -> PagePeak:
@@ -166,12 +142,6 @@ def _page_peak(cycle: CycleFindings) -> PagePeak:
 def _failure_sections(failed: FailedAllocation, peak: PeakReport) -> tuple[Section, ...]:
     section = failure_section(failed.event, has_groups=not failed.is_at(peak))  # its advice is said above
     return (section, *first_changes_sections(failed.first))
-
-
-def _title(device_times: TraceTimes | None, verdict: str) -> str:
-    if verdict:
-        return "Predicted memory of a training step"
-    return "Memory of a training run" if device_times is None else "Memory and time of a trace"
 
 
 def _blocks(cycle: CycleFindings, counted: CountedBlocks, known: KnownStorages | None) -> PageBlocks:
@@ -321,9 +291,3 @@ def slow_modules(times: RunTimes, peak: PeakReport) -> Table:
     return Table(
         "The slowest modules, in ms, and their memory", heads, tuple(sorted(rows, key=itemgetter(0), reverse=True))
     )
-
-
-def time_lanes(times: TraceTimes) -> tuple[PageLane, ...]:
-    """A lane for each stream."""
-    words = {stream.stream: stream.words for stream in times.streams}
-    return tuple(PageLane(f"GPU {times.device}, {words[lane.stream]}", lane) for lane in times.lanes)

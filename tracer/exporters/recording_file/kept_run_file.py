@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from tracer.capture.kept_run import (
     PHASES,
     KeptCycle,
     KeptRun,
-    KeptTrace,
     PhaseTimings,
     RunOrigin,
     SourceFile,
@@ -25,14 +22,12 @@ from tracer.capture.kept_run import (
 )
 from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.capture.objects.parameter_origins import Parameter
-from tracer.capture.recording import ProfilerTrace
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.exporters.document import Document
 from tracer.exporters.json_documents.peak import graph_pool_from, saved_peak_from
 from tracer.exporters.recording_file.checked_columns import (
     DAMAGED,
-    MAX_UNPACKED_BYTES,
     RECORDING,
     Columns,
     read_columns,
@@ -53,7 +48,6 @@ from tracer.exporters.recording_file.recording_columns import (
 FORMAT, VERSION = "torch-timeline recording", 1
 MAX_CYCLES = 10_000
 _DEVICE = re.compile(r"cpu|[a-z]+(:\d{1,4})?")
-_CHUNK_BYTES = 1 << 20
 
 
 def save_kept_run(path: Path, kept: KeptRun) -> None:
@@ -79,14 +73,12 @@ def kept_run_columns(kept: KeptRun) -> Arrays:
         columns |= {f"timings.{name}": np.array(kept.timings.durations_ms[name], np.float64) for name in PHASES}
     if kept.snapshot is not None:
         columns |= object_columns("history", kept.snapshot)
-    if kept.trace is not None:
-        columns["trace.packed"] = _packed(kept.trace.trace)
     return columns
 
 
 def _document(kept: KeptRun) -> dict[str, Any]:
     """All that is no column."""
-    timings, trace, origin = kept.timings, kept.trace, kept.origin
+    timings, origin = kept.timings, kept.origin
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -111,7 +103,6 @@ def _document(kept: KeptRun) -> dict[str, Any]:
         "timings": None if timings is None else {"device": timings.device, "clock": timings.clock},
         "values_read": None if kept.values_read is None else asdict(kept.values_read),
         "cuda_graphs": list(kept.graph_pools),
-        "trace": None if trace is None else {"cycle": trace.cycle, "process_id": trace.trace.process_id},
     }
 
 
@@ -152,12 +143,6 @@ def _parameter_columns(kept: KeptRun) -> Arrays:
         "parameter_lines.source": np.array([row[line.file] for line in lines], np.int64),
         "parameter_lines.line": np.array([line.line for line in lines], np.int64),
     }
-
-
-def _packed(trace: ProfilerTrace) -> Any:
-    packer = zlib.compressobj(6)
-    pieces = [packer.compress(chunk) for chunk in trace.chunks()]
-    return np.frombuffer(b"".join([*pieces, packer.flush()]), np.uint8)
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -204,7 +189,6 @@ def kept_run_from(columns: Columns) -> KeptRun:
             device_bytes=document.or_none("device_bytes", Document.number),
         ),
         sources=sources,
-        trace=_trace_from(columns, document, len(cycles)),
         compiled=compiled_from(columns),
         eager=_eager_from(columns),
         values_read=found.record(ValuesRead) if (found := document.or_none("values_read", Document.document)) else None,
@@ -300,29 +284,3 @@ def _timings_from(columns: Columns, document: Document) -> PhaseTimings | None:
     if len({len(values) for values in durations_ms.values()}) > 1 or not durations_ms[PHASES[0]]:
         raise RecordingError("Phases were not timed equally often.", hint=DAMAGED)
     return PhaseTimings(timings.text("device"), timings.text("clock"), durations_ms)
-
-
-def _trace_from(columns: Columns, document: Document, num_cycles: int) -> KeptTrace | None:
-    trace = document.or_none("trace", Document.document)
-    if trace is None:
-        return None
-    cycle, packed = trace.number("cycle"), columns.blob("trace.packed")
-    if cycle >= num_cycles:
-        raise RecordingError("The trace is of a cycle that is not there.", hint=DAMAGED)
-    return KeptTrace(cycle, ProfilerTrace(trace.number("process_id"), partial(_unpacked, packed)))
-
-
-def _unpacked(packed: bytes) -> Iterator[bytes]:
-    unpacker, num_bytes = zlib.decompressobj(), 0
-    try:
-        # `flush` would give all that is left at once, however much that is.
-        while not unpacker.eof and num_bytes <= MAX_UNPACKED_BYTES:
-            piece = unpacker.decompress(packed, _CHUNK_BYTES)
-            num_bytes, packed = num_bytes + len(piece), unpacker.unconsumed_tail
-            if not piece and not packed:
-                break
-            yield piece
-    except zlib.error as error:
-        raise RecordingError("The trace in the recording is damaged.", hint=DAMAGED) from error
-    if not unpacker.eof:
-        raise RecordingError("The trace in the recording ends in the middle, or never.", hint=DAMAGED)

@@ -199,7 +199,7 @@ def watch(device: torch.device) -> Outcome:
 def files(device: torch.device) -> Outcome:
     """Are all files of a run written, and can they be read back?"""
     workload = next(one for one in PROGRAMS if one.name == "LSTM").build(device)
-    results = run_profile(workload, schedule=PLAN, timing=False, trace=True, keep_recording=True)
+    results = run_profile(workload, schedule=PLAN, timing=False, keep_recording=True)
     if results.failure is not None or results.findings is None:
         return failed(f"The run of an LSTM failed: {results.failure}.", SEND_REPORT)
     with tempfile.TemporaryDirectory(prefix="doctor-") as name:

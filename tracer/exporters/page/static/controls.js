@@ -34,7 +34,6 @@ const timelineSection = (data, columns, colorOf, view) => {
     keys: keyList(),
   };
   timeline.kept = new KeptBlock(timeline);
-  timeline.work = data.lanes?.length && data.axis === "time" ? new WorkLanes(timeline, data.lanes) : null;
   timeline.search = new Search(timeline);
   const { rule, chosen, other, zoomed, tip, readout, key } = timeline.parts;
   const frame = el("div", { class: "frame", tabindex: "0", role: "group", "aria-label": `Memory over time. ${KEYS_HELP}` },
@@ -44,7 +43,7 @@ const timelineSection = (data, columns, colorOf, view) => {
   const section = document.getElementById("timeline");
   section.append(
     el("div", { class: "head" }, el("h2", { id: "timeline-title" }, timeline.isComparison ? "Both over each other" : "Memory over time"), toolbar(timeline)),
-    legend(timeline), timeline.work?.element ?? "", key, frame, timeline.kept.element, timeline.parts.keys, el("div", { class: "below" }, phaseKey(data), readout));
+    legend(timeline), key, frame, timeline.kept.element, timeline.parts.keys, el("div", { class: "below" }, phaseKey(data), readout));
   section.hidden = false;
   return timeline;
 };

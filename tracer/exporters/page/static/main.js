@@ -70,7 +70,6 @@ class DevicePage {
     if (this.columns.total || this.columns.lines.length) this.timeline = timelineSection(data, this.columns, this.colorOf, this.view);
     this.color();
     showNavigation();
-    await this.timeline?.work?.unpack();
     this.timeline?.draw();
     await this.ranks?.drawOverTime();
   }

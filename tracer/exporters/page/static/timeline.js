@@ -83,7 +83,6 @@ class Timeline {
     this.plot.element.dataset.view = `${from} ${to}`;
     this.plot.element.dataset.top = String(this.plot.top);
     this.plot.element.dataset.low = String(this.plot.low);
-    this.work?.draw();
     this.showCursor();
     this.showChosen();
   }
