@@ -7,7 +7,7 @@
 Each program runs three training steps twice, in processes of their own: on the device, and on its null GPU. A row has
 the peaks of allocated and reserved memory of the last step, and how far off the null GPU is; behind it, what the driver
 says that the process holds beside torch's allocator. Programs whose packages (torchvision, transformers) are missing
-are left out. `torch-timeline doctor` does the same with small programs of its own. Exits with 1 if a program failed on
+are left out. Exits with 1 if a program failed on
 one side only.
 """
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.engine import as_markdown
-from tracer.sessions.doctor.installed import NEWEST_TRIED_TORCH, OLDEST_TORCH
+from tracer.commands.doctor import NEWEST_TRIED_TORCH, OLDEST_TORCH
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
@@ -32,7 +32,7 @@ TESTS = (
     "tests/on_null_gpu",
     "tests/capture",
     "tests/sessions/test_profile_session.py",
-    "tests/sessions/doctor",
+    "tests/commands/test_doctor.py",
 )
 _UNANSWERED = (
     "import json; from tracer.null_gpu.build import read_torch, torch_folder, unanswered_calls; "
@@ -109,8 +109,7 @@ def read_doctor(text: str) -> dict[str, list[str]]:
         report = json.loads(text)
     except ValueError:
         return {"doctor": ["It gave no answer."]}
-    checks = [*report["installed"], *report["works"]]
-    return {f"doctor: {check['name']}": [check["sentence"]] for check in checks if check["status"] == "FAIL"}
+    return {f"doctor: {check['name']}": [check["sentence"]] for check in report["checks"] if check["status"] == "FAIL"}
 
 
 def table(found: Sequence[Answers]) -> str:

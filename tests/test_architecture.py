@@ -94,7 +94,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tracer.exporters.screen",
         "tracer.exporters.page",
     ),
-    "tracer.sessions": ("tracer.sessions.jobs", "tracer.sessions.trials", "tracer.sessions.doctor"),
+    "tracer.sessions": ("tracer.sessions.jobs", "tracer.sessions.trials"),
 }
 # The longest way from a room to the base, in rooms: `commands` to `errors`.
 MAX_FLOORS = 12

@@ -21,14 +21,13 @@ from tests.snapshot.dumps import write
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
+from tracer.commands.doctor import Check, doctor_json
 from tracer.engines.answer import engine_json
 from tracer.engines.start import engine_start
-from tracer.exporters.doctor import doctor_json
 from tracer.exporters.json_documents.fit import fit_values
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
 from tracer.exporters.phases import phases_json
-from tracer.results.doctor import CheckResult, DoctorReport, failed
 from tracer.results.fit import FitReport, FitTrial
 
 HEADER = ("format", "version", "torch", "command", "computed", "units")
@@ -174,11 +173,10 @@ def test_every_key_of_a_fit_is_described() -> None:
 
 
 def test_every_key_of_doctor_is_described() -> None:
-    check = CheckResult("torch", failed("Old.", "pip install torch", version="1"))
-    found = doctor_json(DoctorReport({"torch": "2.15.0"}, (check,), (check,)))
+    found = doctor_json([Check("torch", "FAIL", "Old.", "pip install torch", 0.1)])
     check_header(found, "doctor")
-    assert set(found) - set(HEADER) == set(keys("doctor.json"))
-    assert all(list(each) == keys("A check") for each in found["installed"] + found["works"])
+    assert set(found) - set(HEADER) == set(keys("`doctor --json`"))
+    assert all(list(each) == keys("A check") for each in found["checks"])
 
 
 def test_every_key_of_a_whole_job_is_described(file: Path, tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ The folders are the data flow: what happened, what it means, who wants to know.
     sessions/          around a loop, a script or a workload: its steps, files, signals; what a watched training does
       jobs/            several ranks: run on the null GPU, their results merged, their recordings read
       trials/          does it fit, what makes it fit, how much would it need: found by running it
-      doctor/          what is installed, what works, and what mends the rest: found by asking and running it
     engines/           inference engines: how vLLM is started, what its workers report, the answer
     integrations/      the same as callbacks of other people's trainers
     commands/          the command line, one file a command

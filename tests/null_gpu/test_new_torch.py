@@ -59,7 +59,7 @@ def test_versions_stand_side_by_side_with_what_breaks(tmp_path: Path) -> None:
     )
     passed, failures = read_results(file)
     assert passed == {"tests/null_gpu/test_a.py": 1}
-    broken = read_doctor('{"installed": [{"name": "card", "status": "FAIL", "sentence": "No."}], "works": []}')
+    broken = read_doctor('{"checks": [{"name": "card", "status": "FAIL", "sentence": "No."}]}')
     old = Answers("2.11.0", {"tests/null_gpu/test_a.py": 2}, {}, frozenset({"cudaA"}))
     new = Answers("3.0.0", passed, failures | broken, frozenset({"cudaA", "cudaB"}))
     assert table([old, new]).splitlines() == [
