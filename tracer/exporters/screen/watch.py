@@ -138,17 +138,17 @@ def _kept_lines(report: WatchReport) -> Iterator[str]:
     per_step = sum(group.bytes_per_step for group in report.outlived if group.bytes_per_step > 0)
     growing = [group for group in report.outlived if group.bytes_per_step > 0.01 * per_step]
     for group in growing[:_MAX_KEPT]:
-        yield f"  {format_bytes(group.bytes_per_step)} a step {_kept_words(group)}"
+        yield f"  {format_bytes(group.bytes_per_step)} more in each step: {_kept_words(group)}"
     staying = [group for group in report.outlived if group.bytes_per_step <= 0 and group.holders]
     for group in staying[: max(0, _MAX_KEPT - len(growing))]:
-        yield f"  {_kept_words(group)[0].upper()}{_kept_words(group)[1:]}"
+        yield f"  Kept: {_kept_words(group)}"
 
 
 def _kept_words(group: OutlivedMemory) -> str:
     is_known = group.frame and (group.line is not None or group.frame != NO_FRAMES)
     origin = f"made in {group.frame}{behind(group.line)}" if is_known else ""
     holders = " and ".join(holder_words(name) for name in group.holders[:2])
-    parts = [f"kept: {format_bytes(group.bytes)} in {some(group.count, 'block')} of kind {group.what}"]
+    parts = [f"{format_bytes(group.bytes)} in {some(group.count, 'block')} of kind {group.what}"]
     parts += [origin] if origin else []
     parts += [f"held by {holders}"] if holders else []
     return ", ".join(parts) + "."
@@ -186,7 +186,7 @@ def _other_sentences(report: WatchReport) -> Iterator[str]:
         yield (
             f"Reserved memory grows by {format_bytes(pieces.trend.bytes_per_step)} a step to "
             f"{format_bytes(pieces.trend.last_bytes)}, while no more than {format_bytes(pieces.in_use_bytes)} are in "
-            f"use{line}: it is in pieces. expandable_segments:True avoids that."
+            f"use{line}: the rest is free, in pieces between blocks in use. expandable_segments:True avoids that."
         )
     if (host := steps.host_growth) is not None:
         yield (
