@@ -2,23 +2,20 @@
 
     python -m benchmarks.prediction                          every published run that can be built
     python -m benchmarks.prediction --rows xmem first        those whose name begins so
-    python -m benchmarks.prediction --without cublas-workspace foreach   the error with each rule and without it
     python -m benchmarks.prediction --each                   a line for every run
     python -m benchmarks.prediction --cudnn                  with the workspaces that the cuDNN here would take
     python -m benchmarks.prediction --cudnn FOLDER           that the one would which pip installed there
     python -m benchmarks.prediction --cudnn --deterministic  of its engines those that give the same result each time
     python -m benchmarks.prediction --kinds cnn              convolution networks alone
-    python -m benchmarks.prediction --engine null-gpu        torch's own CUDA code alone; `rehearsal` for the other
 
 Needs ../shared/truth and says so without it. The runs of transformers were measured with version 4.51.3:
 `uv run --with transformers==4.51.3 --group integrations python -m benchmarks.prediction`; timm's rows need timm, and
 LitGPT's litgpt.
 
-Each run is predicted in a process of its own, twice: run on the null GPU by torch's own CUDA code and allocator, and
-built on the CPU and rehearsed, with a model of that allocator; both with the card's memory less 250 MiB for the
-driver's context. Convolutions' workspaces are left out unless asked for: the runs had other versions of cuDNN, which
-choose otherwise. CUBLAS_WORKSPACE_CONFIG is heeded by both. No number is fitted to the runs, except one
-constant for whole-device figures of each collection, the median of what is left, which is printed. Seconds are the
+Each run is made on the null GPU in a process of its own, by torch's own CUDA code and allocator, with the card's memory
+less 250 MiB for the driver's context. Convolutions' workspaces are left out unless asked for: the runs had other
+versions of cuDNN, which choose otherwise. CUBLAS_WORKSPACE_CONFIG is heeded. No number is fitted to the runs, except
+one constant for whole-device figures of each collection, the median of what is left, which is printed. Seconds are the
 process's own, building included and imports not; host memory is the highest resident set of that process.
 """
 
@@ -29,11 +26,8 @@ import itertools
 import json
 import multiprocessing
 import os
-import resource
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -44,9 +38,9 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 from benchmarks.engine import as_markdown
 from benchmarks.published_on_null_gpu import on_null_gpu
-from benchmarks.published_programs import Unknown, program_of
+from benchmarks.published_programs import Unknown
 from benchmarks.published_runs import TRUTH, PublishedRun, published_runs
-from tracer.null_gpu.cards import CARDS, UNNAMED, Card
+from tracer.null_gpu.cards import A100, CARDS, Card
 from tracer.null_gpu.cudnn import FOLDER_VARIABLE
 from tracer.units import GIB, MIB
 
@@ -55,7 +49,6 @@ COMPUTE_CAPABILITIES = {
     "A10G": (8, 6), "A100": (8, 0), "H100": (9, 0), "B200": (10, 0),
 }  # fmt: skip
 OURS = "ours"
-NULL_GPU, REHEARSAL = "null-gpu", "rehearsal"
 GROUPS: dict[str, Callable[[PublishedRun], bool]] = {
     "xMem, transformers": lambda run: run.collection == "xmem" and run.kind != "cnn",
     "xMem, convolution networks": lambda run: run.collection == "xmem" and run.kind == "cnn",
@@ -68,36 +61,27 @@ GROUPS: dict[str, Callable[[PublishedRun], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What came of a run's rehearsal.
+    """What came of a run.
 
     Attributes:
         run: What it is about.
         allocated_bytes: Peak, without a limit.
         reserved_bytes: Peak, on the card where it fits, else without a limit.
-        least_bytes: The stated range of reserved memory, from here
-        most_bytes: to here.
         fits: Whether it runs on the card.
-        may_take_bytes: The end of the stated range where nothing limits it: above the card's memory, `predict` says of
-            what fits that the prediction may be off by as much.
         seconds: Of the process's time, building included.
         host_bytes: Its largest resident set.
         parameter_bytes: Of the model.
         problem: Why there is no prediction; empty where there is one.
-        engine: Which of the two it is by.
     """
 
     run: PublishedRun
     allocated_bytes: int = 0
     reserved_bytes: int = 0
-    least_bytes: int = 0
-    most_bytes: int = 0
     fits: bool = True
-    may_take_bytes: int = 0
     seconds: float = 0.0
     host_bytes: int = 0
     parameter_bytes: int = 0
     problem: str = ""
-    engine: str = REHEARSAL
 
     @property
     def figure_bytes(self) -> int:
@@ -108,58 +92,11 @@ class Prediction:
 # ---- predicting ------------------------------------------------------------------------------------------------------
 
 
-def predict(run: PublishedRun, without: Sequence[str], asks_cudnn: bool = False) -> Prediction:
-    """Rehearse a run, with all rules of CUDA but some."""
-    import torch
-
-    from tracer.null_gpu.cudnn import CudnnAnswers
-    from tracer.rehearsal.cuda_rules import RULE_NAMES
-    from tracer.rehearsal.device_memory import reserved_spread
-    from tracer.rehearsal.rehearse import rehearse
-    from tracer.workloads.module_steps import StepWorkload
-
-    program = program_of(run)
-    start = time.process_time()
-    loop = program.build()
-    parameter_bytes = sum(each.numel() * each.element_size() for each in loop.model.parameters())
-    workload = StepWorkload(loop, loop.model, loop.optimizer, torch.device("cpu"))
-    card = card_of_run(run)
-    with CudnnAnswers(card) if asks_cudnn and card is not None else nullcontext() as cudnn:
-        rehearsal = rehearse(
-            workload,
-            rules=[name for name in RULE_NAMES if name not in without],
-            card=replace(card or UNNAMED, capability=compute_capability(run.card)),
-            cudnn=cudnn,
-            num_steps=program.num_steps,
-        )
-    on_card = rehearsal.on_device(capacity_bytes=run.capacity_bytes)
-    fits = on_card.failure is None
-    spread = reserved_spread(rehearsal.requests, rehearsal.memory, capacity_bytes=run.capacity_bytes if fits else None)
-    free = spread if not fits else reserved_spread(rehearsal.requests, rehearsal.memory)
-    seconds = time.process_time() - start
-    reserved = (on_card if fits else rehearsal.memory).peak_reserved_bytes
-    return Prediction(
-        run=run,
-        allocated_bytes=rehearsal.memory.peak_allocated_bytes,
-        reserved_bytes=reserved,
-        least_bytes=min(spread.low_bytes, reserved),
-        most_bytes=max(spread.high_bytes, reserved),
-        fits=fits,
-        may_take_bytes=free.high_bytes,
-        seconds=seconds,
-        host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        parameter_bytes=parameter_bytes,
-    )
-
-
 def run_on_null_gpu(run: PublishedRun, asks_cudnn: bool) -> Prediction:
-    """Run it there; nothing is stated as a range."""
+    """Run it there."""
     variables = {} if asks_cudnn else {"NULL_GPU_CUDNN_WORKSPACE": "0"}
-    card = replace(card_of_run(run) or UNNAMED, capability=compute_capability(run.card))
-    answer = on_null_gpu(run, card, variables)
-    reserved_bytes = answer.get("reserved_bytes", 0)
-    sizes = dict.fromkeys(("least_bytes", "most_bytes", "may_take_bytes"), reserved_bytes)
-    return Prediction(run=run, engine=NULL_GPU, **sizes, **answer)
+    card = replace(card_of_run(run) or A100, capability=compute_capability(run.card))
+    return Prediction(run=run, **on_null_gpu(run, card, variables))
 
 
 def card_of_run(run: PublishedRun) -> Card | None:
@@ -171,12 +108,10 @@ def card_of_run(run: PublishedRun) -> Card | None:
 
 def compute_capability(card: str) -> tuple[int, int]:
     """Of a card by its published name; that of an A100 where it is not known."""
-    return next((found for name, found in COMPUTE_CAPABILITIES.items() if name in card), UNNAMED.capability)
+    return next((found for name, found in COMPUTE_CAPABILITIES.items() if name in card), A100.capability)
 
 
-def predict_all(
-    runs: Sequence[PublishedRun], engine: str, without: Sequence[str], num_processes: int, asks_cudnn: bool
-) -> Iterator[Prediction]:
+def predict_all(runs: Sequence[PublishedRun], num_processes: int, asks_cudnn: bool) -> Iterator[Prediction]:
     """Predict each in a process of its own, so many at a time."""
     context = multiprocessing.get_context("fork")
     waiting = list(runs)
@@ -185,7 +120,7 @@ def predict_all(
         while waiting and len(at_work) < num_processes:
             run = waiting.pop(0)
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_in_child, args=(run, engine, without, asks_cudnn, sender))
+            process = context.Process(target=_in_child, args=(run, asks_cudnn, sender))
             process.start()
             sender.close()
             at_work[receiver] = process, run
@@ -196,19 +131,18 @@ def predict_all(
                 yield ready.recv()
             except EOFError:
                 process.join()
-                yield Prediction(run, engine=engine, problem=f"its process ended with {process.exitcode}")
+                yield Prediction(run, problem=f"its process ended with {process.exitcode}")
             process.join()
 
 
-def _in_child(run: PublishedRun, engine: str, without: Sequence[str], asks_cudnn: bool, sender: Connection) -> None:
+def _in_child(run: PublishedRun, asks_cudnn: bool, sender: Connection) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries say of deprecated arguments
     try:
-        is_there = engine == NULL_GPU
-        sender.send(run_on_null_gpu(run, asks_cudnn) if is_there else predict(run, without, asks_cudnn))
+        sender.send(run_on_null_gpu(run, asks_cudnn))
     except Unknown as missing:
-        sender.send(Prediction(run, engine=engine, problem=str(missing)))
+        sender.send(Prediction(run, problem=str(missing)))
     except Exception:
-        sender.send(Prediction(run, engine=engine, problem=traceback.format_exc().strip().splitlines()[-1][:200]))
+        sender.send(Prediction(run, problem=traceback.format_exc().strip().splitlines()[-1][:200]))
     sender.close()
 
 
@@ -246,7 +180,7 @@ def with_constants(predictions: Sequence[Prediction]) -> tuple[list[Prediction],
     moved = []
     for each in predictions:
         extra = constants.get(each.run.collection, 0)
-        sizes = {name: getattr(each, name) + extra for name in ("reserved_bytes", "least_bytes", "most_bytes")}
+        sizes = {"reserved_bytes": each.reserved_bytes + extra}
         moved.append(replace(each, **sizes) if extra else each)
     return moved, constants
 
@@ -319,15 +253,12 @@ def outcome_table(predictions: Sequence[Prediction]) -> list[list[str]]:
     """Whether it fits: runs of grade A and B on a card whose memory is known."""
     judged = [each for each in predictions if each.run.capacity_bytes and each.run.grade in "AB"]
     table = [["runs", "estimator", "n", "right", "said to fit and did not", "said not to fit and did"]]
-    surely = f"{OURS}, without a range up to the limit"
     groups: dict[str, Callable[[PublishedRun], bool]] = {"all": lambda _: True}
     groups |= {name: _in_collection(name) for name in sorted({each.run.collection for each in judged})}
     for group, belongs in groups.items():
         members = [each for each in judged if belongs(each.run)]
         ours = [(each.fits, each.run.ran) for each in members]
         table.append([group, OURS, *_outcome_cells(ours)])
-        sure = [pair for each, pair in zip(members, ours, strict=True) if not (each.fits and _is_close(each))]
-        table.append([group, surely, *_outcome_cells(sure)])
         for name in sorted({name for each in members for name in each.run.estimates}):
             theirs = [
                 (each.run.estimates[name] <= (each.run.capacity_bytes or 0), each.run.ran)
@@ -338,10 +269,6 @@ def outcome_table(predictions: Sequence[Prediction]) -> list[list[str]]:
     return table
 
 
-def _is_close(each: Prediction) -> bool:
-    return each.may_take_bytes > (each.run.capacity_bytes or 0)
-
-
 def _in_collection(name: str) -> Callable[[PublishedRun], bool]:
     return lambda run: run.collection == name
 
@@ -350,41 +277,6 @@ def _outcome_cells(pairs: Sequence[tuple[bool, bool]]) -> list[str]:
     right = sum(said == ran for said, ran in pairs)
     missed = sum(said and not ran for said, ran in pairs)
     return [f"{len(pairs)}", f"{right}", f"{missed}", f"{len(pairs) - right - missed}"]
-
-
-def range_table(predictions: Sequence[Prediction]) -> list[list[str]]:
-    """How many measurements lie in the stated range, and how wide it is."""
-    table = [["runs", "n", "inside", "median width, % of ours"]]
-    for group, belongs in GROUPS.items():
-        members = [each for each in predictions if belongs(each.run) and each.run.ran and each.run.measured_bytes]
-        members = [each for each in members if each.run.figure != "allocated"]  # the range is of what is reserved
-        if not members:
-            continue
-        inside = sum(each.least_bytes <= (each.run.measured_bytes or 0) <= each.most_bytes for each in members)
-        widths = [100 * (each.most_bytes - each.least_bytes) / max(each.reserved_bytes, 1) for each in members]
-        table.append([group, f"{len(members)}", f"{inside}", f"{median(widths):.1f}"])
-    return table
-
-
-def engine_table(there: Sequence[Prediction], rehearsed: Sequence[Prediction]) -> list[list[str]]:
-    """How far the rehearsal's peaks are from those of torch's own code, where a run fits in both."""
-    table = [["runs", "n", "allocated: same bytes", "within 0.1 %", "median %", "max %", "reserved: median %", "max %"]]
-    pairs = [
-        (true, other) for true in there for other in rehearsed if true.run == other.run and true.fits == other.fits
-    ]
-    pairs = [(true, other) for true, other in pairs if true.fits]
-    for group, belongs in (GROUPS | {"all": lambda _: True}).items():
-        members = [(true, other) for true, other in pairs if belongs(true.run)]
-        if not members:
-            continue
-        allocated = [abs(100 * (other.allocated_bytes / true.allocated_bytes - 1)) for true, other in members]
-        reserved = [abs(100 * (other.reserved_bytes / true.reserved_bytes - 1)) for true, other in members]
-        table.append([
-            group, f"{len(members)}", f"{sum(size == 0 for size in allocated)}",
-            f"{sum(size <= 0.1 for size in allocated)}", f"{median(allocated):.3f}", f"{max(allocated):.2f}",
-            f"{median(reserved):.3f}", f"{max(reserved):.2f}",
-        ])  # fmt: skip
-    return table
 
 
 def cost_table(predictions: Sequence[Prediction]) -> list[list[str]]:
@@ -421,34 +313,18 @@ def line_of(each: Prediction) -> str:
     )
 
 
-def rule_table(with_all: Sequence[Prediction], without: Mapping[str, Sequence[Prediction]]) -> list[list[str]]:
-    """The median error with all rules, and without each."""
-    table = [["runs", "rule left out", "n", "median %", "mean %", "max %", "within 1 %", "within 2 %"]]
-    for group, belongs in GROUPS.items():
-        members = [each for each in with_all if belongs(each.run)]
-        if not members:
-            continue
-        table.append([group, "none", *errors_by_estimator(members)[OURS].cells()])
-        for rule, predictions in without.items():
-            moved, _ = with_constants([each for each in predictions if belongs(each.run) and not each.problem])
-            table.append([group, rule, *errors_by_estimator(moved)[OURS].cells()])
-    return table
-
-
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", default=[""], metavar="PREFIX", help="only rows whose name begins so")
-    parser.add_argument("--without", nargs="+", default=[], metavar="RULE", help="the error without each of these")
     parser.add_argument("--each", action="store_true", help="also a line for every run")
     parser.add_argument(
         "--cudnn", nargs="?", const="", metavar="FOLDER", help="ask the cuDNN here, or in a folder, for workspaces"
     )
     parser.add_argument("--deterministic", action="store_true", help="torch.backends.cudnn.deterministic")
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help="only models of these kinds, such as cnn")
-    parser.add_argument("--engine", choices=(NULL_GPU, REHEARSAL), help="one of the two alone")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also every prediction, for scripts")
     options = parser.parse_args()
@@ -464,42 +340,29 @@ def main() -> None:
         import torch
 
         torch.backends.cudnn.deterministic = True
-    engines = (options.engine,) if options.engine else (NULL_GPU, REHEARSAL)
-    by_engine = {engine: _predicted(runs, engine, (), options) for engine in engines}
-    for engine, found in by_engine.items():
-        print(f"\n## {engine}")
-        _print_tables(found)
-    if len(engines) > 1:
-        print(f"\n{as_markdown(engine_table(by_engine[NULL_GPU], by_engine[REHEARSAL]))}")
-    if options.without:
-        moved, _ = with_constants(by_engine.get(REHEARSAL, []))
-        left_out = {rule: _predicted(runs, REHEARSAL, (rule,), options) for rule in options.without}
-        print(f"\n{as_markdown(rule_table(moved, left_out))}")
+    _print_tables(_predicted(runs, options))
 
 
 def _print_tables(found: Sequence[Prediction]) -> None:
     moved, constants = with_constants(found)
-    for table in (error_table, family_table, outcome_table, range_table, difference_table, cost_table):
+    for table in (error_table, family_table, outcome_table, difference_table, cost_table):
         rows = table(found if table in (outcome_table, cost_table, difference_table) else moved)
-        has_ranges = table is not range_table or any(each.engine == REHEARSAL for each in found)
-        if len(rows) > 1 and has_ranges:
+        if len(rows) > 1:
             print(f"\n{as_markdown(rows)}")
     for name, constant in constants.items():
         print(f"\nThe constant of {name}, context and libraries of a whole device: {constant / MIB:.0f} MiB.")
 
 
-def _predicted(
-    runs: Sequence[PublishedRun], engine: str, without: Sequence[str], options: argparse.Namespace
-) -> list[Prediction]:
+def _predicted(runs: Sequence[PublishedRun], options: argparse.Namespace) -> list[Prediction]:
     """All that could be, in the order of the runs; the others are named."""
     found = []
-    for each in predict_all(runs, engine, without, options.processes, options.cudnn is not None):
+    for each in predict_all(runs, options.processes, options.cudnn is not None):
         found.append(each)
         if options.each or each.problem:
             print(line_of(each), flush=True)
     found.sort(key=lambda each: runs.index(each.run))
-    if options.json and not without:
-        options.json.with_suffix(f".{engine}.json").write_text(json.dumps([asdict(each) for each in found]), "utf-8")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(each) for each in found]), "utf-8")
     return [each for each in found if not each.problem]
 
 
@@ -514,11 +377,7 @@ def _import_libraries() -> None:
     from transformers.models.opt import modeling_opt
     from transformers.models.t5 import modeling_t5
 
-    from tracer.rehearsal import device_memory, rehearse
-
     modules: list[Any] = [
-        rehearse,
-        device_memory,
         modeling_gpt2,
         modeling_gpt_neo,
         modeling_llama,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.published_loop import Loop
-from tracer.rehearsal.unfilled import unfilled_weights
+from tracer.capture.unfilled import unfilled_weights
 
 _QUERY_VALUE = {"lora_query": True, "lora_value": True}
 _ALL_PARTS = {f"lora_{part}": True for part in ("query", "key", "value", "projection", "mlp", "head")}

@@ -23,7 +23,7 @@ _BASE = {"tracer.arrays", "tracer.block_sizes", "tracer.errors", "tracer.units",
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
-_FOUND = {*_MEANS, "tracer.null_gpu", "tracer.changes", "tracer.rehearsal"}
+_FOUND = {*_MEANS, "tracer.null_gpu", "tracer.changes"}
 _WRITES = {*_FOUND, "tracer.results", "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.arrays": set(),
@@ -58,7 +58,6 @@ ROOMS: dict[str, set[str]] = {
     "tracer.snapshot": _BASE,
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
-    "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},
     "tracer.changes": {*_MEANS, "tracer.null_gpu", "tracer.workloads"},
     "tracer.results": _FOUND,
     "tracer.exporters": {*_FOUND, "tracer.results"},
@@ -111,8 +110,6 @@ TORCHS_NAMES = re.compile(
 NAMES_OF_STACKS = {
     f"tracer.analysis.snapshots.{name}" for name in ("frames", "phases", "sites", "stack_facts", "timeline")
 }
-# The table of a device's differences names the file of torch that each of them comes from.
-NAMES_SOURCES = {"tracer.rehearsal.cuda_rules"}
 # Private by a leading underscore, and still for everybody: of Python's standard library, and of C's.
 # `runpy._run_code`: nothing public tells that a script's last line has run while its variables are still there.
 PUBLIC_ENOUGH = {
@@ -386,7 +383,7 @@ def test_all_that_is_printed_goes_through_one_file() -> None:
 
 def test_names_of_torchs_own_are_in_one_file() -> None:
     found = {module for module in MODULES if names_of_torch(source_of(module))}
-    assert found == {TORCH_NAMES, *NAMES_OF_STACKS, *NAMES_SOURCES}
+    assert found == {TORCH_NAMES, *NAMES_OF_STACKS}
 
 
 def test_the_model_of_the_allocator_knows_recordings_in_few_places() -> None:

@@ -37,7 +37,6 @@ The folders are the data flow: what happened, what it means, who wants to know.
     capture/           what happened: the only rooms that touch a running torch
     snapshot/          what happened, from a file: allocator snapshots of any age and machine
     allocator/         the caching allocator as a model: settings, allocate and free, replay of a history
-    rehearsal/         what would happen: steps on tensors without memory, and what a CUDA device does differently
     analysis/          what it means: pure functions from columns to frozen findings
     changes/           what lowers the peak of a script, made from outside; each is tried first
     results/           what a run, a prediction or a watched training found: what exporters write

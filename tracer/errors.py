@@ -57,14 +57,6 @@ class MissingPackageError(OutputError):
     """An output needs a package that is not installed; it is left out, and the run is none the worse for it."""
 
 
-class RehearsalError(TracerError):
-    """A step cannot be rehearsed without its numbers, or at all."""
-
-    def __init__(self, message: str, known: str, hint: str, line: tuple[str, int] | None) -> None:
-        super().__init__(f"{message}{f' ({line[0]}:{line[1]})' if line is not None else ''}.{known}", hint=hint)
-        self.line = line
-
-
 class WorkloadError(TracerError):
     """The model, its input or its training step cannot be built or run as asked."""
 

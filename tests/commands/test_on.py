@@ -96,7 +96,6 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
     ("arguments", "error"),
     [
         (("--on", "h100", "--device", "cpu"), "--device cpu is not one"),
-        (("predict", *GPT, "--on", "h100", "--device", "cpu"), "--device cpu is not one"),
         (("predict", *GPT, "--on", "h100", "--gpu-memory", "24GiB"), "mean the same"),
         (("predict", "train.py"), "--on is missing"),
         (("--answer", "train.py:12=0.5"), "--answer works only with --on"),
@@ -130,21 +129,15 @@ def test_a_job_is_not_started_by_each_rank_of_torchruns(
     assert isinstance(called("run", "--on", "2xh100", "--one-process", script).exception, StartedError)
 
 
-def test_where_it_cannot_be_a_prediction_is_rehearsed(not_here: None) -> None:
-    result = called("predict", *GPT, "--on", "rtx-4090")
-    assert result.exit_code == 0 and "Fits in RTX-4090 (23.64 GiB)" in result.stdout
-    assert "There is no C compiler here. Install cc." in result.stderr and "by rehearsal" in result.stderr
-    assert "--answer" not in result.stderr
-
-
-def test_an_answer_that_a_rehearsal_does_not_read_is_said(not_here: None) -> None:
-    result = called("predict", *GPT, "--on", "rtx-4090", "--answer", "train.py:12=0.5")
-    assert result.exit_code == 0
-    assert "--answer is left out: a rehearsal reads no value." in result.stderr
-
-
-def test_where_it_cannot_be_everything_else_says_why(not_here: None, script: str) -> None:
-    for command in (("--on", "h100"), ("run", "--on", "h100", script), ("predict", script, "--on", "h100")):
+def test_where_it_cannot_be_each_command_says_why(not_here: None, script: str) -> None:
+    commands = (
+        ("--on", "h100"),
+        ("run", "--on", "h100", script),
+        ("predict", script, "--on", "h100"),
+        ("predict", *GPT, "--on", "24GiB"),
+        ("predict", *GPT),
+    )
+    for command in commands:
         result = called(*command)
         assert result.exit_code == 1 and "Error: There is no C compiler here." in result.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,12 @@ def reason_to_skip() -> str:
 
 
 needs_null_gpu = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "it is here")
+
+
+def called(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command of this program, in a folder."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables)
 
 
 def null_gpu_library() -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import run_python
+from tests.null_gpu.started import called
 from tracer.errors import NullGpuError
 from tracer.exporters.page.html import data_of_html
 from tracer.null_gpu.cards import H100
@@ -69,11 +69,6 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("script") / "train.py"
     file.write_text(TRAIN, "utf-8")
     return file
-
-
-def called(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables)
 
 
 def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -454,15 +449,6 @@ def test_what_a_script_reads_decides_sizes_and_is_listed(tmp_path: Path) -> None
     assert {row["line"]: row["bytes"] for row in document["rows"]}[11] == 256 << 20
 
 
-def test_a_model_is_predicted_by_both_methods_alike(tmp_path: Path) -> None:
-    arguments = ("predict", "--model", "models.gpt:build", "--model-arg", "width=256", "--batch-size", "32", "--json")
-    there = json.loads(called(ROOT, *arguments, "--on", "rtx-4090").stdout)
-    rehearsed = json.loads(called(ROOT, *arguments, "--gpu-memory", "rtx-4090", "--engine", "rehearsal").stdout)
-    assert (there["method"], rehearsed["method"]) == ("null GPU", "rehearsal")
-    assert there.keys() == rehearsed.keys()
-    assert there["peak_allocated_bytes"] == rehearsed["peak_allocated_bytes"]
-
-
 def test_without_a_word_about_engines_it_is_the_null_gpu(tmp_path: Path) -> None:
     said = started(ROOT, "predict", "--model", "models.gpt:build", "--gpu-memory", "24GiB")
     assert said.returncode == 0 and said.stdout.strip().startswith(CAVEAT)
@@ -553,16 +539,6 @@ for batch in DataLoader(texts):
     net(batch.cuda()).sum().backward()
     optimizer.step()
 """
-
-
-def test_a_late_long_batch_is_found_by_reading_ahead(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LATE, "utf-8")
-    done = called(tmp_path, "predict", "--on", "h100", "--batches", "50", "--json", "train.py")
-    found = json.loads(done.stdout)
-    assert found["batches"] == {"num_batches": 50, "largest": [{"index": 37, "tensors": ["[1, 2048, 64] float32"]}]}
-    assert 2048 * 64 * 4 in [row["bytes"] for row in found["rows"] if row["category"] == "INPUT"]
-    done = called(tmp_path, "predict", "--on", "h100", "--batches", "50", "--model", "torch.nn:Linear")
-    assert done.returncode == 2 and "--batches works only with a script" in done.stderr
 
 
 def test_a_check_of_a_script_that_cannot_be_measured_ends_with_the_status_that_git_bisect_skips(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -16,7 +18,7 @@ from tests.null_gpu.started import ROOT, needs_null_gpu
 from tests.processes import run_python
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import Card, devices_of
-from tracer.null_gpu.cudnn import FOLDER_VARIABLE, CudnnAnswers, answers_command, library_folders
+from tracer.null_gpu.cudnn import FOLDER_VARIABLE, answers_command, device_properties, library_folders
 from tracer.null_gpu.process import environment
 
 pytestmark = [needs_null_gpu, pytest.mark.skipif(not answers_command(), reason="no cuDNN is installed")]
@@ -39,15 +41,26 @@ def said(program: str, on: str, variables: Mapping[str, str] = MappingProxyType(
 
 
 def answered(on: str) -> list[int]:
-    """For the same layer, described as the rehearsal does."""
+    """Ask cuDNN itself about the same layer."""
     x, w = [4, 256, 56, 56], [256, 256, 3, 3]
     problem: dict[str, Any] = {
         "dtype": "float32", "allow_tf32": True, "x": [x, [802816, 3136, 56, 1]], "w": [w, [2304, 9, 3, 1]],
         "y": [x, [802816, 3136, 56, 1]], "padding": [1, 1], "stride": [1, 1], "dilation": [1, 1],
     }  # fmt: skip
-    with CudnnAnswers(card(on)) as cudnn:
-        operations = ("forward", "backward_data", "backward_filter")
-        return [cudnn.workspace_bytes({**problem, "operation": operation}) for operation in operations]
+    operations = ("forward", "backward_data", "backward_filter")
+    lines = [device_properties(card(on)), *({**problem, "operation": operation} for operation in operations)]
+    without_null_gpu = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    ended = subprocess.run(
+        answers_command(),
+        env=without_null_gpu,
+        input="".join(f"{json.dumps(line)}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    version, *sizes = map(int, ended.stdout.split())
+    assert version > 0
+    return [max(0, size) for size in sizes]
 
 
 def test_workspaces_are_cudnns_own_answer_for_the_card() -> None:
@@ -126,4 +139,4 @@ def test_a_named_cudnn_that_cannot_be_asked_is_an_error(
     )
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "it"))
     with pytest.raises(TracerError, match=r"cannot be asked: it is older than 9\.8"):
-        CudnnAnswers(card("H100"))
+        answers_command()

@@ -47,17 +47,3 @@ def test_inputs_are_what_was_asked_for_and_follow_from_the_seed() -> None:
 def test_an_input_that_is_none(text: str, message: str) -> None:
     with pytest.raises(UserModelError, match=message):
         parse_input(text)
-
-
-def test_sizes_that_vary_are_drawn_for_all_inputs_alike_and_the_second_batch_has_the_largest() -> None:
-    specs = [parse_input("ids=4..64:int64:0-9"), parse_input("labels=4..64:int64:0-9"), parse_input("x=3")]
-    assert (specs[0].smallest, specs[0].shape, specs[2].smallest) == ((4,), (64,), None)
-    batches = random_batches(specs, batch_size=2, device=CPU, seed=0)
-    lengths = []
-    for _ in range(8):
-        _, inputs = batches()
-        assert inputs["ids"].shape == inputs["labels"].shape and inputs["x"].shape == (2, 3)
-        lengths.append(inputs["ids"].shape[1])
-    assert lengths[1] == 64 and len(set(lengths)) > 3 and all(4 <= length <= 64 for length in lengths)
-    with pytest.raises(UserModelError, match="the smaller size comes first"):
-        parse_input("64..4")

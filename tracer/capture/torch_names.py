@@ -111,15 +111,6 @@ SHARDED_MODULES = "FSDP"
 # FSDP2's spans end in the dotted names of the modules whose parameters are gathered or reduced; the root has none.
 _OF_MODULES = re.compile(r"^FSDP::\w+(?: \((.+?)\))?(?: \[pg=\d+\])?$")
 # Operators and nodes that torch brings: those of other packages, and of programs, are called otherwise.
-_BROUGHT = re.compile(
-    r"(?:aten|prims?|c10d|profiler|autograd|quantized|_?torch\w*|inductor|fbgemm|nccl)::|\w+Backward\d+$|"
-    r"AccumulateGrad$|CopySlices$|triton_|Optimizer\."
-)
-
-
-def is_torchs_own(operator: str) -> bool:
-    """Whether an operator or a node of autograd has a name that is torch's, and nobody else's."""
-    return _BROUGHT.match(operator) is not None
 
 
 def node_name(operator: str) -> str:

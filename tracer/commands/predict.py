@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,9 +14,9 @@ from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_i
 from tracer.commands.engines import engine_command, predict_engine
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import on_null_gpu, run_ranks
-from tracer.commands.options import number, option, with_options
-from tracer.commands.predict_on import Engine, OnNullGpu, Rehearsed, check, predict_script, starts_on_null_gpu
-from tracer.commands.predict_options import LargestOptions, PlaceOptions, PredictOptions
+from tracer.commands.options import option, with_options
+from tracer.commands.predict_on import OnNullGpu, check, predict_script, start_on_null_gpu
+from tracer.commands.predict_options import PlaceOptions, PredictOptions
 from tracer.commands.run_options import AsJson, MixedArguments, Module, ScreenOptions, Steps
 from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.commands.workload_options import PredictedWorkload
@@ -26,10 +25,11 @@ from tracer.exporters.screen.next_commands import after_prediction
 from tracer.exporters.screen.terminal import print_json
 from tracer.exporters.screen.terminal import screen as terminal
 from tracer.null_gpu.job.place import RankPlace
+from tracer.units import format_bytes
 
 if TYPE_CHECKING:
     from tracer.null_gpu.cards import Card, Devices
-    from tracer.results.prediction import LargestSize, Prediction, TableRow
+    from tracer.results.prediction import LargestBatch, Prediction
 
 
 @with_options
@@ -44,11 +44,9 @@ def predict(
     workload: PredictedWorkload,
     place: PlaceOptions,
     steps: Steps = 0,
-    batches: Annotated[
-        int,
-        number("Read so many batches of the script's DataLoader first, and run the largest.", QUESTIONS, least=0),
-    ] = 0,
-    largest: LargestOptions,
+    largest_batch: Annotated[
+        bool, option("Also find the largest --batch-size that fits.", QUESTIONS, "--largest-batch")
+    ] = False,
     save_dir: Annotated[
         Path | None,
         option("Also write the files of a run to this folder: peak.json, the page, ...", OUTPUTS, metavar="<path>"),
@@ -59,8 +57,8 @@ def predict(
 ) -> None:
     """Say whether a training step fits on a GPU, what it would allocate there and what fills it, without a GPU.
 
-    Nothing is computed. torch's own CUDA code runs on a GPU whose kernels do nothing; where that cannot be had, a
-    model's step is rehearsed on tensors that have a shape and no memory.
+    Nothing is computed: torch's own CUDA code runs on a GPU whose kernels do nothing. Without --on, the answer says how
+    much memory a model's step needs.
 
         python main.py predict --model models.gpt:build --on 24GiB
 
@@ -72,7 +70,7 @@ def predict(
         if script is not None and (engine := engine_command(script, arguments, is_module=module)) is not None:
             predict_engine(engine, place, save_dir, quiet=screen.quiet, as_json=as_json)
         named = script_named(place, script, arguments, is_module=module) if script is not None else None
-        options = PredictOptions(context, named, workload, place, steps, batches, largest, save_dir, as_json, screen)
+        options = PredictOptions(context, named, workload, place, steps, largest_batch, save_dir, as_json, screen)
         _ = place.answers  # a mistake in them is said first
         run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=THRESHOLD_EXCEEDED)
         devices = check(options)
@@ -81,25 +79,23 @@ def predict(
 
             answer_trial(asked, place.card_text, place, named, num_steps=steps)
             return
-        is_there = starts_on_null_gpu(options, devices)
+        start_on_null_gpu(options, devices)
         for sentence in named.notes if named is not None else ():
             options.screen.say(sentence)
         with on_null_gpu(place, save_dir, quiet=screen.quiet):
-            fits = _predict(options, devices, is_there=is_there)
+            fits = _predict(options, devices)
     if fits is False:
         raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
-def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool) -> bool | None:
-    """The command, on the null GPU or by rehearsal; whether it fits, None where no card is named."""
-    from tracer.commands.predict_sizes import find_largest
+def _predict(options: PredictOptions, devices: Devices | None) -> bool | None:
+    """Answer, on the null GPU; return whether it fits, None where no card is named."""
     from tracer.exporters.files import check_folder
 
     if options.save_dir is not None:
         check_folder(options.save_dir)
     card = devices.card if devices is not None else None
     largest = None
-    table: Sequence[TableRow] = ()
     if options.script is not None:
         assert devices is not None  # checked with the options
         answer = predict_script(
@@ -107,7 +103,6 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
             devices,
             num_steps=options.num_steps,
             quiet=options.screen.quiet,
-            num_batches=options.num_batches,
         )
         if answer.failed_at is not None and not answer.is_whole and RankPlace.here() is None:
             from tracer.commands.fit_trials import ScriptTrials
@@ -115,13 +110,10 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
             need = ScriptTrials(devices.card.usable_bytes).need()
             answer = replace(answer, without_end=None if need.has_ended_before else need)
     else:
-        engine: Engine = OnNullGpu(devices) if is_there else _rehearsed(options, card)
+        engine = OnNullGpu(devices)
         answer = engine.predict(options.workload)
-        largest = find_largest(options, engine, card) if options.largest.asked and card is not None else None
-        if options.largest.table and card is not None:
-            from tracer.commands.predict_sizes import weight_table
-
-            table = weight_table(options, engine, card)
+        if options.largest_batch and card is not None:
+            largest = _largest_batch(options, engine, card)
     if options.save_dir is not None:
         from tracer.exporters.screen.prediction import verdict
         from tracer.sessions.output_files import write_and_say
@@ -129,15 +121,39 @@ def _predict(options: PredictOptions, devices: Devices | None, *, is_there: bool
         results = replace(answer.results, verdict=verdict(answer))
         if not write_and_say(results, options.save_dir, quiet=options.screen.quiet):
             raise typer.Exit(1)
-    _answer(answer, largest, table, options)
+    _answer(answer, largest, options)
     return answer.fits
 
 
-def _rehearsed(options: PredictOptions, card: Card | None) -> Rehearsed:
-    from tracer.allocator.settings import parse_settings
+def _largest_batch(options: PredictOptions, engine: OnNullGpu, card: Card) -> LargestBatch:
+    """Find the largest batch that fits; where it is smaller than asked for, also the micro-batches to use."""
+    from tracer.exporters.screen.terminal import progress_bar
+    from tracer.results.prediction import LargestBatch
+    from tracer.sessions.trials.bisections import MOST, Trial, fitting_micro_batches, largest_fitting
 
-    place = options.place
-    return Rehearsed(card, parse_settings(place.settings) if place.settings else None, place.device)
+    workload = options.workload
+    with progress_bar("", is_shown=not options.screen.quiet, is_counted=False) as update:
+
+        def attempt(size: int) -> Trial:
+            update(description=f"Batch size {size}")
+            return engine.trial(replace(workload, batch_size=size))
+
+        def tell(size: int, trial: Trial) -> None:
+            answer = "fits" if trial.fits else "does not fit"
+            options.screen.say(f"Batch size {size}: {answer}, {format_bytes(trial.reserved_bytes)} reserved.")
+
+        largest = largest_fitting(attempt, card.usable_bytes, workload.batch_size, tell=tell)
+        found = LargestBatch(largest, is_all=largest == MOST)
+        can_accumulate = workload.is_users and not workload.inference
+        if not can_accumulate or not 0 < largest < workload.batch_size:
+            return found
+
+        def accumulated(size: int, number: int) -> Trial:
+            update(description=f"{number} micro-batches of {size}")
+            return engine.trial(replace(workload, batch_size=size, accumulate=number))
+
+        asked = workload.batch_size * workload.accumulate
+        return replace(found, accumulated=fitting_micro_batches(accumulated, asked, largest))
 
 
 def _say_next(fits: bool | None, options: PredictOptions) -> None:
@@ -145,31 +161,27 @@ def _say_next(fits: bool | None, options: PredictOptions) -> None:
         return
     folder, is_script = options.save_dir, options.script is not None
     names = [path.name for path in folder.iterdir()] if folder is not None else []
-    has_largest = bool(options.largest.asked) or is_script
+    has_largest = options.largest_batch or is_script
     say_all(after_prediction(fits, folder, names, has_largest_batch=has_largest))
 
 
 def _answer(
     answer: Prediction,
-    largest: LargestSize | None,
-    table: Sequence[TableRow],
+    largest: LargestBatch | None,
     options: PredictOptions,
 ) -> None:
     """The answer on stdout, with what was asked beside it, and on stderr what to ask next."""
-    from tracer.exporters.json_documents.prediction import largest_json, prediction_json, table_json
-    from tracer.exporters.screen.prediction import largest_words, print_prediction, print_weight_table
+    from tracer.exporters.json_documents.prediction import largest_json, prediction_json
+    from tracer.exporters.screen.prediction import largest_words, print_prediction
     from tracer.exporters.screen.text import say as print_line
 
     with terminal(is_shown=options.is_shown) as console:
         if options.as_json:
             document = prediction_json(answer)
             document |= {} if largest is None else largest_json(largest)
-            document |= table_json(table) if table else {}
             print_json(document, console)
             return
         print_prediction(answer, console, top=options.screen.top)
-        if table:
-            print_weight_table(table, console)
         if largest is not None:
             print_line(console)
             print_line(console, largest_words(largest))

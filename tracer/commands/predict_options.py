@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -12,21 +12,13 @@ from tracer.commands.on_card import OnOptions
 from tracer.commands.options import option
 from tracer.commands.run_options import ScreenOptions
 from tracer.commands.script import Script
-from tracer.commands.usage import DEVICE, QUESTIONS
+from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import PredictedWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Device:
-    device: Annotated[
-        Literal["cuda", "cpu"],
-        option("Kind of device that the step would run on; none is needed here.", DEVICE),
-    ] = "cuda"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlaceOptions(OnOptions, _Device):
-    """The device that the step runs on. The last base class comes first in --help."""
+class PlaceOptions(OnOptions):
+    """The device that the step runs on."""
 
     gpu_memory: Annotated[
         str | None,
@@ -34,12 +26,6 @@ class PlaceOptions(OnOptions, _Device):
             "The same as --on: 24GiB, or a card such as RTX-4090; exit with 3 if it does not fit.",
             DEVICE,
             metavar="<size or card>",
-        ),
-    ] = None
-    engine: Annotated[
-        Literal["null-gpu", "rehearsal"] | None,
-        option(
-            "Engine: torch's own CUDA code (the default where it can run), or rules on tensors without memory.", DEVICE
         ),
     ] = None
     settings: Annotated[
@@ -55,36 +41,6 @@ class PlaceOptions(OnOptions, _Device):
         return self.on or self.gpu_memory
 
 
-@dataclass(frozen=True, kw_only=True)
-class LargestOptions:
-    """The size to maximise on the device."""
-
-    largest_batch: Annotated[
-        bool, option("Also find the largest --batch-size that fits.", QUESTIONS, "--largest-batch")
-    ] = False
-    largest_tokens: Annotated[
-        bool, option("Also find the largest --tokens that fit, in steps of 64.", QUESTIONS, "--largest-tokens")
-    ] = False
-    largest_image: Annotated[
-        bool, option("Also find the largest image of --input that fits, in steps of 32.", QUESTIONS, "--largest-image")
-    ] = False
-
-    table: Annotated[
-        bool,
-        option(
-            "Also print a table: weights of 32, 16, 8 and 4 bits, in inference and with sgd and adamw.",
-            QUESTIONS,
-            "--table",
-        ),
-    ] = False
-
-    @property
-    def asked(self) -> str:
-        """The option that was given, or the empty string."""
-        given = {"batch": self.largest_batch, "tokens": self.largest_tokens, "image": self.largest_image}
-        return next((f"--largest-{name}" for name, is_given in given.items() if is_given), "")
-
-
 @dataclass(frozen=True)
 class PredictOptions:
     """All of a prediction's; without a script it is about the workload."""
@@ -94,8 +50,7 @@ class PredictOptions:
     workload: PredictedWorkload
     place: PlaceOptions
     num_steps: int
-    num_batches: int  # That are read ahead; 0 without `--batches`
-    largest: LargestOptions
+    largest_batch: bool
     save_dir: Path | None
     as_json: bool
     screen: ScreenOptions

@@ -129,7 +129,7 @@ class WorkloadOptions:
         return settings | {name: _numbers(name, settings[name]) for name in ("data_size", "n_modes")}
 
     def _step_settings(self) -> dict[str, Any]:
-        names = ("batch_size", *(name for name in _STEP_ONLY if hasattr(self, name)), "seed")
+        names = ("batch_size", *_STEP_ONLY, "seed")
         return {"inputs": tuple(self.model_input), **{name: getattr(self, name) for name in names}}
 
 
@@ -173,7 +173,7 @@ class ProfiledWorkload(WorkloadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedWorkload(WorkloadOptions):
-    """A workload that is rehearsed, or runs on the null GPU."""
+    """A workload that runs on the null GPU."""
 
     hf_config: Annotated[
         Path | None,
@@ -187,10 +187,6 @@ class PredictedWorkload(WorkloadOptions):
         int | None,
         number("Tokens in a sample of --hf-config; with --inference, text of that length is generated.", MODEL),
     ] = None
-    lora: Annotated[
-        str,
-        option("Train adapters of peft instead of the weights: 16, or 16:q_proj,v_proj.", MODEL, metavar="<rank>"),
-    ] = ""
 
     @property
     def is_users(self) -> bool:
@@ -229,7 +225,7 @@ class PredictedWorkload(WorkloadOptions):
 
 
 FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
-_STEP_ONLY = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference", "lora")
+_STEP_ONLY = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
 _MODEL_ONLY = ("model_arg", "model_input", *_STEP_ONLY)
 
 

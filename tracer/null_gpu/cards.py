@@ -86,9 +86,6 @@ class Card:
         return _MULTIPROCESSORS[self.capability].shared_of_block_kib * KIB
 
 
-UNNAMED = Card("", 0)
-"""A card of which nothing is known: rules follow an A100's."""
-
 # Label, what torch calls it behind "NVIDIA ", GiB that torch says, compute capability, multiprocessors, MiB of L2.
 # Source: GiB are what torch's messages say on Linux (with ECC, where a card has it on by default); where none was at
 # hand, what nvidia-smi says less the 450 to 600 MiB that it calls reserved. All else: NVIDIA's data sheets.

@@ -11,21 +11,18 @@ import ctypes
 import importlib.util
 import json
 import os
-import select
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, cached_property
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tracer.errors import TracerError
-from tracer.null_gpu.cards import H100, UNNAMED, Card
+from tracer.null_gpu.cards import H100, Card
 
 FOLDER_VARIABLE = "TORCH_TIMELINE_CUDNN"
 _PROGRAM = Path(__file__).with_name("cudnn_answers.py")
-_PATIENCE_S = 60.0
 _PLAIN_CONVOLUTION = {
     "operation": "forward", "dtype": "float32", "allow_tf32": True, "padding": [0, 0], "stride": [1, 1],
     "dilation": [1, 1], "x": [[8, 64, 8, 8], [4096, 64, 8, 1]], "w": [[64, 64, 1, 1], [64, 1, 1, 1]],
@@ -139,77 +136,3 @@ def said_of_workspaces(version: int, card: str) -> str:
         f"Convolutions' workspaces are what cuDNN {major}.{minor} said that it would take on {card}; another version "
         "chooses otherwise."
     )
-
-
-@contextmanager
-def cudnn_of(card: Card | None) -> Iterator[CudnnAnswers]:
-    """Whom to ask for a card's workspaces.
-
-    Of a card without a name cuDNN is told what it is taken for: an A100, with the memory that was named.
-    """
-    with CudnnAnswers(card or UNNAMED) as cudnn:
-        yield cudnn
-
-
-class CudnnAnswers:
-    """cuDNN in a child process: what would it take for a convolution on a card?
-
-    The process starts with the first question: most programs have no convolution.
-
-    Raises:
-        TracerError: As `answers_command`.
-    """
-
-    def __init__(self, card: Card) -> None:
-        self._card, self._command = card, answers_command()
-        self._known: dict[str, int] = {}
-        self._process: subprocess.Popen[str] | None = None
-
-    @cached_property
-    def version(self) -> int:
-        """cuDNN's, such as 92600; 0 where none could be asked."""
-        if not self._command:
-            return 0
-        self._process = subprocess.Popen(
-            self._command,
-            env=_environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        return max(0, self._ask(json.dumps(device_properties(self._card))))
-
-    def __enter__(self) -> CudnnAnswers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def workspace_bytes(self, problem: dict[str, Any]) -> int:
-        """What the engine takes that it would choose; 0 where it has no answer."""
-        line = json.dumps(problem)
-        if line not in self._known:
-            self._known[line] = max(0, self._ask(line)) if self.version else 0
-        return self._known[line]
-
-    def _ask(self, line: str) -> int:
-        """A line in, a number out; -1 when the process has ended or does not answer, and then for good."""
-        process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
-            return -1
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            if select.select([process.stdout], [], [], _PATIENCE_S)[0] and (answer := process.stdout.readline()):
-                return int(answer)
-        except BrokenPipeError:
-            pass
-        self._stop()
-        return -1
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None

@@ -1,19 +1,15 @@
-"""Will it fit: the answer, the same of whichever engine gave it."""
+"""Will it fit: the answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.rehearsal.device_memory import Spread
 from tracer.results.fit import FitTrial
 from tracer.results.run_results import RunResults
-
-Engine = Literal["null GPU", "rehearsal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,66 +18,18 @@ class OutOfMemoryAt:
 
     size_bytes: int | None  # Bytes that could not be allocated; None where that is not known
     step: int  # Number of the step, from 0; -1 before the first
-    phase: str  # `forward` and so on; empty where it is not known
-    module: str  # Dotted name, or empty
-    op: str  # torch's name of the operator, or empty
     line: SourceLine | None  # Line of the user's code or a library's, or None
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeNeed:
-    """Memory that inputs of one shape need."""
+class LargestBatch:
+    """The largest batch that fits on a device."""
 
-    inputs: tuple[str, ...]  # As `--input` has them
-    allocated_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBatch:
-    """One of the largest batches of a DataLoader."""
-
-    index: int  # In the order of the loader, from 0
-    tensors: tuple[str, ...]  # As in `input_ids [8, 512] int64`
-
-
-@dataclass(frozen=True, slots=True)
-class BatchesRead:
-    """Batches that were read ahead from a script's DataLoader."""
-
-    num_batches: int  # How many were read; 0 where the script has no DataLoader
-    largest: tuple[ReadBatch, ...]  # Those that the steps ran on, that of most bytes first
-
-
-@dataclass(frozen=True, slots=True)
-class LargestSize:
-    """How much of something, such as a batch, fits on a device."""
-
-    option: str  # The option that was varied, such as `--batch-size`
-    size: int  # The largest that fits; 0 where not even the smallest does
+    size: int  # Number of samples; 0 where not even one fits
     # Size and number of micro-batches that together are what was asked for, where that does not fit at once; None where
     # it does, or where no number of them fits.
     accumulated: tuple[int, int] | None = None
-    # Whether no larger one was tried: it is the most that is asked for, or all positions of a model.
-    is_all: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TableCell:
-    """Memory that a model needs in one use."""
-
-    use: str  # `inference`, or `training, adamw`
-    reserved_bytes: int
-    fits: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """A model with weights of one type."""
-
-    weights: str  # `bfloat16`, or `4 bits` of linear layers
-    weights_bytes: int  # Of all parameters and buffers
-    cells: tuple[TableCell, ...]  # Weights of 8 and 4 bits have inference alone
+    is_all: bool = False  # Whether no larger one was tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +46,16 @@ class Sizes:
 class Prediction:
     """Memory that a step needs of a device."""
 
-    engine: Engine  # Which of them answered
     results: RunResults  # Results of the steps, as of a run: what fills the device, with its files
     card: Card | None  # The device; None where only the need is asked for
     # What the steps take where memory does not end; of a script that runs out of memory, what it took until then.
     need: Sizes
     memory: Sizes  # What they take on the card
-    spread: Spread  # Range of the reserved bytes
-    spread_is_about: str  # What the range comes from, in a word or two; empty where there is none
     failed_at: OutOfMemoryAt | None  # Where the card runs out of memory; None where it does not
     assumptions: tuple[str, ...]  # Sentences on what was assumed of this program
     num_cards: int = 1  # How many of them the program sees
     is_whole: bool = True  # Whether `need` is that of whole steps
     without_end: FitTrial | None = None  # Of a script that runs out of memory: its steps where memory does not end
-    batches: BatchesRead | None = None  # Of a script, with `--batches`
-    by_shape: tuple[ShapeNeed, ...] = ()  # Where inputs vary, what the smallest and the largest need alone
-    other: Prediction | None = None  # What the other engine says, where both were run
     rank: int | None = None  # The rank of a job that it is about alone; None where it is about the whole program
     nccl: NcclBuffers = field(default_factory=NcclBuffers)  # What NCCL takes memory for, beside torch's
 

@@ -45,7 +45,6 @@ class RunResults(RunFacts):
     source_texts: Mapping[str, str | None] | None = None
     keep_recording: bool = False  # Whether recording.npz is wanted
     eager: SavedPeak | None = None  # The peak of the same run without compilation; None where it was not made
-    is_predicted: bool = False  # Whether nothing has run: the results are of a rehearsal
     verdict: str = ""  # What a prediction says of the card, in a sentence; empty for a run
 
     @property

@@ -38,7 +38,7 @@ from tracer.units import format_bytes
 
 def _has_times(results: RunResults) -> bool:
     """Whether the run has times: not if nothing was computed."""
-    return results.findings is not None and results.computed and not results.is_predicted
+    return results.findings is not None and results.computed
 
 
 def _has_snapshot(results: RunResults) -> bool:
@@ -142,9 +142,6 @@ def run_description(results: RunResults) -> dict[str, str | int | float]:
     return described
 
 
-_REHEARSED = "Rehearsal: memory is predicted, nothing has run."
-
-
 def _write_page(material: Material, path: Path) -> None:
     results = material.results
     findings = results.findings
@@ -152,7 +149,7 @@ def _write_page(material: Material, path: Path) -> None:
         _write_page_of_history(material, path)
         return
     run, known = run_description(results), results.known
-    caveat = results.origin.caveat or (_REHEARSED if results.is_predicted else "")
+    caveat = results.origin.caveat
     notes = (*results.notes, *values_lines(results.values_read))
     run_times = material.run_times if _has_times(results) else None
     page = timeline_page(

@@ -189,7 +189,7 @@ def call_factory(name_of_factory: str, factory: Any, arguments: dict[str, Any], 
     except (Exception, SystemExit) as error:
         hint = "Check the --model-arg options, or the factory itself."
         if re.search("NVIDIA driver|no accelerator device", str(error)):
-            hint = "No GPU is here: leave out .cuda(), or take the null GPU: --on h100, without --engine rehearsal."
+            hint = "No GPU is here: leave out .cuda(), or take the null GPU: --on h100."
         raise UserModelError(f"{name_of_factory} raised {error_words(error).rstrip('.')}.", hint=hint) from error
 
 

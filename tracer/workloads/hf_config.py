@@ -17,7 +17,7 @@ from tracer.errors import UserModelError, WrongValueError, first_line
 from tracer.workloads.factory import parse_arguments
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.module_tensors import default_dtype, give_memory
-from tracer.workloads.user_model import StepOptions, as_workload, with_adapters
+from tracer.workloads.user_model import StepOptions, as_workload
 
 __tracebackhide__ = True  # what raises here is to be looked for in the configuration
 
@@ -64,13 +64,6 @@ _NUM_GENERATED = 8
 _ONLY_LAST = ("logits_to_keep", "num_logits_to_keep")  # transformers from 4.50 on, and before
 
 
-def most_tokens(path: Path, model_args: Sequence[str]) -> int | None:
-    """Number of positions of a configuration's model; None where it does not say."""
-    # By transformers' own name for it, which configurations call n_positions, seq_length, ..., or leave out.
-    length = getattr(_of_text(_config(path, model_args)), "max_position_embeddings", None)
-    return length if isinstance(length, int) else None
-
-
 def _generation(model: nn.Module, tokens: int, device: torch.device, options: StepOptions) -> StepWorkload:
     """A prompt in one pass, then the last few tokens one by one, each with the keys and values of all before it.
 
@@ -82,8 +75,6 @@ def _generation(model: nn.Module, tokens: int, device: torch.device, options: St
         give_memory(model, device)
     known = inspect.signature(model.forward).parameters
     last = dict.fromkeys([name for name in _ONLY_LAST if name in known][:1], 1)
-    if options.lora:
-        model = with_adapters(model, options.lora)
     model.eval()
 
     def ids(length: int) -> torch.Tensor:

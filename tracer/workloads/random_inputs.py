@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ HINT = (
 _FORM = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>[^:=]*)(?::(?P<dtype>\w+))?(?::(?P<range>-?\d+--?\d+))?")
 _RANGE = re.compile(r"(-?\d+)-(-?\d+)")
 SCALAR = "scalar"
-VARIES = re.compile(r"(\d+)\.\.(\d+)")
-"""A size that varies from batch to batch: its smallest and its largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +26,14 @@ class InputSpec:
     """A specification of one model input."""
 
     name: str | None  # The keyword by which the model takes it; None for the next positional argument
-    shape: tuple[int, ...]  # Shape of one sample, without the batch; the largest if it varies
+    shape: tuple[int, ...]  # Shape of one sample, without the batch
     dtype: torch.dtype = torch.float32  # Floating: normal noise. Integer: uniform in `low <= n < high`. Boolean: either
     low: int = 0  # Smallest integer
     high: int = 0  # One more than the largest integer
-    smallest: tuple[int, ...] | None = None  # The smallest shape; None where it does not vary
 
-    def sample(self, batch_size: int, generator: torch.Generator, part: float = 1.0) -> Tensor:
-        """A batch of it, on the host.
-
-        Args:
-            part: Part of the way from the smallest shape to the largest, if the shape varies.
-        """
-        smallest = self.smallest or self.shape
-        sizes = (low + round(part * (high - low)) for low, high in zip(smallest, self.shape, strict=True))
-        shape = (batch_size, *sizes)
+    def sample(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """Return a batch of it, on the host."""
+        shape = (batch_size, *self.shape)
         if self.dtype == torch.bool:
             return torch.randint(2, shape, generator=generator).bool()
         if self.dtype.is_floating_point or self.dtype.is_complex:
@@ -57,7 +47,7 @@ def parse_input(text: str) -> InputSpec:
     form = _FORM.fullmatch(text.strip())
     if form is None:
         raise WrongValueError(f"--input {text} is not a shape.", hint=HINT)
-    smallest, shape = _shapes(text, form["shape"])
+    shape = _shape(text, form["shape"])
     dtype = _dtype(text, form["dtype"] or "float32")
     if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
         if form["range"] is None:
@@ -67,23 +57,10 @@ def parse_input(text: str) -> InputSpec:
             raise WrongValueError(f"--input {text} leaves no integer: {low} is not below {high}.", hint=HINT)
         if low < torch.iinfo(dtype).min or high - 1 > torch.iinfo(dtype).max:
             raise WrongValueError(f"--input {text}: {form['dtype']} cannot hold that range.", hint=HINT)
-        return InputSpec(form["name"], shape, dtype, low, high, smallest)
+        return InputSpec(form["name"], shape, dtype, low, high)
     if form["range"] is not None:
         raise WrongValueError(f"--input {text}: only integers have a range.", hint=HINT)
-    return InputSpec(form["name"], shape, dtype, smallest=smallest)
-
-
-def _shapes(text: str, shape: str) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-    """Smallest and largest shape of `3x64..512`, the smallest only where it is another one."""
-    low, high = (VARIES.sub(by, shape) for by in (r"\1", r"\2"))
-    if low == high:
-        return None, _shape(text, shape)
-    smallest, largest = _shape(text, low), _shape(text, high)
-    if any(less > more for less, more in zip(smallest, largest, strict=True)):
-        raise WrongValueError(
-            f"--input {text}: the smaller size comes first.", hint="--input ids=64..512:int64:0-50257"
-        )
-    return smallest, largest
+    return InputSpec(form["name"], shape, dtype)
 
 
 def _shape(text: str, shape: str) -> tuple[int, ...]:
@@ -112,20 +89,11 @@ Batch = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 def random_batches(
     specs: Sequence[InputSpec], *, batch_size: int, device: torch.device, seed: int
 ) -> Callable[[], Batch]:
-    """New noise at every call, made on the host as a data loader does, and moved to the device.
-
-    Sizes that vary are drawn anew for each batch, for all inputs alike; those of the second batch are the largest.
-    """
-    generator, of_sizes = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
-    number = itertools.count()
+    """Return what makes new noise at every call, on the host as a data loader does, and moves it to the device."""
+    generator = torch.Generator().manual_seed(seed)
 
     def next_batch() -> Batch:
-        part = 1.0
-        if any(spec.smallest is not None for spec in specs) and next(number) != 1:
-            part = float(torch.rand((), generator=of_sizes))
-        tensors = [
-            (spec.name, spec.sample(batch_size, generator, part).to(device, non_blocking=True)) for spec in specs
-        ]
+        tensors = [(spec.name, spec.sample(batch_size, generator).to(device, non_blocking=True)) for spec in specs]
         positional = tuple(tensor for name, tensor in tensors if name is None)
         return positional, {name: tensor for name, tensor in tensors if name is not None}
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from tracer.errors import UserModelError, WrongValueError, first_line
+from tracer.errors import UserModelError, WrongValueError
 from tracer.units import some
 from tracer.workloads.factory import FACTORY_HINT, call_factory, defined_at, load_factory, parse_arguments
 from tracer.workloads.module_steps import (
@@ -53,7 +52,6 @@ class StepOptions:
     inference: bool = False  # Whether there is only a forward pass
     seed: int = 0  # Seed of the inputs
     # Rank, and perhaps the layers, of adapters that are trained in the place of the weights; empty for none.
-    lora: str = ""
 
     def __post_init__(self) -> None:
         for name, value in (("batch size", self.batch_size), ("number of micro-batches", self.accumulate)):
@@ -73,7 +71,7 @@ class StepOptions:
     def given(self) -> list[str]:
         """The options that only a plain module can follow and that were given."""
         defaults = StepOptions()
-        names = ("inputs", "optimizer", "loss", "amp", "accumulate", "checkpoint", "inference", "lora")
+        names = ("inputs", "optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
         words = {"inputs": "input"}
         options = [
             name for name in names if getattr(self, name) != getattr(defaults, name) and getattr(self, name) != []
@@ -210,10 +208,6 @@ def _module_workload(
 ) -> ModuleWorkload:
     if optimizer is not None and options.optimizer != StepOptions().optimizer:
         raise UserModelError("The factory brings an optimizer, and --optimizer names another.", hint="Leave one out.")
-    if optimizer is not None and options.lora:
-        raise UserModelError(
-            "The factory brings an optimizer, and --lora trains other parameters.", hint="Return the module alone."
-        )
     options.check_inference()
     if optimizer is not None and not options.inference:
         _check_optimizer(model, optimizer)
@@ -226,10 +220,6 @@ def _module_workload(
     model.train(not options.inference)
     if options.checkpoint:
         checkpoint_blocks(model)
-    if options.lora:
-        # Behind the checkpoints: peft sees to it that a gradient reaches them.
-        model = with_adapters(model, options.lora)
-        model.train(not options.inference)
     if options.inference:
         optimizer = None
     elif optimizer is None:
@@ -326,50 +316,3 @@ def _optimizer(model: nn.Module, text: str) -> torch.optim.Optimizer | None:
         return kinds[name.lower()](parameters, **values)
     except (TypeError, ValueError) as error:
         raise WrongValueError(f"{text} cannot be made: {error}.", hint="--optimizer sgd:lr=0.1,momentum=0.9") from None
-
-
-_HINT = "--lora 16, or with the layers --lora 16:q_proj,v_proj or --lora 16:all-linear"
-ALL = "all-linear"
-
-
-def with_adapters(model: nn.Module, text: str) -> nn.Module:
-    """The model with adapters in it, made as `peft.get_peft_model` makes them.
-
-    Without layers, they are those that peft knows for a model of transformers, else all linear ones but the last.
-    Beside weights of 16 bits, adapters have 32, as in peft.
-
-    Args:
-        text: `16`, `16:q_proj,v_proj` or `16:all-linear`.
-    """
-    rank, _, layers = text.partition(":")
-    if not rank.isdigit() or int(rank) < 1:
-        raise WrongValueError(f"--lora {text} has no rank.", hint=_HINT)
-    try:
-        peft: Any = import_module("peft")
-    except ImportError:
-        raise UserModelError("--lora needs peft.", hint="Install it beside torch and run again.") from None
-    names = [name for name in layers.split(",") if name]
-    try:
-        config = peft.LoraConfig(r=int(rank), target_modules=_layers(peft, model, names), task_type=_task(model))
-        adapted: nn.Module = peft.get_peft_model(model, config)
-    except ValueError as error:
-        raise UserModelError(f"peft makes no adapters of --lora {text}: {first_line(error)}.", hint=_HINT) from error
-    return adapted
-
-
-def _layers(peft: Any, model: nn.Module, names: list[str]) -> Any:
-    if names:
-        return ALL if names == [ALL] else names
-    known = getattr(peft.utils, "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", {})
-    kind = getattr(getattr(model, "config", None), "model_type", None)
-    return None if kind in known else _linear_ones(model)
-
-
-def _linear_ones(model: nn.Module) -> list[str]:
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return names[:-1] or names
-
-
-def _task(model: nn.Module) -> str | None:
-    """Only models that make text have the method that this kind of adapter wraps."""
-    return "CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None

@@ -16,7 +16,7 @@ from tracer.sessions.workload_run import random_states_kept
 
 ROOT = Path(__file__).resolve().parents[3]
 OTHER = torch.device("privateuseone", 1)
-# What is about CUDA alone: its driver, its graphs, the hint to `--on`, the null GPU and rehearsals of CUDA.
+# What is about CUDA alone: its driver, its graphs, the hint to `--on` and the null GPU.
 OF_CUDA = {
     "capture/graph_captures.py",
     "commands/workload_options.py",
@@ -105,7 +105,7 @@ def test_no_backends_name_decides() -> None:
     found = set()
     for path in (ROOT / "tracer").rglob("*.py"):
         name = path.relative_to(ROOT / "tracer").as_posix()
-        if not name.startswith(("null_gpu/", "rehearsal/")) and _compares_with_a_backend(path):
+        if not name.startswith("null_gpu/") and _compares_with_a_backend(path):
             found.add(name)
     assert found == OF_CUDA
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -29,12 +28,6 @@ def operator(name: str, overload: str = "default") -> Any:
     """An operator of torch's by name, such as `_flash_attention_forward`; None if this torch has none."""
     packet = getattr(torch.ops.aten, name, None)
     return getattr(packet, overload, None)
-
-
-def operator_with_overload(name: str) -> Any:
-    """The same by a name such as `pow.Tensor_Scalar`."""
-    packet, _, overload = name.partition(".")
-    return operator(packet, overload or "default")
 
 
 def operator_by_full_name(name: str) -> Any:
@@ -122,55 +115,9 @@ class BelowOperators:
             guard.__exit__(*error)
 
 
-def autocast_operators(device_type: str) -> frozenset[str]:
-    """The operators of torch that a device's mixed precision has a kernel for, as `pow.Tensor_Scalar`.
-
-    Args:
-        device_type: `CPU` or `CUDA`; both are asked for in any build.
-    """
-    names = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device_type}")
-    return frozenset(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
-
-
 def below_autocast() -> Any:
     """A context in which the CPU's mixed precision is passed by, as inside one of its kernels."""
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
-
-
-@contextmanager
-def kernels_replaced(
-    kernels: Mapping[str, Callable[..., Any] | None], key: Literal["AutocastCPU", "AutogradCPU"]
-) -> Iterator[None]:
-    """Replace operators' kernels for tensors of the CPU, however the operators are called.
-
-    Args:
-        kernels: By operator and overload; None for one that is passed by.
-        key: The dispatch key: mixed precision, or autograd, where operators that are made of others are seen whole.
-    """
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    try:
-        for name, kernel in kernels.items():
-            by = torch.library.fallthrough_kernel if kernel is None else kernel
-            library.impl(name, by, key, allow_override=True)  # type: ignore[no-untyped-call]
-        yield
-    finally:
-        library._destroy()  # type: ignore[no-untyped-call]
-
-
-def made_of_others(operator: Any) -> Callable[..., Any]:
-    """The kernel of an operator that calls other operators, such as `dropout`, whatever was put in its place."""
-    return partial(operator._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
-def dispatched_to(handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-    """A context in which every operator, below autograd, goes to a function instead: operator, arguments, keywords."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return handle(func, args, kwargs or {})
-
-    return Dispatched()  # type: ignore[no-untyped-call]
 
 
 def watched(see: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]) -> Any:
@@ -197,13 +144,6 @@ def watched(see: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]) ->
             return out
 
     return Watched()  # type: ignore[no-untyped-call]
-
-
-def without_modes() -> Any:
-    """A context in which operators run as if nobody watched: below `dispatched_to` and `fake_tensors`."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
 
 
 # What a recorded argument was, as far as matching needs it. A scalar is its Python type.

@@ -56,11 +56,6 @@ def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         return list(map(_grad, tensors)) if are_leaves else list(map(gradient_of, tensors))
 
 
-def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows a tensor as a view of another one."""
-    return bool(tensor._is_view())
-
-
 @cache
 def _saved_names(node_type: type) -> tuple[str, ...]:
     return tuple(name for name in dir(node_type) if name.startswith("_raw_saved"))
@@ -92,14 +87,3 @@ def accumulates_into(node: Any) -> Iterator[torch.Tensor]:
 def running_node() -> Any:
     """The autograd node at work on this thread, or None."""
     return torch._C._current_autograd_node()
-
-
-def node_number(node: Any) -> int:
-    """The node's sequence number, -1 for one that has none."""
-    number = int(node._sequence_nr())
-    return -1 if number >= 1 << 63 else number
-
-
-def next_node_number() -> int:
-    """The sequence number that the next node made on this thread will have."""
-    return int(torch._C._autograd._get_sequence_nr())

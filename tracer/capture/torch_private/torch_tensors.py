@@ -53,18 +53,3 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a sharded tensor (DTensor) that lies here; any other is returned as it is."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
-
-
-def storage_key(storage: torch.UntypedStorage) -> int:
-    """What tells storages apart that are alive at one time."""
-    return int(storage._cdata)
-
-
-def num_storage_users(storage: torch.UntypedStorage) -> int:
-    """How many tensors and Python objects hold on to a storage."""
-    return int(torch._C._storage_Use_Count(storage._cdata))
-
-
-def num_tensor_users(tensor: torch.Tensor) -> int:
-    """How many variables of C++ hold on to a tensor, those of the call that asks among them."""
-    return int(tensor._use_count())

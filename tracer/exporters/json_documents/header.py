@@ -18,7 +18,7 @@ def json_header(name: str, version: int, *, torch: str | None = None, computed: 
 
     Args:
         version: Version of the format. A new key does not change it; a new meaning of a key does.
-        computed: Whether the device computed; not so on the null GPU, nor in a rehearsal. None where it is not known.
+        computed: Whether the device computed; not so on the null GPU. None where it is not known.
     """
     return {
         "format": f"torch-timeline {name}",

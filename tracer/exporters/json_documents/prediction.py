@@ -1,8 +1,7 @@
-"""A prediction for programs, the same of either engine; docs/files.md describes the keys."""
+"""A prediction for programs; docs/files.md describes the keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,31 +10,27 @@ import torch
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.results.prediction import LargestSize, Prediction, TableRow
+from tracer.results.prediction import LargestBatch, Prediction
 
 VERSION = 1
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
-    """The answer, under the same keys whichever engine gave it."""
+    """Return the answer as values for JSON."""
     sizes, results = prediction.need, prediction.results
     peak = results.findings.worst.peak if results.findings is not None else None
     document: dict[str, Any] = {
         **json_header("prediction", VERSION, torch=torch.__version__, computed=False),
-        "method": prediction.engine,
+        "method": "null GPU",
         "device": results.device,
         "peak_allocated_bytes": sizes.peak_allocated_bytes,
         "peak_requested_bytes": sizes.peak_requested_bytes,
         "peak_reserved_bytes": sizes.peak_reserved_bytes,
-        "reserved_low_bytes": prediction.spread.low_bytes,
-        "reserved_high_bytes": prediction.spread.high_bytes,
         "context_bytes": CONTEXT_BYTES,
         "fits": prediction.fits,
         "phase": peak.phase if peak is not None else None,
         "by_category": peak.by_category() if peak is not None else {},
         "rows": [asdict(row) for row in peak.rows] if peak is not None else [],
-        "by_shape": [asdict(shape) | {"inputs": list(shape.inputs)} for shape in prediction.by_shape],
-        "batches": None if prediction.batches is None else asdict(prediction.batches),
         "assumptions": list(prediction.assumptions),
         "values_read": None if results.values_read is None else asdict(results.values_read),
     }
@@ -48,12 +43,9 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         document["nccl_most_bytes"] = prediction.nccl.most_bytes
         document["num_retries"] = prediction.memory.num_retries
     if (at := prediction.failed_at) is not None:
-        place = {"step": at.step, "phase": at.phase or None, "module": at.module or None, "op": at.op or None}
-        document["out_of_memory"] = {"size_bytes": at.size_bytes, **place, **_line(at.line)}
+        document["out_of_memory"] = {"size_bytes": at.size_bytes, "step": at.step, **_line(at.line)}
     if (need := prediction.without_end) is not None:
         document["without_end"] = {"allocated_bytes": need.allocated_bytes, "reserved_bytes": need.reserved_bytes}
-    if prediction.other is not None:
-        document["other"] = {"method": prediction.other.engine, **asdict(prediction.other.need)}
     return document
 
 
@@ -61,15 +53,8 @@ def _line(line: SourceLine | None) -> dict[str, object]:
     return {"file": None, "line": None} if line is None else {"file": line.file, "line": line.line}
 
 
-def table_json(table: Sequence[TableRow]) -> dict[str, Any]:
-    """Memory by the type of weights and by use."""
-    return {"table": list(map(asdict, table))}
-
-
-def largest_json(largest: LargestSize) -> dict[str, Any]:
-    """The largest that fits."""
+def largest_json(largest: LargestBatch) -> dict[str, Any]:
+    """Return the keys of `--largest-batch`."""
     size, number = largest.accumulated or (None, None)
     accumulated = None if size is None else {"batch_size": size, "accumulate": number}
-    if largest.option == "--batch-size":
-        return {"largest_batch": largest.size, "accumulated": accumulated}
-    return {"largest": {"option": largest.option, "size": largest.size}}
+    return {"largest_batch": largest.size, "accumulated": accumulated}

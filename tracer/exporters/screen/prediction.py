@@ -14,10 +14,10 @@ from tracer.exporters.tables import Cell, Table, columns
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.fit import FitTrial
 from tracer.results.null_run import CAVEAT
-from tracer.units import MIB, format_bytes, format_range, some
+from tracer.units import MIB, format_bytes, format_range
 
 if TYPE_CHECKING:
-    from tracer.results.prediction import BatchesRead, LargestSize, OutOfMemoryAt, Prediction, TableCell, TableRow
+    from tracer.results.prediction import LargestBatch, OutOfMemoryAt, Prediction
 
 _VISIBLE_SHARE = 0.0005
 _NARROW_SHARE = 0.02
@@ -193,13 +193,6 @@ def command_words(
     return f"{torchrun} -m tracer {run}" if apply else f"{torchrun} {own}"
 
 
-_ENGINE = {
-    "null GPU": CAVEAT,
-    "rehearsal": "Rehearsed on tensors without memory, by rules for what a GPU does differently from the CPU.",
-}
-_ON_CPU = "Rehearsed on tensors without memory, as the CPU runs it."
-
-
 def verdict(prediction: Prediction) -> str:
     """The answer in one sentence or two."""
     card, memory, at = prediction.card, prediction.memory, prediction.failed_at
@@ -225,19 +218,14 @@ def verdict(prediction: Prediction) -> str:
     if least < 0 and prediction.nccl.most_bytes:
         left = card.usable_bytes - memory.peak_reserved_bytes
         return f"{subject}{fits} in {name} if NCCL takes no more than {format_bytes(left)}."
-    words = f"{subject}{fits} in {name}: {format_range(least, most)} are left."
-    if prediction.spread.high_bytes > card.usable_bytes:
-        return f"{words} This prediction may be wrong by as much."
-    return words
+    return f"{subject}{fits} in {name}: {format_range(least, most)} are left."
 
 
 def _where(at: OutOfMemoryAt) -> str:
     line = f" at {source_place(at.line.file, at.line.line)}" if at.line is not None else ""
     if at.step < 0:
         return f"before the first step{line}" if line else "when the model is loaded"
-    module = f" of {at.module}" if at.module else ""
-    phase = f"in {at.phase} of step {at.step + 1}" if at.phase else f"in step {at.step + 1}"
-    return f"{phase}, by {at.op}{module}{line}" if at.op else f"{phase}{module}{line}"
+    return f"in step {at.step + 1}{line}"
 
 
 def print_prediction(prediction: Prediction, console: Console, *, top: int) -> None:
@@ -247,29 +235,19 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int) -> N
     from tracer.exporters.screen.run import print_failure
     from tracer.exporters.screen.values import print_values
 
-    need, spread, findings = prediction.need, prediction.spread, prediction.findings
+    need, findings = prediction.need, prediction.findings
     say(console)
-    say(console, _ON_CPU if prediction.results.device == "cpu" else _ENGINE[prediction.engine])
+    say(console, CAVEAT)
     is_of_rank = prediction.rank is not None and prediction.failed_at is None
     at_end = " Whether the job fits is said at the end, after all ranks." if is_of_rank else ""
     say(console, f"{verdict(prediction)}{at_end}", style="bold")
     phase = findings.worst.peak.phase if findings is not None else None
     until = "" if prediction.is_whole else ", up to where memory ran out"
     say(console, f"Peak allocated: {format_bytes(need.peak_allocated_bytes)}, in {phase or 'no phase'}{until}.")
-    low, high = format_bytes(spread.low_bytes), format_bytes(spread.high_bytes)
-    words = f"; {low} to {high}, {prediction.spread_is_about}" if prediction.spread_is_about else ""
-    say(console, f"Peak reserved: {format_bytes(need.peak_reserved_bytes)}{words}.")
+    say(console, f"Peak reserved: {format_bytes(need.peak_reserved_bytes)}.")
     if prediction.without_end is not None and prediction.card is not None:
         for sentence in need_words(prediction.without_end, prediction.card.usable_bytes):
             say(console, sentence)
-    if prediction.batches is not None:
-        for sentence in batches_words(prediction.batches):
-            say(console, sentence)
-    for shape in prediction.by_shape:
-        allocated, reserved = format_bytes(shape.allocated_bytes), format_bytes(shape.reserved_bytes)
-        say(console, f"With {' '.join(shape.inputs)} alone: {allocated} allocated, {reserved} reserved.")
-    if prediction.other is not None:
-        _print_difference(prediction, prediction.other, console)
     failed = prediction.results.failed_allocation
     is_shown = False
     if failed is not None and not prediction.is_whole:
@@ -283,53 +261,13 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int) -> N
         say(console, sentence, indent=2)
 
 
-def _print_difference(prediction: Prediction, other: Prediction, console: Console) -> None:
-    ours, theirs = prediction.need, other.need
-    for name in ("allocated", "reserved"):
-        mine, its = (getattr(sizes, f"peak_{name}_bytes") for sizes in (ours, theirs))
-        if mine != its:
-            by = f"{its - mine:+,} bytes, {100 * (its - mine) / mine:+.2f} %"
-            say(console, f"By {other.engine}, peak {name} is {format_bytes(its)} ({by}).")
-
-
-def print_weight_table(table: Sequence[TableRow], console: Console) -> None:
-    """Print reserved memory by the type of weights and by use."""
-    uses = list(dict.fromkeys(cell.use for row in table for cell in row.cells))
-    rows = []
-    for row in table:
-        cells = {cell.use: _cell(cell) for cell in row.cells}
-        rows.append((row.weights_bytes, *(cells.get(use, "") for use in uses), row.weights))
-    heads = (*columns("bytes", "weights", *uses), *columns("text", "type"))
-    print_table(Table("Reserved, by the type of weights", heads, tuple(rows)), console)
-    say(console, "8 and 4 bits are computed: linear layers as bitsandbytes has them, and all else as in 16 bits.")
-
-
-def _cell(cell: TableCell) -> Cell:
-    return cell.reserved_bytes if cell.fits else f"{format_bytes(cell.reserved_bytes)} (does not fit)"
-
-
-def batches_words(read: BatchesRead) -> tuple[str, ...]:
-    """On which batches the steps ran, each with its index and shapes."""
-    if not read.num_batches:
-        return ("No DataLoader of torch's was iterated: the steps ran on the script's own batches.",)
-    which = "the largest" if len(read.largest) == 1 else "those that none exceeds in every dimension"
-    batches = (f"batch {batch.index:,}: {', '.join(batch.tensors) or 'no tensors'}" for batch in read.largest)
-    return f"The steps ran on {which} of {some(read.num_batches, 'batch')} (indices from 0).", *batches
-
-
-def largest_words(largest: LargestSize) -> str:
+def largest_words(largest: LargestBatch) -> str:
     """Return the largest batch that fits, and how to train with the wanted batch nevertheless."""
     if not largest.size:
-        return "Not even one sample fits." if largest.option == "--batch-size" else "Not even the smallest fits."
-    quantity, size_words = {
-        "--batch-size": ("batch", f"{largest.size}"),
-        "--tokens": ("number of tokens", f"{largest.size}"),
-        "--input": ("image", f"{largest.size}x{largest.size}"),
-    }[largest.option]
-    words = f"Largest {quantity} that fits: {size_words}."
+        return "Not even one sample fits."
+    words = f"Largest batch that fits: {largest.size}."
     if largest.is_all:
-        why = "The model has no more positions." if largest.option == "--tokens" else "No larger one was tried."
-        return f"{words} {why}"
+        return f"{words} No larger one was tried."
     if largest.accumulated is None:
         return words
     size, number = largest.accumulated

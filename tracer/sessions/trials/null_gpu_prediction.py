@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -14,62 +14,70 @@ import torch
 from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.sources.source_files import error_line
 from tracer.errors import TracerError, WorkloadError, error_words, first_line
-from tracer.null_gpu.cards import Card, Devices
+from tracer.null_gpu.cards import CONTEXT_BYTES, Card, Devices
 from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.null_gpu.process import WITHOUT_END_BYTES, limited_to
-from tracer.rehearsal.device_memory import Spread
 from tracer.results.failure import Failure, is_out_of_memory, without_gpu, without_tracebacks
 from tracer.results.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere
-from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Sizes
+from tracer.results.prediction import OutOfMemoryAt, Prediction, Sizes
 from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.trials.bisections import Trial
-from tracer.sessions.trials.largest_batches import LargestBatches
-from tracer.sessions.trials.rehearsed_prediction import NUM_STEPS, on_card
 from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of
 from tracer.sessions.voices import ScriptVoice
 from tracer.sessions.workload_run import run_profile
+from tracer.units import format_bytes
 from tracer.workloads.workload import Workload, train_step
 
 Build = Callable[[], Workload]
 """Makes the workload on the null GPU, new each time."""
+_NUM_STEPS = 3
+"""The first two have state and cache settled."""
 
 
-def predict_workload(
-    build: Build, devices: Devices, *, is_limited: bool, settings: Mapping[str, object], num_steps: int = NUM_STEPS
-) -> Prediction:
+def predict_workload(build: Build, devices: Devices, *, is_limited: bool, settings: Mapping[str, object]) -> Prediction:
     """Train a workload for some steps without an end of memory, and where it is more than the card's, on the card.
-
-    Args:
-        num_steps: More where the shapes of batches vary.
 
     Raises:
         WorkloadError: A step raised something else than that there is no memory left.
     """
     with _without_limit(devices.count):
-        results = _run(build, num_steps, settings)
+        results = _run(build, settings)
         if results.failure is not None:
             raise _error(results.failure)
         need = memory = sizes_of(results.device)
     failed_at = None
     if is_limited and need.peak_reserved_bytes > devices.card.usable_bytes:
         _start_anew()
-        on_the_card = _run(build, num_steps, settings)
-        memory, failed_at = sizes_of(results.device), _place(on_the_card)
+        failed_at = _place_on_card(build, settings)
+        memory = sizes_of(results.device)
     return _prediction(results, devices.card if is_limited else None, devices.count, need, memory, failed_at)
 
 
-def _run(build: Build, num_steps: int, settings: Mapping[str, object]) -> RunResults:
+def _run(build: Build, settings: Mapping[str, object]) -> RunResults:
     # A run makes one step more than it records.
-    schedule = Schedule(num_wait_steps=0, num_warmup_steps=0, num_active_steps=num_steps, num_repeats=1)
+    schedule = Schedule(num_wait_steps=0, num_warmup_steps=0, num_active_steps=_NUM_STEPS, num_repeats=1)
     try:
         return run_profile(build(), schedule=schedule, timing=False, settings=settings)
     finally:
         gc.collect()
+
+
+def _place_on_card(build: Build, settings: Mapping[str, object]) -> OutOfMemoryAt | None:
+    """Run on the card; return where its memory ends, which may be when the model is built."""
+    try:
+        return _place(_run(build, settings))
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not is_out_of_memory(cause):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        return OutOfMemoryAt(None, -1, error_line(cause))
 
 
 def trial(build: Build, card: Card) -> Trial:
@@ -94,15 +102,9 @@ def steps_need(build: Build) -> Sizes:
         return sizes_of("cuda:0")
 
 
-def shape_need(build: Build, inputs: tuple[str, ...]) -> ShapeNeed:
-    """Memory that inputs of one shape need."""
-    need = steps_need(build)
-    return ShapeNeed(inputs, need.peak_allocated_bytes, need.peak_reserved_bytes)
-
-
 def _train(build: Build) -> None:
     workload = build()
-    for _ in range(NUM_STEPS):
+    for _ in range(_NUM_STEPS):
         train_step(workload)
 
 
@@ -129,7 +131,7 @@ def _error(failure: Failure) -> WorkloadError:
     is_cuda = any(word in words.lower() for word in _OF_CUDA)
     return WorkloadError(
         f"Step {failure.step + 1} raised {words}{at}.",
-        hint="Does it run on a GPU? --engine rehearsal asks without running torch's CUDA code."
+        hint="Does it run on a GPU? What runs here is torch's own CUDA code."
         if is_cuda
         else "Does the model take the inputs of --input, in these shapes? The step is as the model raises it anywhere.",
     )
@@ -143,7 +145,7 @@ def _place(results: RunResults, *, has_begun: bool = True) -> OutOfMemoryAt | No
     if not failure.out_of_memory:
         raise _error(failure)
     size_bytes = failed.event.asked_bytes if failed is not None else None
-    return OutOfMemoryAt(size_bytes, failure.step if has_begun else -1, "", "", "", failure.line)
+    return OutOfMemoryAt(size_bytes, failure.step if has_begun else -1, failure.line)
 
 
 def predict_script(
@@ -152,13 +154,11 @@ def predict_script(
     *,
     num_steps: int,
     settings: Mapping[str, object],
-    num_batches: int = 0,
 ) -> Prediction | None:
     """Run a script until its memory repeats.
 
     Args:
         num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
-        num_batches: Number of batches that are read ahead, of which the steps get the largest; 0 for the script's own.
 
     Returns:
         None if no training was found, or the script failed otherwise than for want of memory.
@@ -168,9 +168,8 @@ def predict_script(
     """
     # A session makes one step more than it records, and the last step is not among them.
     steps = StepRequests()
-    batches = LargestBatches(num_batches) if num_batches else None
     record_from_start()
-    with batches or nullcontext(), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         profile = ScriptProfile(
             partial(
                 TrainingProfile,
@@ -209,7 +208,6 @@ def predict_script(
         _prediction(results, devices.card, devices.count, sizes, fullest_sizes(), failed_at, of_script=assumption),
         rank=place.rank if place is not None else None,
         nccl=NcclBuffers.of_this_process(),
-        batches=None if batches is None else batches.read,
     )
 
 
@@ -221,7 +219,7 @@ def no_room_before(error: BaseException, devices: Devices) -> Prediction:
         failure=Failure(without_tracebacks(error), 0, {}, line),
         device="cuda:0",
     )
-    failed_at = OutOfMemoryAt(None, -1, "", "", "", line)
+    failed_at = OutOfMemoryAt(None, -1, line)
     assumption = f"The script ran until then: {without_gpu(first_line(error))}."
     return replace(
         _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=assumption),
@@ -254,17 +252,25 @@ def _prediction(
     assumptions = [
         of_script or f"{results.num_steps} steps ran with torch {torch.__version__}; all others are like the last."
     ]
-    assumptions += [*on_card(card), *(note for note in results.notes if note not in (NO_TIMES, SET_ASIDE))]
+    assumptions += [*_on_card(card), *(note for note in results.notes if note not in (NO_TIMES, SET_ASIDE))]
     return Prediction(
-        engine="null GPU",
         results=results,
         card=card,
         num_cards=num_cards,
         need=need,
         memory=memory,
         is_whole=failed_at is None or not of_script,
-        spread=Spread(need.peak_reserved_bytes, need.peak_reserved_bytes),
-        spread_is_about="",
         failed_at=failed_at,
         assumptions=tuple(assumptions),
     )
+
+
+def _on_card(card: Card | None) -> list[str]:
+    """Sentences on the GPU that was assumed, and the memory set aside on it."""
+    if card is None:
+        return ["No GPU is named: kernels are chosen as on an A100."]
+    sentences = [] if card.label else [f"{format_bytes(card.memory_bytes)} is taken as an A100 with that memory."]
+    aside = (
+        f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels; they are in no peak."
+    )
+    return [*sentences, aside]

@@ -1,1 +1,0 @@
-"""What would happen: training steps on tensors without memory, and what a CUDA device does differently."""
