@@ -152,7 +152,7 @@ def test_progress_counts_the_steps_of_both_passes() -> None:
 def test_every_role_is_observed() -> None:
     known = short_run()[0].known
     others = {Role.HELD, Role.LEAF, Role.ARGUMENT, Role.SAVED}  # of walks and calls
-    others |= {Role.WORKSPACE, Role.IDLE, Role.BUCKET}  # of CUDA's allocator, and of rehearsals
+    others |= {Role.WORKSPACE, Role.IDLE, Role.BUCKET}  # of CUDA's allocator
     others |= {Role.KV_CACHE}  # of inference
     assert {Role(role) for role in known.role.tolist()} | others == set(Role)
     assert {"0.weight", "1.running_var", "0.bias.exp_avg", "batch[0]", "batch[1]"} <= set(known.names)
