@@ -88,9 +88,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_every_key_of_a_snapshots_answer_is_described(file: Path) -> None:
-    moments = ("--at", "peak", "--between", "start", "oom", "--before-oom", "1MiB")
     what_if = ("--settings", "expandable_segments:True", "--gpu-memory", "1GiB")
-    found = answer("snapshot", file, "--json", *moments, *what_if)
+    found = answer("snapshot", file, "--json", *what_if)
     check_header(found, "snapshot", "`snapshot --json`")
     (device,) = found["devices"]
     assert sorted(device) == sorted(keys("A device"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 
@@ -81,35 +80,6 @@ def test_some_outputs_and_the_recording_by_its_own_name(kept: Path, tmp_path: Pa
     ]
 
 
-def test_a_file_is_printed_with_the_bytes_of_its_lines(kept: Path, tmp_path: Path) -> None:
-    """As it ran, whatever lies there now; nothing is written."""
-    code, out, _ = run("report", kept, "--annotate", "pieces.py", columns=200)
-    assert (code, names_in(kept)) == (0, {"recording.npz"})
-    (line,) = (line for line in out.splitlines() if "F.mse_loss(" in line)
-    assert line.split()[:7] == ["3.01", "KiB", "812", "B", "3.01", "KiB", "backward"]
-    changed = kept_on_cpu()
-    sources = [
-        dataclasses.replace(source, text=source.text and f"# another\n{source.text}") for source in changed.sources
-    ]
-    save_kept_run(tmp_path / "recording.npz", dataclasses.replace(changed, sources=tuple(sources)))
-    assert "pieces.py has changed since; what is printed is what ran." in run(
-        "report", tmp_path, "--annotate", "tests/pieces.py"
-    )[2].replace("\n", " ")
-    assert sentence(kept, "--annotate", "/etc/passwd") == "Error: No line of the recording is in /etc/passwd."
-
-
-def test_an_answer_in_the_place_of_files_is_asked_for_alone(kept: Path, tmp_path: Path) -> None:
-    for words in (("--only", "peak-json"), ("--save-dir", tmp_path / "out"), ("--open",), ("--top", "3")):
-        assert sentence(kept, *words, "--annotate", "pieces.py", status=2) == (
-            f"Error: {words[0]} works only without --annotate."
-        )
-        assert sentence(kept, *words, "--speedscope", tmp_path / "s.json", status=2) == (
-            f"Error: {words[0]} works only without --speedscope."
-        )
-    both = sentence(kept, "--speedscope", tmp_path / "s.json", "--annotate", "pieces.py", status=2)
-    assert both == "Error: --speedscope works only without --annotate." and names_in(tmp_path) == set()
-
-
 def test_what_ended_the_run_is_told(tmp_path: Path) -> None:
     failing = Pieces(before=raising(ValueError("no such batch"), piece="forward", step=2))
     save_kept_run(tmp_path / "recording.npz", kept_run(run_profile(failing, schedule=Schedule(0, 1, 1, 2))))
@@ -163,25 +133,3 @@ def test_a_recording_of_which_nothing_can_be_said(tmp_path: Path) -> None:
     """Nothing of it is on the device that it names."""
     save_kept_run(tmp_path / "recording.npz", dataclasses.replace(kept_on_cpu(), device="cuda:3"))
     assert sentence(tmp_path) == "Error: Nothing was allocated on cuda:3 while the profiler recorded."
-
-
-def test_the_stacks_of_the_peak_are_written_for_speedscope(kept: Path, tmp_path: Path) -> None:
-    """The weights sum to the peak, and each stack ends in the kind of its blocks."""
-    assert run("report", kept, "--only", "peak-json", "--save-dir", tmp_path)[0] == 0
-    peak = json.loads((tmp_path / "peak.json").read_text())
-    assert run("report", kept, "--speedscope", tmp_path / "peak.speedscope.json")[0] == 0
-    document = json.loads((tmp_path / "peak.speedscope.json").read_text())
-    (profile,) = document["profiles"]
-    assert profile["unit"] == "bytes" and sum(profile["weights"]) == profile["endValue"] == peak["peak_bytes"]
-    frames = document["shared"]["frames"]
-    by_kind: dict[str, int] = {}
-    for stack, weight in zip(profile["samples"], profile["weights"], strict=True):
-        kind = frames[stack[-1]]["name"]
-        by_kind[kind] = by_kind.get(kind, 0) + weight
-    by_category: dict[str, int] = {}
-    for row in peak["rows"]:
-        words = row["category"].lower().replace("_", " ")
-        by_category[words] = by_category.get(words, 0) + row["bytes"]
-    assert by_kind == by_category
-    assert any(len(stack) > 2 and "line" in frames[stack[-2]] for stack in profile["samples"])
-    assert run("report", kept, "--speedscope", kept / "recording.npz")[0] == 1

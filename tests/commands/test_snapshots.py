@@ -59,29 +59,6 @@ def test_the_files_are_written_and_named(file: Path, tmp_path: Path) -> None:
     assert query(report, "SELECT size_bytes FROM misc_sizes") == [(5 * MIB,)]
 
 
-def test_a_source_file_is_printed_with_the_bytes_of_its_lines(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the path at which it lies here; another machine had it elsewhere."""
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run("snapshot", file, "--annotate", "model.py")
-    assert (code, "Its source is not here" in out, "not in the file" in out) == (0, True, False)
-    (tmp_path / "model.py").write_text("".join(f"line = {number}\n" for number in range(1, 9)))
-    code, out, err = run("snapshot", file, "--annotate", "model.py")
-    assert code == 0 and out.startswith("~/model.py: 5.00 MiB of a peak of 5.00 MiB")
-    (line,) = (line for line in out.splitlines() if "line = 7" in line)
-    assert line.split() == ["3.00", "MiB", "3.00", "MiB", "freed", "7", "line", "=", "7"]
-    assert "the source is model.py as it is here now" in err
-    code, out, err = run("snapshot", file, "--annotate", "/etc/passwd")
-    assert (code, out, err.splitlines()[0]) == (1, "", "Error: No line of the recording is in /etc/passwd.")
-    assert run("snapshot", file, file, "--annotate", "model.py")[2].startswith("Error: --annotate is about one")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for words in (("--json",), ("--html", "page.html"), ("--open",), ("--settings", "x:1"), ("--search-settings",)):
-        code, _, err = run("snapshot", file, *words, "--annotate", "model.py")
-        assert (code, err.splitlines()[0]) == (2, f"Error: {words[0]} works only without --annotate.")
-    assert {path.name for path in tmp_path.iterdir()} == {"model.py", "s.pickle"}
-
-
 def test_an_address_is_refused_in_a_sentence() -> None:
     code, _, err = run("snapshot", "https://example.org/rank0.pkl")
     assert (code, err.splitlines()[0]) == (1, "Error: rank0.pkl is named by an address.")
@@ -184,28 +161,6 @@ def test_signs_that_a_terminal_obeys_are_shown(tmp_path: Path) -> None:
     assert code == 0
     assert "\x1b" not in out
     assert "/home/\\x1b[2J\\ud800model.py" in out.replace("\n", "").replace(" ", "")
-
-
-def test_other_moments_than_the_peak(file: Path) -> None:
-    arguments = ("--at", "oom", "--at", "0", "--between", "0", "end", "--before-oom", "1MiB")
-    code, out, _ = run("snapshot", file, *arguments)
-    assert code == 0
-    assert "after entry 3: 5.00 MiB requested" in out and "after entry 0: 2.00 MiB requested" in out
-    assert "What came: nothing" in out and "What went: nothing" in out and "made from entry 2 on" in out
-    out = run("snapshot", file, "--between", "start", "oom")[1]
-    assert "What came\n" in out and "What went: nothing" in out
-    code, out, _ = run("snapshot", file, *arguments, "--json")
-    (device,) = json.loads(out)["devices"]
-    assert [held["requested_bytes"] for held in device["held"]] == [5 * MIB, 2 * MIB]
-    assert (device["between"]["first_bytes"], device["between"]["last_bytes"]) == (2 * MIB, 2 * MIB)
-    assert device["before_oom"]["bytes"] == 2 * MIB
-
-
-@pytest.mark.parametrize("arguments", [("--at", "never"), ("--between", "0", "99"), ("--before-oom", "much")])
-def test_moments_that_are_none_are_refused(file: Path, arguments: tuple[str, ...]) -> None:
-    """What no recording has is wrong usage; what this one lacks is not."""
-    code, out, err = run("snapshot", file, *arguments)
-    assert (code, out) == (1 if "99" in arguments else 2, "") and "Hint: " in err
 
 
 def test_the_device_that_failed_comes_first(tmp_path: Path) -> None:

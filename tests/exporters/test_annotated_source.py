@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tracer.analysis.line_memory import LineMemory
 from tracer.capture.sources.source_line import SourceLine
-from tracer.exporters.annotated_source import annotate, annotated_files, freed_words, has_changed
+from tracer.exporters.annotated_source import annotate, annotated_files, freed_words
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 41))
 
@@ -24,15 +23,9 @@ def test_three_lines_around_each_and_the_gap_between_them() -> None:
     assert [line.text for line in file.lines if line.memory] == ["line 2", "line 30"]
 
 
-def test_a_file_that_changed_or_is_missing_says_so(tmp_path: Path) -> None:
+def test_a_file_that_changed_or_is_missing_says_so() -> None:
     assert "fewer lines" in annotate("/srv/net.py", [memory(41)], TEXT).note
     assert "not in the recording" in annotate("/srv/net.py", [memory(2)], None).note
-    file = tmp_path / "net.py"
-    assert has_changed(str(file), TEXT) is None
-    file.write_text(TEXT)
-    assert has_changed(str(file), TEXT) is False
-    file.write_text(TEXT + "another = 1\n")
-    assert has_changed(str(file), TEXT) is True
 
 
 def test_a_page_has_the_files_with_a_thousandth_of_the_peak_and_asks_for_no_other() -> None:

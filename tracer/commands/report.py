@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.annotated import Annotate, annotate_recording
 from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import check_outputs, errors_for_people, refuse, say_all
+from tracer.commands.common import errors_for_people, say_all
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import OUTPUTS
@@ -25,12 +24,9 @@ if TYPE_CHECKING:
     from tracer.results.run_results import RunResults
 
 _SNAPSHOTS = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz")
-_OF_FILES = ("save_dir", "only", "open_", "top")
-"""Options of a run's files, none of which --annotate and --speedscope write."""
 
 
 def report(
-    context: typer.Context,
     recording: Annotated[Path, typer.Argument(help="A --save-dir with a recording.npz, or that file.")],
     save_dir: Annotated[
         Path | None, option("Folder for the files; by default the recording's.", OUTPUTS, metavar="<path>")
@@ -39,30 +35,14 @@ def report(
         list[str],
         option("Write only this output: peak-json, memory-report, ... Repeatable.", OUTPUTS, metavar="<name>"),
     ] = [],  # noqa: B006
-    annotate: Annotate = None,
-    speedscope: Annotated[
-        Path | None,
-        option("Only write the stacks of the peak, for speedscope.app.", OUTPUTS, metavar="<path>"),
-    ] = None,
     open_: Open = False,
     top: Top = NUM_ROWS,
     quiet: Quiet = False,
 ) -> None:
     """Write any output of a run again from its kept recording, also elsewhere and with a later version."""
     with errors_for_people():
-        if annotate is not None:
-            refuse(context, ("speedscope", *_OF_FILES), "without --annotate")
-        if speedscope is not None:
-            refuse(context, _OF_FILES, "without --speedscope")
         file = recording_path(recording)
         folder = save_dir or file.parent
-        if annotate is not None:
-            annotate_recording(file, annotate)
-            return
-        if speedscope is not None:
-            _write_speedscope(file, speedscope)
-            say_all([f"Wrote {speedscope}  (open with speedscope.app)"] * (not quiet))
-            return
         with opened(pages_of(folder), is_wanted=open_), screen(is_shown=not quiet) as console:
             succeeded = _written_again(file, folder, only, console, top=top, quiet=quiet)
         say_all(after_run(folder, [path.name for path in folder.iterdir()]) if not quiet else ())
@@ -91,18 +71,6 @@ def _written_again(file: Path, folder: Path, only: Collection[str], console: Con
     return succeeded
 
 
-def _write_speedscope(recording: Path, path: Path) -> None:
-    from tracer.exporters.python_stacks import write_speedscope
-    from tracer.exporters.recording_file.kept_run_file import load_kept_run
-    from tracer.sessions.stored_results import results_of
-
-    check_outputs([path], [recording], hint="Name another file with --speedscope.")
-    findings = results_of(load_kept_run(recording)).findings
-    if findings is None:
-        raise RecordingError("The recording has no memory to draw.", hint="Record a whole step.")
-    write_speedscope(findings.worst.recording, findings.worst.peak, path)
-
-
 def _check_names(only: Collection[str]) -> None:
     from tracer.sessions.output_files import OUTPUTS
 
@@ -122,7 +90,7 @@ def _unwanted(only: Collection[str], results: RunResults) -> Collection[str]:
         if output.name in only and not output.needs(results):
             raise RecordingError(
                 f"The recording has nothing for {output.file_name}.",
-                hint="What the run itself left out, such as the timing pass or the trace, cannot be made afterwards.",
+                hint="What the run itself left out, such as the timing pass, cannot be made afterwards.",
             )
     return [output.name for output in OUTPUTS if output.name not in only]
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.annotated import Annotate, annotate_snapshot
 from tracer.commands.browser import Open, opened, page_to_open
-from tracer.commands.common import THRESHOLD_EXCEEDED, check_outputs, errors_for_people, refuse, say_all, snapshot_path
+from tracer.commands.common import THRESHOLD_EXCEEDED, check_outputs, errors_for_people, say_all, snapshot_path
 from tracer.commands.options import checked_size, number, option, with_options
 from tracer.commands.run_options import AsJson, Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS
@@ -29,43 +28,9 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
     from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
     from tracer.analysis.snapshots.job import JobFinding
-    from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-    from tracer.analysis.snapshots.moments import Moments
 
 
-_NOT_ANNOTATED = (
-    *("at", "between", "before_oom", "settings", "search_settings", "gpu_memory"),
-    *("html", "open_", "sqlite", "as_json", "top"),
-)
-"""Options of the answer, which --annotate does not print."""
 _OTHER_FILE = "Name another file with --html or --sqlite."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Questions:
-    """Questions beside the peak."""
-
-    at: Annotated[
-        list[str],
-        option(
-            "Also show what was in use at a moment: an entry's number, a time since the start (2.5s), start, peak, "
-            "oom or end. Repeatable.",
-            QUESTIONS,
-            metavar="<moment>",
-        ),
-    ] = field(default_factory=list)
-    between: Annotated[
-        tuple[str, str] | None,
-        option("Also show what came and went between two moments.", QUESTIONS, metavar="<moment> <moment>"),
-    ] = None
-    before_oom: Annotated[
-        str | None,
-        option(
-            "Also show the last allocations before memory ran out, up to this size, such as 5GiB.",
-            QUESTIONS,
-            metavar="<size>",
-        ),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +71,6 @@ def snapshot(
     ],
     device: Annotated[int | None, number("Index of the only device to look at.", DEVICE, least=0)] = None,
     *,
-    questions: Questions,
     tries: Tries,
     html: Annotated[
         Path | None, option("Also write an HTML page of all devices, or of all ranks.", OUTPUTS, metavar="<path>")
@@ -115,7 +79,6 @@ def snapshot(
     sqlite: Annotated[
         Path | None, option("Also write the memory report of that device.", OUTPUTS, metavar="<path>")
     ] = None,
-    annotate: Annotate = None,
     dask: Annotated[
         str | None,
         option("Read a job's recordings on the workers of this Dask scheduler.", QUESTIONS, metavar="<address>"),
@@ -130,19 +93,13 @@ def snapshot(
     """
     with errors_for_people():
         _refuse_addresses(file)
-        if annotate is not None:
-            refuse(context, _NOT_ANNOTATED, "without --annotate")
     html = page_to_open(html, is_opened=open_)
     context.with_resource(opened([html] if html else [], is_wanted=open_))
     if is_job(file):
-        about_one = {"sqlite": sqlite, "between": questions.between, "gpu-memory": tries.gpu_memory}
-        about_one["annotate"] = annotate
+        about_one = {"sqlite": sqlite, "gpu-memory": tries.gpu_memory}
         _answer_job(file, about_one, device=device, dask=dask, as_json=as_json, top=top, html=html, quiet=quiet)
         return
     with errors_for_people():
-        if annotate is not None:
-            annotate_snapshot(file[0], annotate, device)
-            return
         with screen(is_shown=as_json or not quiet) as console:
             shown = show_snapshot(
                 file[0],
@@ -152,7 +109,6 @@ def snapshot(
                 as_json=as_json,
                 html=html,
                 sqlite=sqlite,
-                questions=questions,
                 tries=tries,
             )
             if not quiet:
@@ -269,7 +225,6 @@ class ExplainedSnapshot:
     replayed: ReplayedSnapshot  # The snapshot
     finding: SnapshotFinding  # What filled its devices
     allocator: Sequence[AllocatorFinding]  # Allocator findings of each device
-    moments: Sequence[Moments]  # Answers about moments other than the peak, for each device
 
     @property
     def runs(self) -> bool:
@@ -291,7 +246,6 @@ def show_snapshot(
     as_json: bool = False,
     html: Path | None = None,
     sqlite: Path | None = None,
-    questions: Questions = Questions(),
     tries: Tries = Tries(),
 ) -> ExplainedSnapshot:
     """Explain a snapshot on a console, as text or as JSON, and in files.
@@ -301,7 +255,7 @@ def show_snapshot(
     outputs = [out for out in (html, sqlite) if out is not None]
     with _hint_for_outputs():
         check_outputs(outputs, [snapshot_path(path)], hint=_OTHER_FILE)
-    explained = _explained(path, device, questions, tries)
+    explained = _explained(path, device, tries)
     if outputs:
         with _hint_for_outputs():
             _write(explained, html=html, sqlite=sqlite, file=path)
@@ -312,10 +266,9 @@ def show_snapshot(
     return explained
 
 
-def _explained(path: Path, device: int | None, questions: Questions, tries: Tries) -> ExplainedSnapshot:
+def _explained(path: Path, device: int | None, tries: Tries) -> ExplainedSnapshot:
     memory = checked_size(tries.gpu_memory)
     settings = _checked_settings(tries.settings)
-    before_oom = checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.analysis.snapshots.allocator_finding import explain_allocator
     from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
@@ -328,65 +281,36 @@ def _explained(path: Path, device: int | None, questions: Questions, tries: Trie
         replayed,
         with_allocated(finding, {one.device: one.modelled for one in allocator}),
         allocator,
-        [_moments(replayed, device, questions, before_oom) for device in replayed.devices],
     )
 
 
 def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> None:
-    from tracer.exporters.json_documents.snapshot import moments_values, snapshot_json
+    from tracer.analysis.snapshots.steps import step_levels
+    from tracer.exporters.json_documents.header import json_value
+    from tracer.exporters.json_documents.snapshot import snapshot_json
 
     document = snapshot_json(
         explained.finding,
         file=str(path),
         allocator=explained.allocator,
-        more={moments.device: moments_values(moments) for moments in explained.moments},
+        more={device.state.device: {"steps": json_value(step_levels(device))} for device in explained.replayed.devices},
     )
     print_json(document, console)
 
 
 def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int) -> None:
+    from tracer.analysis.snapshots.steps import step_levels
     from tracer.exporters.screen.allocator import print_allocator
-    from tracer.exporters.screen.snapshot import print_moments, print_snapshot
+    from tracer.exporters.screen.snapshot import print_snapshot, print_steps
 
     def print_more(index: int) -> None:
-        for moments in explained.moments:
-            if moments.device == index:
-                print_moments(moments, console, top=top)
+        for device in explained.replayed.devices:
+            if device.state.device == index:
+                print_steps(index, step_levels(device), console, top)
         print_allocator([finding for finding in explained.allocator if finding.device == index], console, top=top)
 
     first = {allocator.device: allocator.first for allocator in explained.allocator}
     print_snapshot(explained.finding, console, file=str(path), top=top, first=first, more=print_more)
-
-
-def _moments(
-    replayed: ReplayedSnapshot, device: ReplayedDevice, questions: Questions, before_oom: int | None
-) -> Moments:
-    """The answers to what is asked of one device beside its peak."""
-    from tracer.analysis.snapshots.moments import (
-        Moments,
-        between,
-        entries_between,
-        entry_at,
-        held_at,
-        last_before,
-        step_levels,
-    )
-    from tracer.snapshot.actions import Action
-
-    ran_out = len(device.state.trace.where(Action.OOM)) > 0
-    # Asked of all devices, a failure is a question to those that had one.
-    is_for_others = not ran_out and any(len(other.state.trace.where(Action.OOM)) for other in replayed.devices)
-    at = [moment for moment in questions.at if moment != "oom" or not is_for_others]
-    is_between = questions.between is not None and not ("oom" in questions.between and is_for_others)
-    pair = entries_between(device, questions.between) if is_between and questions.between else ()
-    asks_last = before_oom is not None and (ran_out or len(replayed.devices) == 1)
-    return Moments(
-        device=device.state.device,
-        held=tuple(held_at(device, entry_at(device, moment)) for moment in at),
-        between=between(device, *pair) if pair else None,
-        before_oom=last_before(device, entry_at(device, "oom"), before_oom) if asks_last and before_oom else None,
-        steps=step_levels(device),
-    )
 
 
 def _checked_settings(settings: Sequence[str]) -> Sequence[str]:

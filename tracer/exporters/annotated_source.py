@@ -6,17 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from tracer.analysis.line_memory import LineMemory
-from tracer.exporters.screen.paths import short_path
-from tracer.exporters.screen.text import print_table, say
-from tracer.exporters.tables import Cell, Table, columns
-from tracer.units import format_bytes
 
 CONTEXT_LINES = 3
 _MAX_LINE_CHARS = 200
-_MAX_SOURCE_BYTES = 4 << 20
 _NOT_KEPT = "Its source is not in the recording, which keeps that of your own files alone."
 _LEAST_SHARE = 1000  # Below this part of the peak, a thousandth, a file is left out of the page
 _MOST_FILES, _MOST_LINES = 8, 400
@@ -81,22 +74,6 @@ def annotate(file: str, memory: Iterable[LineMemory], text: str | None, *, missi
     )
 
 
-def text_on_disk(path: Path) -> str | None:
-    """Return the text of a source file; None where there is none to be read."""
-    try:
-        if not path.is_file() or path.stat().st_size > _MAX_SOURCE_BYTES:
-            return None
-        return path.read_text("utf-8", errors="replace")
-    except OSError:
-        return None
-
-
-def has_changed(path: str, text: str) -> bool | None:
-    """Whether the file on the disk has another text than what ran; None where there is none to be read."""
-    now = text_on_disk(Path(path))
-    return None if now is None else now.splitlines() != text.splitlines()
-
-
 def freed_words(memory: LineMemory) -> str:
     """Return where most of a line's memory was freed: `backward`, `backward, line 41`, `train.py:12`, `not freed`."""
     if memory.freed_in is None:
@@ -123,27 +100,3 @@ def _note(of_line: dict[int, LineMemory], source: list[str]) -> str:
     if any(line > len(source) for line in of_line):
         return "The file was changed since the program loaded it: it has fewer lines than the recording names."
     return ""
-
-
-def print_annotated(file: AnnotatedFile, peak_bytes: int, console: Console) -> None:
-    """Print the lines that allocated memory and a few around them."""
-    say(console, f"{short_path(file.file)}: {format_bytes(file.peak_bytes)} of a peak of {format_bytes(peak_bytes)}")
-    if file.note:
-        say(console, file.note)
-    unknown = "(not in the file)" if any(line.text is not None for line in file.lines) else ""
-    rows: list[tuple[Cell, ...]] = []
-    for index, line in enumerate(file.lines):
-        if index and line.number != file.lines[index - 1].number + 1:
-            rows.append((*[""] * 5, "..."))
-        rows.append((*_cells(line), unknown if line.text is None else line.text))
-    sizes = columns("bytes", "at the peak", "of backward", "own peak")
-    words = (*columns("label", "freed"), *columns("count", "line"), *columns("label", "source"))
-    print_table(Table("Memory by line", (*sizes, *words), tuple(rows)), console)
-
-
-def _cells(line: AnnotatedLine) -> tuple[Cell, ...]:
-    memory, number = line.memory, str(line.number)
-    if memory is None:
-        return "", "", "", "", number
-    sizes = (memory.peak_bytes, memory.backward_bytes, memory.own_peak_bytes)
-    return *(size or "" for size in sizes), freed_words(memory), number

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tracer.analysis.diff_cause import cause_of
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakChange, PeakDiff
 from tracer.analysis.peak_row import moment_words
@@ -28,7 +27,7 @@ def has_changed(diff: PeakDiff) -> bool:
 
 
 def answer_sentences(diff: PeakDiff) -> tuple[str, ...]:
-    """By how much the peak changed, why, and whether the peaks are in different phases."""
+    """By how much the peak changed, and whether the peaks are in different phases."""
     old, new = diff.before, diff.after
     device = old.device if old.device == new.device else f"{old.device} -> {new.device}"
     device = device.replace("device", "Device")
@@ -41,7 +40,7 @@ def answer_sentences(diff: PeakDiff) -> tuple[str, ...]:
     was, now = (moment_words(side.phase) or "in no phase that the recording shows" for side in (old, new))
     moved = f"The peak was {was} and is now {now}, where other memory is in use." if was != now else ""
     first = f"{device}: peak {sizes}, {signed(diff.bytes)} ({diff.bytes:+,} B{percent})."
-    return tuple(filter(None, (first, moved, cause_of(diff))))
+    return tuple(filter(None, (first, moved)))
 
 
 def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "after") -> Iterator[Table]:

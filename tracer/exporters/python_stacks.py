@@ -1,15 +1,12 @@
-"""The Python stacks of a profiled run's allocations, as snapshots have them, and in a file for speedscope.app."""
+"""The Python stacks of a profiled run's allocations, as snapshots have them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.labels import Frame
 from tracer.capture.recording import CallKind, Recording
-from tracer.exporters.files import write_json
 
 if TYPE_CHECKING:
     from tracer.analysis.profiles.peak import PeakReport
@@ -91,50 +88,3 @@ def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num
             ((largest, _),) = total.most_common(1)
             stacks_by_row[row] = list(stacks.words_of(allocation_of[largest])[:num_frames])
     return stacks_by_row
-
-
-def write_speedscope(recording: Recording, peak: PeakReport, path: Path) -> None:
-    """Write the blocks of a peak by the Python stack that allocated them, and in each by kind.
-
-    The weights sum to the peak.
-
-    Source:
-        https://www.speedscope.app/file-format-schema.json, a profile of type `sampled`.
-    """
-    stacks = PythonStacks(recording)
-    index_of: dict[tuple[str, str, int], int] = {}
-    weights: dict[tuple[int, ...], int] = {}
-    blocks = peak.blocks
-    columns = (blocks.allocation, blocks.kind, blocks.size_bytes)
-    for allocation, kind, size_bytes in zip(*(column.tolist() for column in columns), strict=True):
-        frames = [(frame["name"], frame["filename"], frame["line"]) for frame in stacks.of_allocation(allocation)]
-        names = [*reversed(frames or [(_NO_FRAME, "", 0)]), (Kind(kind).words, "", 0)]
-        stack = tuple(index_of.setdefault(name, len(index_of)) for name in names)
-        weights[stack] = weights.get(stack, 0) + size_bytes
-    write_json(path, _speedscope(list(index_of), weights, f"Peak of {peak.device}", peak.peak_bytes))
-
-
-def _speedscope(
-    frames: list[tuple[str, str, int]], weights: dict[tuple[int, ...], int], name: str, total: int
-) -> dict[str, Any]:
-    return {
-        "$schema": "https://www.speedscope.app/file-format-schema.json",
-        "exporter": "torch-timeline",
-        "name": name,
-        "shared": {"frames": [_frame(*frame) for frame in frames]},
-        "profiles": [
-            {
-                "type": "sampled",
-                "name": name,
-                "unit": "bytes",
-                "startValue": 0,
-                "endValue": total,
-                "samples": [list(stack) for stack in weights],
-                "weights": list(weights.values()),
-            }
-        ],
-    }
-
-
-def _frame(name: str, file: str, line: int) -> dict[str, object]:
-    return {"name": name, "file": file, "line": line} if file else {"name": name}

@@ -16,8 +16,8 @@ from tracer.analysis.snapshots.first_changes import first_changes, with_cause
 from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import model_device
-from tracer.analysis.snapshots.moments import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
 from tracer.analysis.snapshots.oom import OutOfMemory, beside_others, device_out_of_memory
+from tracer.analysis.snapshots.steps import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.device_ledger import DeviceLedger, device_ledger

@@ -21,7 +21,7 @@ from tests.snapshot.dumps import REAL_FILES
 from tests.training_steps import Recorded
 from tracer.analysis.profiles.findings import put_together
 from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.moments import held_at
+from tracer.analysis.snapshots.groups import group_rows
 from tracer.arrays import Ints
 from tracer.exporters.page.blocks import KeptBlocks, keep_blocks, unpacked
 from tracer.exporters.page.data import page_data
@@ -91,10 +91,11 @@ def check_snapshot(path: Path, objects: object | None = None) -> None:
     assert data["timeline"]["counted"] is not None
     (counted,) = unpacked(data["timeline"]["counted"])
     for position in some(rows, 6):
-        held = held_at(one, int(rows[position]) - 1)
+        entry = int(rows[position]) - 1
+        groups = group_rows(one, one.replay.lives.alive_after(entry))
         bytes_, count = sums_in(data, position)
-        assert bytes_.sum() == counted[position] == held.requested_bytes
-        assert sorted(bytes_[count > 0].tolist()) == sorted(group.bytes for group in held.groups)
+        assert bytes_.sum() == counted[position] == one.replay.requested_bytes[entry + 1]
+        assert sorted(bytes_[count > 0].tolist()) == sorted(group.bytes for group in groups)
 
 
 @pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")

@@ -20,8 +20,8 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.allocator_model import SEGMENT_BYTES
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.groups import group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.moments import held_at
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.page.job_page import job_page
@@ -111,12 +111,15 @@ def check_moments(tab: Any, device: ReplayedDevice, sites: Sites, entries: list[
         tab.evaluate(f"location.hash = '#t={entry_number}'")
         words = f"after entry {entry_number:,} of"
         until(tab, f"document.querySelector('.when').textContent.includes('{words}')")
-        held = held_at(device, entry_number)
-        assert sum_of_rows(tab) == held.requested_bytes
-        blocks = sum(group.count for group in held.groups)
-        assert rows_text(tab).startswith(f"{len(held.groups):,} of {len(held.groups):,} rows, {blocks:,} block")
+        groups = group_rows(device, device.replay.lives.alive_after(entry_number))
+        assert sum_of_rows(tab) == device.replay.requested_bytes[entry_number + 1]
+        blocks = sum(group.count for group in groups)
+        assert rows_text(tab).startswith(f"{len(groups):,} of {len(groups):,} rows, {blocks:,} block")
         assert tab.locator(".check.bad").count() == 0
-        assert f"reserved ({held.reserved_bytes:,} B)" in tab.locator("#space p").first.inner_text()
+        assert (
+            f"reserved ({device.replay.reserved_bytes[entry_number + 1]:,} B)"
+            in tab.locator("#space p").first.inner_text()
+        )
 
 
 BROWSED = [path for path in REAL_FILES if path.stem in ("oom_expandable_3gpus", "train_423M_ctx512", "forward_bf16")]

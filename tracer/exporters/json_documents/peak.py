@@ -206,13 +206,10 @@ def change_values(change: PeakChange, gathered_by: str) -> dict[str, Any]:
 
 def diff_device(diff: PeakDiff) -> dict[str, Any]:
     """Return the change of one device's peak, as an element of `devices`."""
-    from tracer.analysis.diff_cause import cause_of
-
     return {
         "device": diff.after.device,
         "before_phase": diff.before.phase,
         "after_phase": diff.after.phase,
-        "cause": cause_of(diff),
         **_diff_sizes(diff.before.bytes, diff.after.bytes),
         **{f"by_{name}": [change_values(change, name) for change in changes] for name, changes in diff.changes.items()},
     }

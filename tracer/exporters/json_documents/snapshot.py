@@ -9,7 +9,6 @@ from typing import Any
 from tracer.allocator.reproduce import Reproduction
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
-from tracer.analysis.snapshots.moments import Moments
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved
 from tracer.analysis.snapshots.what_if import WhatIf
@@ -79,15 +78,6 @@ def oom_values(event: OutOfMemory) -> dict[str, Any]:
     """A failed allocation without what was in use then."""
     values = record_values(event, without=("groups", "allocators_advice", "in_evaluation"))
     return {**values, "decisive": event.decisive or None}
-
-
-def moments_values(moments: Moments) -> dict[str, Any]:
-    """Return the moments named by `--at`, `--between` and `--before-oom`, and the steps of a device."""
-    held = [
-        {**record_values(one), "time_us": one.time_us if one.time_us >= 0 else None, "phase": one.phase or None}
-        for one in moments.held
-    ]
-    return {**record_values(moments, without=("device", "held")), "held": held}
 
 
 def allocator_values(finding: AllocatorFinding) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.first_changes import FirstChanges
-from tracer.analysis.snapshots.moments import Between, Moments, StepLevel, entry_words
 from tracer.analysis.snapshots.peak import Peak
+from tracer.analysis.snapshots.steps import StepLevel
 from tracer.exporters.history_sections import (
     device_sections,
     failure_sections,
@@ -89,30 +89,7 @@ def _when(peak: Peak, device: DeviceFinding) -> str:
     return f"after entry {peak.entry:,}{since_start(peak.time_us, device.first_time_us)}{phase}"
 
 
-def print_moments(moments: Moments, console: Console, *, top: int) -> None:
-    """Print what was asked about one device, and its steps where there are several."""
-    for moment in moments.held:
-        phase = f", in {moment.phase}" if moment.phase else ""
-        at = f"after entry {moment.entry:,}" if moment.entry >= 0 else "at the start of the recording"
-        sizes = f"{format_bytes(moment.requested_bytes)} requested, {format_bytes(moment.reserved_bytes)} reserved"
-        _say(console, f"Device {moments.device} {at}{phase}: {sizes}")
-        print_table(groups_table("What was in use", moment.groups), console, top=top)
-    if moments.between is not None:
-        _print_between(moments.device, moments.between, console, top)
-    if moments.before_oom is not None:
-        last = moments.before_oom
-        origin = (
-            f"made from entry {last.first_entry:,} on"
-            if last.first_entry >= 0
-            else "made before the recording or in it"
-        )
-        sentence = f"the last {format_bytes(last.bytes)} in use at entry {last.entry:,} were {origin}"
-        _say(console, f"Device {moments.device}: {sentence}")
-        print_table(groups_table("Last allocations before it ran out of memory", last.groups), console, top=top)
-    _print_steps(moments.device, moments.steps, console, top)
-
-
-def _print_steps(device: int, steps: Sequence[StepLevel], console: Console, top: int) -> None:
+def print_steps(device: int, steps: Sequence[StepLevel], console: Console, top: int) -> None:
     """How much was in use as each step was over; what lies between the shown ones is said."""
     if len(steps) < 2:
         return
@@ -127,18 +104,6 @@ def _print_steps(device: int, steps: Sequence[StepLevel], console: Console, top:
     if len(rows) > top:
         whole = signed(steps[-1].end_bytes - steps[0].end_bytes)
         say(console, f"{some(len(rows) - top, 'more step')}; from the first to the last: {whole}", indent=2)
-
-
-def _print_between(device: int, between: Between, console: Console, top: int) -> None:
-    change = signed(between.last_bytes - between.first_bytes)
-    sizes = f"{format_bytes(between.first_bytes)} -> {format_bytes(between.last_bytes)}"
-    first, last = entry_words(between.first_entry), entry_words(between.last_entry)
-    _say(console, f"Device {device}, from {first} to {last}: {change} ({sizes})")
-    for title, groups in (("What came", between.came), ("What went", between.went)):
-        if groups:
-            print_table(groups_table(title, groups), console, top=top)
-        else:
-            _say(console, f"{title}: nothing")
 
 
 def _say(console: Console, line: str) -> None:
