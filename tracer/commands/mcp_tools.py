@@ -82,8 +82,8 @@ def server_in(folder: Path, run: RunCommand = run_command) -> Server[Any]:
 async def serve(folder: Path) -> None:
     """Answer over stdin and stdout until the assistant ends."""
     server = server_in(folder)
-    async with stdio_server() as streams:
-        await server.run(*streams, server.create_initialization_options())
+    async with stdio_server() as (read_stream, write_stream):
+        await server.run(read_stream, write_stream, server.create_initialization_options())
 
 
 def _commands() -> dict[str, Any]:

@@ -16,7 +16,6 @@ from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_bloc
 from tracer.analysis.profiles.classify_blocks import Cycle, classify_blocks
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
 from tracer.analysis.profiles.growth import Growth, Survivors, find_growth, find_survivors
-from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track
 from tracer.analysis.profiles.memory_timeline import Breakdown, CycleBreakdown, breakdown, cycle_breakdown, device_index
 from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report, worst_of
 from tracer.analysis.profiles.step_phases import StepPhase, step_phases
@@ -60,7 +59,6 @@ class CycleFindings(Cycle):
 
     breakdown: CycleBreakdown
     peak: PeakReport
-    lost_track: tuple[LostTrack, ...]
     survivors: Survivors
     step_phases: tuple[StepPhase, ...]
     is_whole: bool = True
@@ -170,7 +168,6 @@ def _cycle_findings(
         cycle.blocks,
         breakdown=cycle_breakdown(cycle),
         peak=peak,
-        lost_track=find_lost_track(cycle, peak.blocks),
         survivors=find_survivors(cycle, is_whole=is_whole),
         step_phases=step_phases(cycle),
         is_whole=is_whole,
@@ -238,6 +235,5 @@ def with_allocator_history(
     peak, at_failure = explain(), explain(entry=int(failures[-1])) if len(failures) else None
     if at_failure is not None and at_failure.peak_bytes == peak.peak_bytes:
         peak = at_failure  # of two moments with as much in use, people ask about this one
-    lost_track = find_lost_track(cycle, peak.blocks)
-    joined = replace(cycle, peak=peak, lost_track=lost_track, history=history, at_failure=at_failure)
+    joined = replace(cycle, peak=peak, history=history, at_failure=at_failure)
     return replace(findings, cycles=(*findings.cycles[:number], joined, *findings.cycles[number + 1 :]))

@@ -267,11 +267,11 @@ class PoliteProfiler(torch.profiler.profile):
     def start_trace(self) -> None:
         """Start to record."""
         self._of_program = sys.getprofile()
-        super().start_trace()  # type: ignore[no-untyped-call]
+        super().start_trace()
 
     def stop_trace(self) -> None:
         """Stop recording."""
-        super().stop_trace()  # type: ignore[no-untyped-call]
+        super().stop_trace()
         function, self._of_program = self._of_program, None
         if function is None or sys.getprofile() is not None:
             return

@@ -47,7 +47,7 @@ from tracer.exporters.page.model import (
 )
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.profile import finding_sentences
-from tracer.exporters.tables import Cell, Place, Section, Table, columns
+from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
@@ -111,7 +111,6 @@ def timeline_page(
             *(() if against_eager is None else (eager_section(against_eager, eager_sentences(against_eager)),)),
             *_reserved_section(peak),
             *host_sections(pinned_bytes),
-            *_lost_track(cycle),
             *([] if run_times is None else [_time_section(cycle, run_times)]),
         ),
     )
@@ -172,29 +171,6 @@ def _space(cycle: CycleFindings) -> PageSpace | None:
 
     ranges = reserved_ranges(history, cycle.lifetimes)
     return None if ranges is None else page_space(ranges, history.texts.__getitem__)
-
-
-def _lost_track(cycle: CycleFindings) -> tuple[Section, ...]:
-    """Lines at which torch's categories stopped; those below a thousandth of the peak share one row."""
-    losses = [
-        (
-            lost.bytes,
-            Place(place.op or "a tensor from before the recording", place.file, place.line),
-            place.module or "",
-        )
-        for lost in cycle.lost_track
-        for place in [lost.place]
-    ]
-    num_large = sum(size_bytes * _LEAST_SHARE >= cycle.peak.peak_bytes for size_bytes, *_ in losses)
-    if not num_large:
-        return ()
-    heads = (*columns("bytes", "bytes that followed"), *columns("text", "operator", "module"))
-    rows = tuple(Table("", heads, tuple(losses)).first_rows(num_large))
-    sentence = (
-        "Torch gives a tensor a category by following data from the inputs. At these operators it no longer could, and "
-        "all that was made from their results has no category of its own."
-    )
-    return (Section("Where torch lost track", (sentence,), (Table("The operators, the largest first", heads, rows),)),)
 
 
 def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:

@@ -22,7 +22,6 @@ from tracer.analysis.profiles.caveats import (
     unseen,
 )
 from tracer.analysis.profiles.findings import CycleFindings, Findings
-from tracer.analysis.profiles.lost_track import LostTrack
 from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
 from tracer.arrays import totals_by
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of, step_words
@@ -93,7 +92,6 @@ def finding_sentences(findings: Findings) -> Iterator[str]:
     """Yield what else there is to say of a peak, on the screen and on the page."""
     cycle = findings.worst
     yield from growth_sentences(findings.growth)
-    yield from _lost_track(cycle)
     yield from left_out(findings)
     yield from asleep_sentences(cycle.peak)
     yield from graph_sentences(findings)
@@ -189,35 +187,6 @@ def _print_phases(cycle: CycleFindings, console: Console) -> None:
     )
     heads = (*columns("label", "step", "phase"), *columns("bytes", "most bytes"), *columns("label", ""))
     print_table(Table("The step, phase by phase", heads, cells), console)
-
-
-def _lost_track(cycle: CycleFindings) -> Iterable[str]:
-    """Only where it matters: from 1 % of the peak on."""
-    lost = [place for place in cycle.lost_track[:NUM_SENTENCES] if place.bytes * 100 >= cycle.peak.peak_bytes]
-    if not lost:
-        return
-    size_bytes, known_bytes = sum(place.bytes for place in lost), sum(place.known_bytes for place in lost)
-    places = ", ".join(f"{format_bytes(place.bytes)} from {_where_lost(place)}" for place in lost)
-    yield (
-        f"torch's own profiler would call {format_bytes(size_bytes)} of this peak Unknown: {places}. "
-        f"{_known_otherwise(size_bytes, known_bytes)}"
-    )
-
-
-def _where_lost(lost: LostTrack) -> str:
-    place = lost.place
-    where = source_place(place.file, place.line) if place.file else ""
-    module = f"in {place.module}" if place.module else ""
-    named = ", ".join(part for part in (where, module) if part)
-    return (place.op or "a tensor from before the recording") + (f" ({named})" if named else "") + " onward"
-
-
-def _known_otherwise(size_bytes: int, known_bytes: int) -> str:
-    if known_bytes == size_bytes:
-        return "The rows above say what it is."
-    if not known_bytes:
-        return "The rows above do not know what it is either."
-    return f"The rows above say what {format_bytes(known_bytes)} of it is."
 
 
 def headline(findings: Findings, num_steps: int | None = None) -> str:
