@@ -112,8 +112,6 @@ def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> N
     assert lines[2] == "" and lines[3].startswith("Peak: ")
     meanwhile = f"Recorded: 6 files in {tmp_path / 'out'}. The answer follows when the script ends."
     assert done.stderr.splitlines()[0] == meanwhile
-    assert any(line.startswith("Host memory at its most: ") for line in lines)
-    assert "Host memory at its most: " in (tmp_path / "out" / "memory_timeline.html").read_text("utf-8")
     assert done.stderr.splitlines()[-1].endswith(f"`{from_checkout()} diff {tmp_path / 'out'} OTHER`.")
     assert "CPUAllocator" not in done.stderr, "torch says at the first chance that a block is older than the profiler"
     found = peak(tmp_path)
