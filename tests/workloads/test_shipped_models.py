@@ -14,7 +14,7 @@ import main
 from tests.pieces import Pieces, tiny_fno
 from tracer.errors import UserModelError
 from tracer.workloads.factory import is_shipped, shipped_model, shipped_models
-from tracer.workloads.module_steps import ModuleWorkload, compiled, without_compiling
+from tracer.workloads.module_steps import compiled
 from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.user_model import StepOptions, as_workload
 
@@ -89,13 +89,3 @@ def test_arguments_that_torch_does_not_take_are_a_sentence(argument: str) -> Non
         compiled(linear(), (argument,))
     assert argument in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_nothing_is_compiled_where_that_is_asked_for() -> None:
-    def backend(graph: Any, inputs: Any) -> Any:
-        raise AssertionError("it was compiled")
-
-    model = torch.compile(nn.Linear(8, 2), backend=backend)
-    found = ModuleWorkload(model, None, lambda: ((torch.ones(1, 8),), {}), torch.device("cpu"), torch.mean)  # type: ignore[arg-type]
-    with without_compiling():
-        assert found.forward(found.next_batch()) is not None

@@ -170,8 +170,6 @@ class KeptRun(RunFacts):
     sources: tuple[SourceFile, ...]  # Every file that the recordings and the parameters name
     # What torch.compile made of the user's code, with the source of every generated file.
     compiled: CompiledCode = NOTHING_COMPILED
-    # The peak of the same run without compilation, as its peak.json has it; None where it was not made.
-    eager: dict[str, Any] | None = None
     at_failure: ObjectsAtFailure | None = None  # What objects told when memory ran out; None where it did not
     # What CUDA graphs work in, as peak.json has it: captures are not recorded in cycles.
     graph_pools: tuple[dict[str, Any], ...] = ()

@@ -6,7 +6,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
@@ -38,14 +38,12 @@ from tracer.sessions.termination import Termination
 if TYPE_CHECKING:
     import torch
 
-    from tracer.analysis.peak_diff import SavedPeak
     from tracer.results.run_results import RunResults
     from tracer.sessions.folder import SessionFolder
     from tracer.sessions.schedule import Schedule
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
-EAGER_FOLDER = "eager"
 
 
 @dataclass(frozen=True)
@@ -196,11 +194,6 @@ def _profile_here(options: ProfileOptions) -> bool:
     if rank is not None and (not named or ":" not in text):
         text = device_of_rank(text, rank.local_index)
     device = chosen_device(text, named=named, say=options.screen.say)
-    if options.workload.compare_eager and rank is not None:
-        raise UsageError(
-            "--compare-eager is for a run of one process.",
-            hint="Profile twice, and compare a rank of both by `diff A/rank0 B/rank0`.",
-        )
     check_folder(options.save_dir)
     options.screen.say("Building the model ...")
     if options.num_watched:
@@ -210,10 +203,7 @@ def _profile_here(options: ProfileOptions) -> bool:
         return watch_workload(
             workload, options.num_watched, save_dir=options.save_dir, settings=settings, is_told=is_told
         )
-    eager, is_eager_written = None, True
-    if options.workload.compare_eager:
-        eager, is_eager_written = _run_eager(options, device)
-    return run_and_report(_build(options, device), options, eager=eager) and is_eager_written
+    return run_and_report(_build(options, device), options)
 
 
 def _build(options: ProfileOptions, device: torch.device) -> Workload:
@@ -226,43 +216,9 @@ def _build(options: ProfileOptions, device: torch.device) -> Workload:
         return options.workload.build(device, device_named=options.device_named)
 
 
-def _run_eager(options: ProfileOptions, device: torch.device) -> tuple[SavedPeak | None, bool]:
-    """The peak of the same run without compilation, None if it failed, and whether its files could be written.
-
-    Nothing of it is alive afterwards: the compiled run is the same as without it.
-    """
-    import gc
-
-    from tracer.analysis.profiles.caveats import saved_peak
-    from tracer.capture.device.devices import release_cached_memory
-    from tracer.sessions.folder import SessionFolder
-    from tracer.workloads.module_steps import without_compiling
-
-    with closing(Termination()) as termination:
-        termination.watch()
-        with without_compiling():
-            workload = _build(options, device)
-            device = workload.device
-            results = _run(workload, options, termination)
-        is_written = _write(SessionFolder(options.save_dir / EAGER_FOLDER), results, options)
-    if results.failure is not None and not isinstance(results.failure.error, Exception):
-        raise results.failure.error
-    peak = None
-    if results.failure is None and results.findings is not None:
-        peak = saved_peak(results.findings)
-    else:
-        options.screen.say("Note: There is no comparison: without compilation the run failed, as said above.")
-    del workload, results
-    gc.collect()
-    release_cached_memory(device)
-    return peak, is_written
-
-
 def run_and_report(
     workload: Workload,
     options: ProfileOptions,
-    *,
-    eager: SavedPeak | None = None,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
     from tracer.exporters.screen.next_commands import after_run
@@ -274,7 +230,7 @@ def run_and_report(
     folder.begin()
     with closing(Termination()) as termination:
         termination.watch()
-        results = replace(_run(workload, options, termination), eager=eager)
+        results = _run(workload, options, termination)
         succeeded = _write(folder, results, options)
         try:
             if folder.rank is not None:

@@ -146,10 +146,6 @@ class ProfiledWorkload(WorkloadOptions):
             metavar="<name=value>",
         ),
     ] = field(default_factory=list)
-    compare_eager: Annotated[
-        bool,
-        option("Train it without compilation too, and say what compiling changes.", MODEL, "--compare-eager"),
-    ] = False
 
     @property
     def settings(self) -> dict[str, object]:

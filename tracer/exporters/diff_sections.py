@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakChange, PeakDiff
 from tracer.analysis.peak_row import moment_words
-from tracer.exporters.tables import Cell, Place, Section, Table, columns, signed
+from tracer.exporters.tables import Cell, Place, Table, columns, signed
 from tracer.units import format_bytes, some
 
 _OWN_PEAKS = "Growth compares the most that each row had in use at once, which may be at another moment than the peak."
@@ -92,9 +92,3 @@ def growth_sentences(diff: PeakDiff) -> tuple[str, ...]:
     """Say which peaks growth compares, where they are not a row's sizes."""
     changes = (change for changes in diff.changes.values() for change in changes)
     return (_OWN_PEAKS,) if any(change.own_peaks and change.growth is not None for change in changes) else ()
-
-
-def eager_section(diff: PeakDiff, sentences: tuple[str, ...]) -> Section:
-    """Show the changes that compiling makes at the peak."""
-    lists = [table for table in changes_tables(diff, before="eager", after="compiled") if table.title != "By operator"]
-    return Section("Compiled, and the same without compilation", sentences, tuple(lists))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.caveats import compared_with_eager
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.room import room_sentences
 from tracer.capture.kept_run import RunFacts
@@ -20,7 +19,6 @@ from tracer.results.run_history import RunHistory
 from tracer.working_folder import working_folder
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import PeakDiff, SavedPeak
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.snapshots.first_changes import FirstChanges
 
@@ -44,20 +42,12 @@ class RunResults(RunFacts):
     # Source of the files that a kept recording has; None where it is to be read from the disk.
     source_texts: Mapping[str, str | None] | None = None
     keep_recording: bool = False  # Whether recording.npz is wanted
-    eager: SavedPeak | None = None  # The peak of the same run without compilation; None where it was not made
     verdict: str = ""  # What a prediction says of the card, in a sentence; empty for a run
 
     @property
     def computed(self) -> bool:
         """Whether the device computed, so that there are times, losses and values."""
         return self.origin.computed
-
-    @property
-    def against_eager(self) -> PeakDiff | None:
-        """Difference to the same run without compilation; None if one of the two is missing."""
-        if self.eager is None or self.findings is None:
-            return None
-        return compared_with_eager(self.findings, self.eager)
 
     @property
     def first_changes(self) -> FirstChanges | None:

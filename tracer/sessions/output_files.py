@@ -162,7 +162,6 @@ def _write_page(material: Material, path: Path) -> None:
         first=results.first_changes,
         pinned_bytes=results.history.pinned_bytes,
         known=known,
-        against_eager=results.against_eager,
         verdict=results.verdict,
         source_of=results.source_of,
     )
@@ -278,7 +277,6 @@ def _write_peak_json(material: Material, path: Path) -> None:
         findings.peaks,
         recordings=[cycle.recording for cycle in findings.cycles],
         origin=results.origin,
-        against_eager=results.against_eager,
         values_read=results.values_read,
         graph_pools=findings.graph_pools,
         failed=results.failed_allocation,

@@ -12,8 +12,6 @@ from tracer.capture.sources.compiled_code import NOTHING_COMPILED
 from tracer.exporters.document import Document
 from tracer.exporters.json_documents.peak import (
     graph_pool_from,
-    saved_peak_document,
-    saved_peak_from,
 )
 from tracer.exporters.recording_file.checked_columns import RECORDING
 from tracer.exporters.screen.run import failure_lines
@@ -37,7 +35,6 @@ def kept_run(results: RunResults) -> KeptRun:
         notes=tuple(note for note in results.notes if note not in results.history.notes),
         sources=_sources(results),
         compiled=findings.compiled if findings is not None else NOTHING_COMPILED,
-        eager=None if results.eager is None else saved_peak_document(results.eager),
         graph_pools=tuple(map(asdict, findings.graph_pools if findings is not None else ())),
     )
 
@@ -68,7 +65,6 @@ def results_of(run: KeptRun) -> RunResults:
         failed_allocation=failed,
         project_names={source.path: source.project_name for source in run.sources},
         source_texts={source.path: source.text for source in run.sources},
-        eager=None if run.eager is None else saved_peak_from(Document(run.eager, RECORDING)),
     )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -309,9 +308,3 @@ def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | Superv
             hint="--compile-arg mode=reduce-overhead, --compile-arg fullgraph=True",
         ) from error
     return replace(workload, model=wrapped)
-
-
-def without_compiling() -> AbstractContextManager[Any]:
-    """Run compiled functions as they were written, until the block ends."""
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance

@@ -17,10 +17,8 @@ from tests.exporters.page.page_samples import peak_row
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
-from tracer.exporters.diff_sections import eager_section
-from tracer.exporters.json_documents.peak import eager_document, read_peak_json
+from tracer.exporters.json_documents.peak import read_peak_json
 from tracer.exporters.screen.diff import print_peak_diffs
-from tracer.exporters.screen.text import print_section
 
 
 def saved(*rows: PeakRow, device: str = "cuda:0", phase: str | None = "backward") -> SavedPeak:
@@ -102,37 +100,6 @@ def test_rows_of_compiled_code_are_matched_by_line_and_not_by_operator() -> None
         (("ACTIVATION", "net.1", "buf2", "no Python frame"), 0, 5),
         (("ACTIVATION", "net.0", "aten::linear -> extern_kernels.addmm, buf0", "models/net.py:8"), 40, 40),
     ]
-
-
-def test_the_screen_says_what_compiling_changes() -> None:
-    eager = saved(peak_row(2048, module="[red]a", line=7), peak_row(1024, module="b", line=8))
-    compiled = saved(peak_row(512, module="[red]a", line=7, is_compiled=True), peak_row(1024, module="b", line=8))
-    out = io.StringIO()
-    console = Console(file=out, width=100)
-    diff = diff_peaks(eager, compiled)
-    print_section(eager_section(diff, ("A sentence.",)), console)
-    text = out.getvalue()
-    assert "A sentence." in text and "eager" in text and "compiled" in text
-    assert "-1.50 KiB  2.00 KiB     512 B  1       activation  [red]a, aten::mm, models/net.py:7" in text
-    assert "models/net.py:8" not in text, "only what differs"
-
-
-def test_the_document_of_a_peak_has_what_compiling_changes() -> None:
-    """The changes sum to both peaks."""
-    diff = diff_peaks(saved(peak_row(100)), saved(peak_row(60, op="buf0", is_compiled=True), peak_row(7, line=9)))
-    found = eager_document(diff)
-    assert (found["peak_bytes"], found["phase"]) == (100, "backward")
-    assert [sum(one[f"{side}_bytes"] for one in found["changes"]) for side in ("eager", "compiled")] == [100, 67]  # type: ignore[literal-required]
-    assert found["changes"][0] == {
-        "category": "ACTIVATION",
-        "module": "net.0",
-        "op": "aten::mm -> buf0",
-        "where": "models/net.py:7",
-        "eager_bytes": 100,
-        "compiled_bytes": 60,
-        "eager_count": 1,
-        "compiled_count": 1,
-    }
 
 
 def test_the_screen_says_the_change_the_phases_and_the_rest() -> None:

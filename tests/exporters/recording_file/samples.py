@@ -10,9 +10,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from tests.exporters.page.page_samples import peak_row
 from tests.pieces import Pieces
-from tracer.analysis.peak_diff import SavedPeak
 from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_allocator_history
 from tracer.capture.kept_run import KeptRun
 from tracer.capture.objects.known_storages import ObjectsAtFailure
@@ -61,12 +59,11 @@ def on_cuda(*, oom: bool = False) -> RunResults:
     compiled = CompiledCode((CompiledGraph("/tmp/ab/cab.py", "def call(args):\n    return ()\n"),))
     findings = put_together(cycles, compiled=compiled)
     findings = with_allocator_history(findings, snapshot_in_memory(snapshot), known=known)
-    eager = SavedPeak("cuda:0", 4096, "forward", (peak_row(4096, is_compiled=False),))
     failure = (
         Failure(torch.OutOfMemoryError("CUDA out of memory"), 2, {"allocated": 5, "device": 80 << 30}) if oom else None
     )
     history = RunHistory(snapshot)
-    changes = {"known": known, "history": history, "failure": failure, "device": "cuda:0", "eager": eager}
+    changes = {"known": known, "history": history, "failure": failure, "device": "cuda:0"}
     changes["origin"] = dataclasses.replace(plain.origin, device_bytes=80 << 30)
     return dataclasses.replace(plain, findings=findings, **changes)  # type: ignore[arg-type]
 

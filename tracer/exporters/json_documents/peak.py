@@ -35,7 +35,6 @@ def peak_document(
     *,
     recordings: Sequence[Recording] = (),
     origin: RunOrigin | None = None,
-    against_eager: PeakDiff | None = None,
     values_read: ValuesRead | None = None,
     graph_pools: Sequence[GraphPool] = (),
     failed: FailedAllocation | None = None,
@@ -74,7 +73,6 @@ def peak_document(
         "threads_not_recorded": list(peak.threads),
         "failure": None if failed is None else _failure(failed, peak),
         "first_changes": None if first is None else [asdict(change) for change in first.changes],
-        "eager": None if against_eager is None else eager_document(against_eager),
         "values_read": None if values_read is None else asdict(values_read),
         "cuda_graphs": list(map(asdict, graph_pools)),
         "pinned_bytes": pinned_bytes,
@@ -89,21 +87,6 @@ def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
     is_peak, in_use = failed.is_at(peak), failed.in_use
     rows = None if is_peak or in_use is None else [asdict(row) for row in in_use.rows]
     return {**oom_values(failed.event), "is_peak": is_peak, "rows": rows}
-
-
-def eager_document(diff: PeakDiff) -> dict[str, Any]:
-    """Changes by compiling."""
-    changes = [
-        {
-            **dict(zip(("category", "module", "op", "where"), change.name, strict=True)),
-            "eager_bytes": change.before_bytes,
-            "compiled_bytes": change.after_bytes,
-            "eager_count": change.before_count,
-            "compiled_count": change.after_count,
-        }
-        for change in diff.changes["line"]
-    ]
-    return {"peak_bytes": diff.before.bytes, "phase": diff.before.phase, "changes": changes}
 
 
 def graph_pool_from(document: Document) -> GraphPool:

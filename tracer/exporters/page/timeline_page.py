@@ -12,7 +12,6 @@ import numpy as np
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.profiles.caveats import (
     counted,
-    eager_sentences,
     not_recorded,
 )
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
@@ -26,7 +25,6 @@ from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX, step_words
 from tracer.exporters.annotated_source import AnnotatedFile, annotated_files
-from tracer.exporters.diff_sections import eager_section
 from tracer.exporters.history_sections import (
     failure_section,
     first_changes_sections,
@@ -51,7 +49,6 @@ from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import PeakDiff
     from tracer.analysis.profiles.failed_allocation import FailedAllocation
     from tracer.analysis.snapshots.first_changes import FirstChanges
 
@@ -72,7 +69,6 @@ def timeline_page(
     first: FirstChanges | None = None,
     pinned_bytes: int = 0,
     known: KnownStorages | None = None,
-    against_eager: PeakDiff | None = None,
     verdict: str = "",
     source_of: Callable[[str], str | None] | None = None,
 ) -> Page:
@@ -108,7 +104,6 @@ def timeline_page(
                 if failed is None
                 else _failure_sections(failed, peak)
             ),
-            *(() if against_eager is None else (eager_section(against_eager, eager_sentences(against_eager)),)),
             *_reserved_section(peak),
             *host_sections(pinned_bytes),
             *([] if run_times is None else [_time_section(cycle, run_times)]),

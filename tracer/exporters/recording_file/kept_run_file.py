@@ -25,7 +25,7 @@ from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.exporters.document import Document
-from tracer.exporters.json_documents.peak import graph_pool_from, saved_peak_from
+from tracer.exporters.json_documents.peak import graph_pool_from
 from tracer.exporters.recording_file.checked_columns import (
     DAMAGED,
     RECORDING,
@@ -62,8 +62,6 @@ def kept_run_columns(kept: KeptRun) -> Arrays:
         columns |= recording_columns(cycle.recording, f"cycle{number}")
     columns |= {**known_columns(kept.known), **_module_columns(kept), **_source_columns(kept)}
     columns |= compiled_columns(kept.compiled)
-    if kept.eager is not None:
-        columns["eager"] = np.frombuffer(json.dumps(kept.eager).encode(), np.uint8)
     columns |= {**_parameter_columns(kept), "losses": np.array(kept.losses, np.float64)}
     if kept.at_failure is not None:
         for name in ("in_graphs", "untrained", "float64"):
@@ -190,18 +188,9 @@ def kept_run_from(columns: Columns) -> KeptRun:
         ),
         sources=sources,
         compiled=compiled_from(columns),
-        eager=_eager_from(columns),
         values_read=found.record(ValuesRead) if (found := document.or_none("values_read", Document.document)) else None,
         graph_pools=_graph_pools_from(document),
     )
-
-
-def _eager_from(columns: Columns) -> dict[str, Any] | None:
-    if "eager" not in columns:
-        return None
-    document = Document(columns.blob("eager"), RECORDING)
-    saved_peak_from(document)
-    return document.unchecked()
 
 
 def _graph_pools_from(document: Document) -> tuple[dict[str, Any], ...]:

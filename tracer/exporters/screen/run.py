@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from tracer.analysis.profiles.caveats import eager_sentences
 from tracer.analysis.profiles.findings import Findings
 from tracer.errors import Terminated
-from tracer.exporters.diff_sections import eager_section
 from tracer.exporters.history_sections import (
     failure_section,
     first_changes_sections,
@@ -75,8 +73,6 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
     if top:
         for section in host_sections(results.history.pinned_bytes):
             print_section(section, console, top=top)
-    if (diff := results.against_eager) is not None:
-        print_section(eager_section(diff, eager_sentences(diff)), console, top=top)
     if results.timings is not None:
         print_timings(results.timings, console)
     say(console)
