@@ -20,7 +20,9 @@ from typing import IO, TYPE_CHECKING, Any
 from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
 from tracer.snapshot.containers import why_no_file
+from tracer.snapshot.files import read_objects
 from tracer.snapshot.reader import OUT_OF_MEMORY_STATUS, RawSnapshot, columns_of, read_raw
+from tracer.snapshot.remarks import Remarks
 
 if TYPE_CHECKING:
     from tracer.snapshot.columns import Snapshot
@@ -45,6 +47,20 @@ def load_snapshot(path: Path, *, isolated: bool = True) -> Snapshot:
         )
     raw = read_isolated(path) if isolated else read_raw(path)
     return to_snapshot(raw, path)
+
+
+def checked_objects(content: bytes) -> Any:
+    """Return the objects of a pickled snapshot: read here once a process with limits has read them.
+
+    Raises:
+        SnapshotError: It is no snapshot, damaged or hostile.
+    """
+    with tempfile.TemporaryDirectory(prefix="snapshot-") as folder:
+        path = Path(folder) / "snapshot.pickle"
+        path.write_bytes(content)
+        read_isolated(path)
+        with paused_gc():
+            return read_objects(path, Remarks())
 
 
 def snapshot_in_memory(objects: dict[str, Any]) -> Snapshot:

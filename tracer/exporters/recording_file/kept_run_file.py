@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from tracer.capture.kept_run import (
 from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.sources.source_line import SourceLine
-from tracer.errors import RecordingError
+from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.document import Document
 from tracer.exporters.json_documents.peak import graph_pool_from
 from tracer.exporters.recording_file.checked_columns import (
@@ -34,7 +35,6 @@ from tracer.exporters.recording_file.checked_columns import (
     text_columns,
     write_columns,
 )
-from tracer.exporters.recording_file.plain_objects import object_columns, object_from
 from tracer.exporters.recording_file.recording_columns import (
     Arrays,
     compiled_columns,
@@ -44,8 +44,10 @@ from tracer.exporters.recording_file.recording_columns import (
     recording_columns,
     recording_from,
 )
+from tracer.snapshot.load import checked_objects
 
-FORMAT, VERSION = "torch-timeline recording", 1
+FORMAT, VERSION = "torch-timeline recording", 2
+_HISTORY, _EARLIER_HISTORY = "history.pickle", "history.code"
 MAX_CYCLES = 10_000
 _DEVICE = re.compile(r"cpu|[a-z]+(:\d{1,4})?")
 
@@ -70,7 +72,7 @@ def kept_run_columns(kept: KeptRun) -> Arrays:
     if kept.timings is not None:
         columns |= {f"timings.{name}": np.array(kept.timings.durations_ms[name], np.float64) for name in PHASES}
     if kept.snapshot is not None:
-        columns |= object_columns("history", kept.snapshot)
+        columns[_HISTORY] = np.frombuffer(pickle.dumps(kept.snapshot, protocol=4), np.uint8)
     return columns
 
 
@@ -239,9 +241,17 @@ def _parameters_from(columns: Columns, sources: tuple[SourceFile, ...]) -> tuple
 
 
 def _snapshot_from(columns: Columns, device: str) -> dict[str, Any] | None:
-    if "history.code" not in columns:
+    if _EARLIER_HISTORY in columns:
+        raise RecordingError(
+            "The recording is of format version 1, whose history of the allocator is not read any more.",
+            hint="Use the version of this program that wrote it, or profile again with --keep-recording.",
+        )
+    if _HISTORY not in columns:
         return None
-    snapshot = object_from(columns, "history")
+    try:
+        snapshot = checked_objects(columns.blob(_HISTORY))
+    except SnapshotError as error:
+        raise RecordingError("The recording's allocator data is damaged.", hint=DAMAGED) from error
     lists = ("segments", "device_traces")
     if isinstance(snapshot, dict) and ":" in device and all(isinstance(snapshot.get(name), list) for name in lists):
         return snapshot
