@@ -21,7 +21,7 @@ from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
 from tracer.snapshot.containers import why_no_file
 from tracer.snapshot.files import read_objects
-from tracer.snapshot.reader import OUT_OF_MEMORY_STATUS, RawSnapshot, columns_of, read_raw
+from tracer.snapshot.reader import ONLY_OBJECTS, OUT_OF_MEMORY_STATUS, RawSnapshot, columns_of, read_raw
 from tracer.snapshot.remarks import Remarks
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ def checked_objects(content: bytes) -> Any:
     """Return the objects of a pickled snapshot: read here once a process with limits has read them.
 
     Raises:
-        SnapshotError: It is no snapshot, damaged or hostile.
+        SnapshotError: It is no pickle of plain objects, damaged or hostile.
     """
     with tempfile.TemporaryDirectory(prefix="snapshot-") as folder:
         path = Path(folder) / "snapshot.pickle"
         path.write_bytes(content)
-        read_isolated(path)
+        read_isolated(path, has_columns=False)
         with paused_gc():
             return read_objects(path, Remarks())
 
@@ -90,13 +90,17 @@ runpy.run_module("tracer.snapshot.reader", run_name="__main__")
 _DAMAGED = "The file is damaged or hostile; take the snapshot again."
 
 
-def read_isolated(path: Path) -> RawSnapshot:
+def read_isolated(path: Path, *, has_columns: bool = True) -> RawSnapshot:
     """Read a snapshot in a child process with limits of memory and processor time.
+
+    Args:
+        has_columns: False for a look at whether its objects can be read; then there are none.
 
     Raises:
         SnapshotError: The file is no snapshot that can be read, or reading it broke a limit.
     """
     command = [sys.executable, "-I", "-c", _CHILD.format(root=str(_PROJECT_ROOT)), str(path.resolve())]
+    command += [] if has_columns else [ONLY_OBJECTS]
     with tempfile.TemporaryFile() as complaints:
         # The child may die of a signal; whatever it printed then is for a bug report, not for a person.
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints) as child:

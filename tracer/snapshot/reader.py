@@ -30,6 +30,8 @@ MEMORY_SPARE_BYTES = 512 << 20
 CPU_BYTES_PER_SECOND = 1 << 20
 CPU_SPARE_SECONDS = 20
 OUT_OF_MEMORY_STATUS = 77
+ONLY_OBJECTS: Final = "objects"
+"""Option of the child: no columns are taken from the objects."""
 
 
 @dataclass(slots=True)
@@ -124,11 +126,16 @@ def _address_space_bytes() -> int:
         return 256 << 20
 
 
-def main(path: Path, out: IO[bytes]) -> int:
+def main(path: Path, out: IO[bytes], *options: str) -> int:
     """Read the file under limits and write the columns, or a line of JSON with the error."""
     try:
         limit_resources(path)
-        write_raw(read_raw(path), out)
+        if ONLY_OBJECTS in options:
+            with paused_gc():
+                read_objects(path, Remarks())
+            write_raw(RawSnapshot({}, [], [], []), out)
+        else:
+            write_raw(read_raw(path), out)
     except SnapshotError as error:
         out.write(json.dumps({"error": str(error), "hint": error.hint}).encode() + b"\n")
     except MemoryError:
@@ -226,4 +233,4 @@ def settings_of(settings: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     # os._exit: taking a million dicts apart again would cost a fifth of the load.
-    os._exit(main(Path(sys.argv[1]), sys.stdout.buffer))
+    os._exit(main(Path(sys.argv[1]), sys.stdout.buffer, *sys.argv[2:]))
