@@ -406,10 +406,6 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
             "lines_not_in_eager": sorted(f"{Path(file).name}:{line}" for file, line in lines - eager_lines),  # type: ignore[arg-type]
             "again": sorted(line for _, line in lines_of(cycle, Evidence.COMPILED_RECOMPUTED)),
             "again_in_eager": sorted(line for _, line in eager_again),
-            "budgets": [(one.budget, one.kept_bytes, one.default_bytes) for one in findings.compiled.budgets],
-            "not_kept": sorted(
-                one.line.line for budget in findings.compiled.budgets for one in budget.recomputed if one.line
-            ),
             "saved_bytes": sum(saved.values()),
             "said_saved_bytes": sum(size for _, size in said),
             "said_and_not_saved": sorted(size for address, size in said if saved.get(address) != size),
@@ -425,9 +421,6 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
             "is_same_code": build in WITHOUT_INDUCTOR
             or {_code(graph.text) for graph in findings.compiled.graphs if graph.nodes} <= set(_codes(build)),
             "kinds": peak.by_category(),
-            "breaks": [(one.reason, one.line.line if one.line else None) for one in findings.compiled.breaks],
-            "functions": [(one.compile_id, one.name, one.reason) for one in findings.compiled.functions],
-            "recompilations": findings.compiled.num_recompilations,
             "graphs": [[one.is_backward, len(one.nodes)] for one in findings.compiled.graphs],
         }
     )

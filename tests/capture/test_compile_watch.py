@@ -13,8 +13,6 @@ from torch import nn
 from tests.pieces import Pieces
 from tests.truth.isolate import value_in_fresh_process
 from tracer.capture.compile_watch import CompileWatch, _node
-from tracer.capture.sources.compiled_code import MemoryBudget, RecomputedTensor
-from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_private import torch_compile
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
@@ -90,16 +88,6 @@ def test_a_node_of_torchs_own_modules_is_made_for_the_line_that_called_the_graph
     node.meta[stack] = {"7@1": ("L['fn'].0", nn.Linear)}
     found = _node(node, is_backward=False)
     assert (found.lines, found.module, found.has_stack) == ((), "0", True)
-
-
-def test_a_budget_is_told_with_what_it_does_not_keep() -> None:
-    watch, kept, dropped = CompileWatch(), fx_node("mm"), fx_node("gelu", line=7)
-    watch._budgeted(0.5, lambda: ({kept: 100}, {kept: 100, dropped: 30}))
-    (budget,) = watch._budgets
-    line = SourceLine("/home/somebody/net.py", 7)
-    assert budget == MemoryBudget(0.5, 100, 130, (RecomputedTensor(30, line, ""),))
-    watch._budgeted(0.5, fail)
-    assert isinstance(watch.fault, AttributeError)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,8 @@ from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import (
     NOTHING_COMPILED,
     CompiledCode,
-    CompiledFunction,
     CompiledGraph,
     CompiledNode,
-    GraphBreak,
-    MemoryBudget,
-    RecomputedTensor,
     is_generated,
 )
 from tracer.capture.sources.operator_lines import source_text
@@ -45,17 +41,12 @@ class CompileWatch:
     def __init__(self) -> None:
         self.fault: Exception | None = None
         self._graphs: dict[str, CompiledGraph] = {}
-        self._budgets: list[MemoryBudget] = []
         self._ends: list[Callable[[], None]] = []
         self._is_watching = False
-        self._breaks_before: int | None = None
-        self._functions_before = 0
         self._left_out_before: tuple[int, list[str]] = (0, [])
 
     def start(self) -> None:
         """Wait for the first compilation."""
-        self._breaks_before = len(torch_compile.graph_breaks())
-        self._functions_before = len(torch_compile.compiled_functions())
         self._left_out_before = torch_compile.cuda_graphs_left_out()
         self._ends.append(torch_compile.on_compile_start(self._compilation_begins))
 
@@ -65,7 +56,6 @@ class CompileWatch:
         self._is_watching = True
         try:
             self._ends.append(torch_compile.watch_inductor(self._lowered))
-            self._ends.append(torch_compile.watch_memory_budget(self._budgeted))
         except Exception as fault:  # a torch whose inside is another: the user's compilation goes on
             self.fault = self.fault or fault
 
@@ -73,15 +63,6 @@ class CompileWatch:
         """Describe a graph; what goes wrong here is no fault of the user's compilation."""
         try:
             self._graphs[path] = _inductor_graph(lowering, path, num_outputs)
-        except Exception as fault:
-            self.fault = self.fault or fault
-
-    def _budgeted(self, budget: float, sizes: Callable[[], tuple[dict[Any, int], dict[Any, int]]]) -> None:
-        """Note what a memory budget has changed."""
-        try:
-            kept_sizes, by_default = sizes()
-            again = tuple(_recomputed(node, size) for node, size in by_default.items() if node not in kept_sizes)
-            self._budgets.append(MemoryBudget(budget, sum(kept_sizes.values()), sum(by_default.values()), again))
         except Exception as fault:
             self.fault = self.fault or fault
 
@@ -105,9 +86,6 @@ class CompileWatch:
         graphs = (self._graphs.get(path) or eager.get(path) or _without_nodes(path) for path in sorted(named))
         return CompiledCode(
             tuple(graphs),
-            self._functions(),
-            self._breaks(),
-            tuple(self._budgets),
             self._cuda_graphs_left_out(),
             cuda_graphs_bytes(),
         )
@@ -116,17 +94,6 @@ class CompileWatch:
         (count, reasons), (before, known) = torch_compile.cuda_graphs_left_out(), self._left_out_before
         new = [_first_line(reason) for reason in reasons[len(known) :]]
         return tuple(dict.fromkeys(new)) or ("",) * (count > before)
-
-    def _functions(self) -> tuple[CompiledFunction, ...]:
-        functions = torch_compile.compiled_functions()[self._functions_before :]
-        return tuple(
-            CompiledFunction(number, name, SourceLine(file, line), why) for number, name, file, line, why in functions
-        )
-
-    def _breaks(self) -> tuple[GraphBreak, ...]:
-        reasons = torch_compile.graph_breaks()[self._breaks_before :]
-        breaks = (GraphBreak(_first_line(reason), _innermost(stack)) for reason, stack in reasons)
-        return tuple(dict.fromkeys(breaks))
 
 
 def cuda_graphs_bytes() -> int:
@@ -235,11 +202,6 @@ def _meta(node: Any) -> dict[str, Any]:
 
 def _is_item(node: Any) -> bool:
     return "getitem" in str(node.target)
-
-
-def _recomputed(node: Any, size_bytes: int) -> RecomputedTensor:
-    described = _node(node, is_backward=False)
-    return RecomputedTensor(size_bytes, described.lines[-1] if described.lines else None, described.module)
 
 
 def _lines(stack_trace: str | None) -> tuple[SourceLine, ...]:

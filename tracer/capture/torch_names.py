@@ -16,7 +16,6 @@ STEP_PREFIX = "ProfilerStep#"
 ZERO_GRAD_PREFIX = "Optimizer.zero_grad#"
 OPTIMIZER_PREFIXES = ("Optimizer.step#", ZERO_GRAD_PREFIX)
 # Around each batch that a loop asks a DataLoader for.
-LOADER_PREFIX = "enumerate(DataLoader)#"
 
 # Operators: those of the autograd engine have the node's name behind this.
 ENGINE_PREFIX = "autograd::engine::evaluate_function: "
@@ -40,7 +39,6 @@ _AUTOGRAD_FILE = "torch/autograd/__init__.py"
 # The function through which every backward pass is asked for: its file and its name.
 BACKWARD_FUNCTION = (_AUTOGRAD_FILE, "backward")
 # The call of every module: its file and its name.
-MODULE_CALL = ("torch/nn/modules/module.py", "__call__")
 _LOADER_FILE = "torch/utils/data/dataloader.py"
 _DECORATORS_FILE = "torch/utils/_contextlib.py"
 _OPTIMIZERS_FOLDER = "torch/optim/"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tracer.analysis.profiles.labels import Frame
 from tracer.capture.recording import CallKind, Recording
 
 if TYPE_CHECKING:
     from tracer.analysis.profiles.peak import PeakReport
-
-_NO_FRAME: Final = "no Python frame"
 
 
 class PythonStacks:

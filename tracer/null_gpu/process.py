@@ -20,8 +20,6 @@ from tracer.units import GIB, format_bytes
 if TYPE_CHECKING:
     import torch
 
-CUPTI_VERSION = 0x4E554C4C
-"""The version of CUPTI that the null GPU answers (sources/profiler.c); torch.profiler writes it into each trace."""
 _NODE = "NULL_GPU_NODE"
 SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
 LEFT_OUT_VARIABLE = "NULL_GPU_LEFT_OUT_SAMPLER"

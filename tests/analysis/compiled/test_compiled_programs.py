@@ -95,25 +95,6 @@ def test_what_backward_computes_again_has_the_lines_of_its_blocks(one: dict[str,
     assert any(sentence.startswith("Compiled backward computes ") for sentence in one["sentences"])
 
 
-def test_a_memory_budget_is_what_autograd_saves_to_the_byte() -> None:
-    one = figures("memory_budget")
-    ((budget, kept, by_default),) = one["budgets"]
-    assert budget == 0.5
-    assert kept == one["saved_bytes"]
-    assert by_default == figures("aot_eager")["saved_bytes"] > kept
-    assert set(one["again"]) <= set(one["not_kept"]) and one["again"]
-    assert any("With an activation_memory_budget of 0.5 forward keeps " in sentence for sentence in one["sentences"])
-
-
-def test_recompilations_and_breaks_are_told() -> None:
-    assert figures("dynamic_shapes")["recompilations"] == 1
-    assert any("was compiled again" in one for one in figures("dynamic_shapes")["sentences"])
-    assert figures("aot_eager")["recompilations"] == 0
-    broken = figures("graph_break_eager")
-    assert [reason for reason, _ in broken["breaks"]] == ["Call to `torch._dynamo.graph_break()`"]
-    assert any(one.startswith("Graph break at ") for one in broken["sentences"])
-
-
 @pytest.mark.slow
 def test_a_model_that_was_compiled_before_says_what_it_lacks() -> None:
     """Its generated code is there, and no line: only the lines' reason and remedy."""

@@ -10,8 +10,7 @@ from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.growth import GrowingPlace, Growth
 from tracer.analysis.profiles.peak import PeakReport, origin_of
 from tracer.capture.recording import Recording
-from tracer.capture.sources.compiled_code import CompiledCode, CompiledFunction, MemoryBudget
-from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.sources.compiled_code import CompiledCode
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
@@ -155,11 +154,8 @@ def compiled_sentences(findings: Findings) -> tuple[str, ...]:
         return ()
     return (
         _graphs(code),
-        *_breaks(code),
-        *_recompilations(code),
         *_cuda_graphs(code, is_explained=bool(findings.graph_pools)),
         *_recomputed(findings),
-        *_budgets(code),
         *_without_line(findings),
     )
 
@@ -167,33 +163,10 @@ def compiled_sentences(findings: Findings) -> tuple[str, ...]:
 def _graphs(code: CompiledCode) -> str:
     num_backward = sum(graph.is_backward for graph in code.graphs)
     num_forward = len(code.graphs) - num_backward
-    breaks, again = _count(len(code.breaks), "graph break"), _count(code.num_recompilations, "recompilation")
     return (
-        f"Compiled code ran: {_count(num_forward, 'graph')} of forward and {num_backward} of backward; {breaks} and "
-        f"{again} in this run. What they allocate has the line of the operator that each buffer stands for."
+        f"Compiled code ran: {_count(num_forward, 'graph')} of forward and {num_backward} of backward. What they "
+        "allocate has the line of the operator that each buffer stands for."
     )
-
-
-def _breaks(code: CompiledCode) -> list[str]:
-    shown = [f"Graph break{_at(graph_break.line)}: {graph_break.reason}." for graph_break in code.breaks[:_NUM_SHOWN]]
-    return shown + _rest(len(code.breaks), "graph break")
-
-
-def _at(line: SourceLine | None) -> str:
-    return "" if line is None else f" at {line.file}:{line.line}"
-
-
-def _recompilations(code: CompiledCode) -> list[str]:
-    again = [function for function in code.functions if not function.compile_id.endswith("/0")]
-    shown = [
-        f"{function.name} ({function.line.file}:{function.line.line}) was compiled again{_why(function)}."
-        for function in again[:_NUM_SHOWN]
-    ]
-    return shown + _rest(len(again), "recompilation")
-
-
-def _why(function: CompiledFunction) -> str:
-    return f": {function.reason.strip().splitlines()[0]}" if function.reason.strip() else ""
 
 
 def _cuda_graphs(code: CompiledCode, *, is_explained: bool) -> list[str]:
@@ -216,7 +189,7 @@ def _cuda_graphs(code: CompiledCode, *, is_explained: bool) -> list[str]:
 
 
 def _recomputed(findings: Findings) -> list[str]:
-    """What backward computes again, which checkpointing, a budget and torch's own choice may all have it do."""
+    """What backward computes again, which checkpointing and torch's own choice may have it do."""
     backward = [node for graph in findings.compiled.graphs if graph.is_backward for node in graph.nodes]
     again = sum(node.is_recomputed for node in backward)
     if not again:
@@ -229,33 +202,6 @@ def _recomputed(findings: Findings) -> list[str]:
         f"Compiled backward computes {_count(again, 'operator')} of forward again; "
         f"{format_bytes(recomputed_bytes)} of the peak hold the results."
     ]
-
-
-def _budgets(code: CompiledCode) -> list[str]:
-    sentences = []
-    for budget in sorted({graph.budget for graph in code.budgets}):
-        mine = [graph for graph in code.budgets if graph.budget == budget]
-        kept_bytes, by_default = sum(graph.kept_bytes for graph in mine), sum(graph.default_bytes for graph in mine)
-        sentences.append(
-            f"With an activation_memory_budget of {budget:g} forward keeps {format_bytes(kept_bytes)} for backward; by "
-            f"default it would keep {format_bytes(by_default)}.{_computed_again(mine)}"
-        )
-    return sentences
-
-
-def _computed_again(budgets: list[MemoryBudget]) -> str:
-    totals = Counter[str]()
-    for tensor in (tensor for budget in budgets for tensor in budget.recomputed):
-        totals[_at(tensor.line).removeprefix(" at ") or tensor.module or "no line"] += tensor.size_bytes
-    if not totals:
-        return ""
-    shown = [f"{place} ({format_bytes(size_bytes)})" for place, size_bytes in totals.most_common(_NUM_SHOWN)]
-    more = [f"{_count(len(totals) - _NUM_SHOWN, 'more line')}"] if len(totals) > _NUM_SHOWN else []
-    return f" The results of these lines are recomputed instead of kept: {', '.join([*shown, *more])}."
-
-
-def _rest(count: int, noun: str) -> list[str]:
-    return [f"{_count(count - _NUM_SHOWN, f'more {noun}')}."] if count > _NUM_SHOWN else []
 
 
 def _without_line(findings: Findings) -> list[str]:

@@ -59,61 +59,15 @@ class CompiledGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphBreak:
-    """A graph break: the user's line and torch.compile's own reason."""
-
-    reason: str
-    line: SourceLine | None
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledFunction:
-    """A function that was compiled: one version of it."""
-
-    compile_id: str
-    name: str
-    line: SourceLine
-    reason: str
-    """Why it had to be compiled again; empty for a first version, and where torch did not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputedTensor:
-    """A result of forward's that is not kept for backward, which computes it again."""
-
-    size_bytes: int
-    line: SourceLine | None
-    module: str
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBudget:
-    """The decision of torch's `activation_memory_budget` on a graph, by torch's own count."""
-
-    budget: float  # From 0, where all is computed again, to below 1, the default
-    kept_bytes: int  # Bytes of what forward keeps for backward, without parameters and inputs
-    default_bytes: int  # The same, as it would be by default
-    recomputed: tuple[RecomputedTensor, ...]  # What the default keeps, and this does not
-
-
-@dataclass(frozen=True, slots=True)
 class CompiledCode:
     """All that torch.compile made in a run."""
 
     # The generated files that were run; one that was compiled before the run has no nodes.
     graphs: tuple[CompiledGraph, ...] = ()
-    functions: tuple[CompiledFunction, ...] = ()  # What was compiled during the run
-    breaks: tuple[GraphBreak, ...] = ()  # Graph breaks
-    budgets: tuple[MemoryBudget, ...] = ()  # Memory budgets of the graphs that were given one
     # Why CUDA graphs, which were asked for, were not made, each reason once; "" where torch does not say, as on a
     # device that has none.
     cuda_graphs_left_out: tuple[str, ...] = ()
     cuda_graphs_bytes: int = 0  # Reserved at the end for the pools in which CUDA graphs work, of all devices
-
-    @property
-    def num_recompilations(self) -> int:
-        """Versions beyond the first."""
-        return sum(not function.compile_id.endswith("/0") for function in self.functions)
 
 
 NOTHING_COMPILED = CompiledCode()

@@ -147,67 +147,11 @@ def watch_compiled_buffers(callback: Callable[[torch.Tensor], None]) -> Callable
     return end
 
 
-BytesByNode = dict[Any, int]
-
-
-def watch_memory_budget(
-    callback: Callable[[float, Callable[[], tuple[BytesByNode, BytesByNode]]], None],
-) -> Callable[[], None]:
-    """Be told of every graph of which `activation_memory_budget` decides what its forward keeps for backward.
-
-    What is kept is the same as without. torch is asked a second time, what it would have kept by default.
-
-    Args:
-        callback: Given the budget, and what says with bytes by node what forward keeps and what it would keep by
-            default: results of its own, in the joint graph of forward and backward.
-    """
-    from torch._functorch import partitioners
-
-    original: Any = getattr(partitioners, "choose_saved_values_set", None)
-    if original is None:
-        return lambda: None
-
-    def choose_saved_values_set(joint_graph: Any, node_info: Any, memory_budget: float = 1) -> Any:
-        saved_nodes = original(joint_graph, node_info, memory_budget)
-        if memory_budget != 1:
-            callback(
-                float(memory_budget), lambda: (sizes_of(saved_nodes), sizes_of(original(joint_graph, node_info, 1)))
-            )
-        return saved_nodes
-
-    def sizes_of(nodes: Any) -> BytesByNode:
-        return {node: int(partitioners._size_of(node)) for node in nodes if node.op != "placeholder"}
-
-    def end() -> None:
-        if partitioners.choose_saved_values_set is choose_saved_values_set:
-            partitioners.choose_saved_values_set = original
-
-    partitioners.choose_saved_values_set = choose_saved_values_set
-    return end
-
-
 def compile_id() -> str:
     """What torch.compile is compiling now: `0/1` is the second version of its first function; empty if it is not."""
     guards = sys.modules.get("torch._guards")
     current = guards.CompileContext.current_compile_id() if guards is not None else None
     return "" if current is None else str(current)
-
-
-def compiled_functions() -> list[tuple[str, str, str, int, str]]:
-    """Recent compilations: id, name, file and first line of the function, and why it was compiled again."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    metrics = utils.get_compilation_metrics() if utils is not None else []
-    return [
-        (
-            str(metric.compile_id),
-            str(metric.co_name or ""),
-            str(metric.co_filename or ""),
-            int(metric.co_firstlineno or 0),
-            str(getattr(metric, "recompile_reason", None) or ""),
-        )
-        for metric in metrics
-        if getattr(metric, "is_forward", True) is not False
-    ]
 
 
 def cuda_graphs_left_out() -> tuple[int, list[str]]:
@@ -225,13 +169,6 @@ def cuda_graph_pool(device_index: int) -> tuple[int, int] | None:
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     manager = trees.get_manager(device_index, create_if_none_exists=False) if trees is not None else None
     return None if manager is None else tuple(manager.cuda_graphs_thread_pool)
-
-
-def graph_breaks() -> list[tuple[str, Any]]:
-    """Torch's reason for every break of a graph so far, and the user's stack there, outermost first."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    reasons = utils.graph_break_reasons if utils is not None else []
-    return [(str(graph_break.reason), graph_break.user_stack) for graph_break in reasons]
 
 
 def wrapped_modules() -> dict[int, torch.nn.Module]:

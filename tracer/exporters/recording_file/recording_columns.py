@@ -32,12 +32,8 @@ from tracer.capture.recording import (
 from tracer.capture.sources.compiled_code import (
     NOTHING_COMPILED,
     CompiledCode,
-    CompiledFunction,
     CompiledGraph,
     CompiledNode,
-    GraphBreak,
-    MemoryBudget,
-    RecomputedTensor,
 )
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
@@ -54,24 +50,10 @@ def compiled_columns(code: CompiledCode) -> Arrays:
         return {}
     document = {
         "graphs": [_graph(graph) for graph in code.graphs],
-        "functions": [_flat(function) for function in code.functions],
-        "breaks": [_flat(graph_break) for graph_break in code.breaks],
-        "budgets": [
-            asdict(budget)
-            | {"budget": str(budget.budget), "recomputed": [_flat(tensor) for tensor in budget.recomputed]}
-            for budget in code.budgets
-        ],
         "cuda_graphs_left_out": list(code.cuda_graphs_left_out),
         "cuda_graphs_bytes": code.cuda_graphs_bytes,
     }
     return {_NAME: np.frombuffer(json.dumps(document).encode(), np.uint8)}
-
-
-def _flat(record: CompiledFunction | GraphBreak | RecomputedTensor) -> dict[str, Any]:
-    """A record's fields, with file and line of its line among them."""
-    values = asdict(record)
-    del values["line"]
-    return values | _line(record.line)
 
 
 def _line(line: SourceLine | None) -> dict[str, Any]:
@@ -100,46 +82,9 @@ def compiled_from(columns: Columns) -> CompiledCode:
     document = Document(columns.blob(_NAME), RECORDING)
     return CompiledCode(
         graphs=tuple(map(_graph_from, document.documents("graphs", at_most=_MAX))),
-        functions=tuple(
-            CompiledFunction(
-                entry.text("compile_id"), entry.text("name"), entry.record(SourceLine), entry.text("reason")
-            )
-            for entry in document.documents("functions", at_most=_MAX)
-        ),
-        breaks=tuple(
-            GraphBreak(entry.text("reason"), _line_from(entry)) for entry in document.documents("breaks", at_most=_MAX)
-        ),
-        budgets=tuple(map(_budget_from, document.documents("budgets", at_most=_MAX))),
         cuda_graphs_left_out=document.texts("cuda_graphs_left_out"),
         cuda_graphs_bytes=document.or_none("cuda_graphs_bytes", Document.number) or 0,  # older files have none
     )
-
-
-def _budget_from(document: Document) -> MemoryBudget:
-    recomputed = document.documents("recomputed", at_most=_MAX)
-    return MemoryBudget(
-        budget=_fraction(document.text("budget")),
-        kept_bytes=document.number("kept_bytes"),
-        default_bytes=document.number("default_bytes"),
-        recomputed=tuple(
-            RecomputedTensor(tensor.number("size_bytes"), _line_from(tensor), tensor.text("module"))
-            for tensor in recomputed
-        ),
-    )
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise RecordingError("A memory budget is no number from 0 to 1.", hint=DAMAGED)
-    return value
-
-
-def _line_from(document: Document) -> SourceLine | None:
-    return document.record(SourceLine) if document.text("file") else None
 
 
 def _graph_from(document: Document) -> CompiledGraph:
