@@ -33,7 +33,7 @@ The folders are the data flow: what happened, what it means, who wants to know.
     openmp_threads     how long threads wait before they sleep, which costs whatever else trains on the same cores
     user_cache         what is compiled for this user: kept, and deleted when no longer used
     null_gpu/          a GPU that computes nothing: how it is built for the torch at hand, and how a process runs on it
-    workloads/         how a model, a file:factory or a step function becomes a training step
+    workloads/         how a model, or a file:factory, becomes a training step
     capture/           what happened: the only rooms that touch a running torch
     snapshot/          what happened, from a file: allocator snapshots of any age and machine
     allocator/         the caching allocator as a model: settings, allocate and free, replay of a history

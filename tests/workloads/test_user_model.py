@@ -19,7 +19,7 @@ from models import gpt
 from tracer.errors import UserModelError
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
-from tracer.workloads.module_steps import StepWorkload, checkpoint_blocks, gradient_scaler, loss_of
+from tracer.workloads.module_steps import checkpoint_blocks, gradient_scaler, loss_of
 from tracer.workloads.user_model import StepOptions, as_workload, build_user_workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -79,23 +79,6 @@ NETS = """
     def pair():
         net = Net()
         return net, torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def stepping(at=-1):
-        net, optimizer = pair()
-        done = []
-        def step():
-            done.append(1)
-            if len(done) == at:
-                raise ValueError("the data ran out")  # here: ran out
-            loss = net(torch.randn(4, 8)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-        return net, optimizer, step
-
-    def bare():
-        return stepping()[2]
 
     def number():  # here: number
         return 3
@@ -183,24 +166,6 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
         as_workload(pair, device=CPU, options=StepOptions(inputs=("8",)))
 
 
-def test_a_step_function_names_its_model_by_tuple_or_attribute(nets: str) -> None:
-    workload = build(f"{nets}:stepping")
-    assert isinstance(workload, StepWorkload)
-    assert type(workload.model).__name__ == "Net"
-    assert step(workload) > 0  # type: ignore[operator]
-    assert workload.copy() is None
-    bare = build(f"{nets}:bare")
-    assert not list(bare.model.parameters())
-
-    def own_step() -> None:
-        pass
-
-    own_step.model = workload.model  # type: ignore[attr-defined]
-    named = as_workload(own_step, device=CPU)
-    assert named.model is workload.model
-    assert step(named) is None
-
-
 def test_a_workload_is_taken_as_it_is(nets: str) -> None:
     workload = build("models.lstm:build", "length=4")
     assert workload.description["length"] == 4
@@ -211,56 +176,13 @@ def test_a_workload_is_taken_as_it_is(nets: str) -> None:
     assert build_user_workload(f"{nets}:elsewhere", device="cuda:1").device == CPU
 
 
-@pytest.mark.parametrize("place", ["stepping", "bare", "pair", "Blocks"])
+@pytest.mark.parametrize("place", ["pair", "Blocks"])
 def test_each_kind_is_profiled_and_its_rows_sum_to_the_peak(nets: str, place: str) -> None:
-    inputs = ["8"] if place in ("pair", "Blocks") else []
-    results = run_profile(build(f"{nets}:{place}", inputs=inputs), schedule=ONE_STEP)
+    results = run_profile(build(f"{nets}:{place}", inputs=["8"]), schedule=ONE_STEP)
     assert results.failure is None
     peak = results.findings.worst.peak
     assert sum(row.bytes for row in peak.rows) == peak.peak_bytes > 0
-    assert (results.timings is not None) == bool(inputs)
-    assert results.notes == (() if inputs else ("The phases were not timed: they cannot be started one by one.",))
-    if place != "bare":
-        assert results.unused_parameters == ()
-
-
-def test_a_step_that_would_have_to_be_run_on_is_refused() -> None:
-    def generator() -> Any:
-        yield 1
-
-    async def coroutine() -> None:
-        pass
-
-    for step_function, what in ((generator, "a generator"), (lambda: generator(), "a generator")):
-        workload = as_workload((nn.Linear(1, 1), step_function), device=CPU, options=StepOptions())
-        with pytest.raises(UserModelError, match=f"returned {what}: nothing of it has run"):
-            workload.forward(())
-    waiting = coroutine()
-    workload = as_workload((nn.Linear(1, 1), lambda: waiting), device=CPU, options=StepOptions())
-    with pytest.raises(UserModelError, match="returned something to await"):
-        workload.forward(())
-    waiting.close()
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_step_that_makes_its_optimizer_a_secret_has_gradients_all_the_same() -> None:
-    """The factory returns `(model, step)`; the step clears the gradients before it returns."""
-    model = nn.Linear(8, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def step_function() -> torch.Tensor:
-        loss = model(torch.randn(4, 8)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    workload = as_workload((model, step_function), device=CPU, options=StepOptions())
-    results = run_profile(workload, schedule=ONE_STEP)
-    assert results.unused_parameters == ()
-    assert "OPTIMIZER_STATE" in results.findings.worst.peak.by_category()
-    bare = as_workload((model, lambda: model(torch.randn(4, 8)).sum()), device=CPU, options=StepOptions())
-    assert run_profile(bare, schedule=ONE_STEP).unused_parameters is None
+    assert results.timings is not None and results.notes == () and results.unused_parameters == ()
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -410,7 +332,6 @@ def command(*arguments: str, save_dir: Path):
 MISTAKES = [
     (["{nets}:Wrong", "--input", "8"], "Error: Step 1 raised RuntimeError: ", "wrong"),
     (["{nets}:Net", "--input", "9"], "shapes cannot be multiplied", "first"),
-    (["{nets}:stepping", "--model-arg", "at=2"], "Step 2 raised ValueError: the data ran out", "ran out"),
     (["{nets}:broken"], "my_nets.py:broken raised RuntimeError: no such.", "broken"),
     (["{nets}:number"], "returned int", "number"),
     (["{nets}:Net"], "needs `x`: add --input for it.", "--input 3x224x224"),
@@ -431,7 +352,7 @@ MISTAKES = [
     (["{nets}:Keywords"], "raised KeyError: 'x'", "describe them with --input"),
     (["{nets}:Elsewhere", "--input", "8"], "meta", "elsewhere"),
     (["{nets}:Chooses", "--input", "8"], "no gradient can flow through its output (8)", "chooses"),
-    (["{nets}:Net", "--input", "8", "--optimizer", "lbfgs"], "LBFGS wants a closure", "a step function that calls"),
+    (["{nets}:Net", "--input", "8", "--optimizer", "lbfgs"], "LBFGS wants a closure", "run train.py"),
     (["{nets}:gan"], "returned (Net, Net)", "gan"),
     (["{nets}:its_class"], "returned the class Net", "its_class"),
     (["{tracers}:x"], "tracers.py imports tracer.mine, and the name tracer is taken", "tracers.py:1)"),

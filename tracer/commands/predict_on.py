@@ -160,19 +160,17 @@ class OnNullGpu:
 
         devices = self.devices or Devices(A100)
         is_limited = self.devices is not None
-        return predict_workload(
-            lambda: build(workload, "cuda:0"), devices, is_limited=is_limited, settings=workload.settings
-        )
+        return predict_workload(lambda: build(workload), devices, is_limited=is_limited, settings=workload.settings)
 
     def trial(self, workload: PredictedWorkload) -> Trial:
         """Run a workload on the null GPU to see whether it fits."""
         from tracer.sessions.trials.null_gpu_prediction import trial
 
         assert self.devices is not None  # checked with the options
-        return trial(lambda: build(workload, "cuda:0"), self.devices.card)
+        return trial(lambda: build(workload), self.devices.card)
 
 
-def build(workload: PredictedWorkload, device: str) -> Workload:
+def build(workload: PredictedWorkload) -> Workload:
     """The workload, with random weights left unwritten, since nothing reads them."""
     import torch
 
@@ -180,4 +178,4 @@ def build(workload: PredictedWorkload, device: str) -> Workload:
 
     torch.manual_seed(workload.seed)
     with unfilled_weights():
-        return workload.build(torch.device(device), device_named=True, without_memory=True)
+        return workload.build(torch.device("cuda:0"), device_named=True, without_memory=True)

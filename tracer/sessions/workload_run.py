@@ -25,7 +25,6 @@ from tracer.sessions.session import fault_text
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.sessions.termination import Termination
 from tracer.sessions.training_watch import TrainingWatch
-from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.workload import Workload, num_micro_batches, train_step
 
@@ -144,8 +143,7 @@ def run_step(workload: Workload, session: ProfileSession) -> list[float]:
     def after_backward(loss: Any) -> None:
         if loss is not None:
             losses.append(float(loss.detach()))
-        # A function that does a whole step lets go of the gradients itself, and the optimizer's step was seen.
-        if workload.optimizer is None and loss is not None and not isinstance(workload, StepWorkload):
+        if workload.optimizer is None and loss is not None:
             session.observe_gradients()
 
     train_step(workload, session.observe_batch, after_backward)

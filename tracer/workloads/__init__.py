@@ -1,1 +1,1 @@
-"""How a model, a factory in a file or a step function becomes a training step."""
+"""How a model, or a factory in a file, becomes a training step."""

@@ -60,7 +60,7 @@ def shipped_model(name: str) -> ModuleType:
 
 __tracebackhide__ = True  # what raises here is to be looked for in the factory
 
-FACTORY_HINT = "A factory returns a module, (module, optimizer), a workload, or a step function."
+FACTORY_HINT = "A factory returns a module, (module, optimizer) or a workload; a loop of your own is a script, for run."
 _NAME_HINT = "Write package.module:factory, or path/to/file.py:factory."
 
 # ---- finding the factory ---------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from torch import nn
 
 from tracer.errors import UserModelError, WrongValueError, first_line
 from tracer.workloads.factory import parse_arguments
-from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.module_tensors import default_dtype, give_memory
 from tracer.workloads.user_model import StepOptions, as_workload
 
@@ -64,7 +63,34 @@ _NUM_GENERATED = 8
 _ONLY_LAST = ("logits_to_keep", "num_logits_to_keep")  # transformers from 4.50 on, and before
 
 
-def _generation(model: nn.Module, tokens: int, device: torch.device, options: StepOptions) -> StepWorkload:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Generation:
+    """Text that is generated, as the forward pass of a step without a loss."""
+
+    generate: Callable[[], None]
+    model: nn.Module
+    device: torch.device
+    optimizer: None = None
+
+    def next_batch(self) -> tuple[()]:
+        """Nothing: tokens are made in forward."""
+        return ()
+
+    def forward(self, batch: object) -> None:
+        """Generate the text."""
+        self.generate()
+
+    def backward(self, loss: None) -> None:
+        """Nothing: there is no loss."""
+
+    def optimizer_step(self) -> None:
+        """Nothing: there is no optimizer."""
+
+    def copy(self) -> None:
+        """None: it is not copied."""
+
+
+def _generation(model: nn.Module, tokens: int, device: torch.device, options: StepOptions) -> _Generation:
     """A prompt in one pass, then the last few tokens one by one, each with the keys and values of all before it.
 
     So the longest prompt and the fullest cache are both in it. As `generate` does, only the last token's scores are
@@ -87,7 +113,7 @@ def _generation(model: nn.Module, tokens: int, device: torch.device, options: St
             for _ in range(_NUM_GENERATED):
                 cache = model(input_ids=ids(1), past_key_values=cache, use_cache=True).past_key_values
 
-    return StepWorkload(step, model, None, device)
+    return _Generation(step, model, device)
 
 
 def _of_text(config: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -92,42 +91,6 @@ class ModuleWorkload:
 def gradient_scaler(amp: Amp, device: torch.device) -> torch.amp.GradScaler | None:
     """A scaler for float16 on a GPU, whose gradients would underflow; None otherwise, as for bfloat16."""
     return torch.amp.GradScaler(device.type) if amp == "float16" and device.type != "cpu" else None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepWorkload:
-    """A function that does a whole training step by itself; no phase starts apart, and it cannot be copied."""
-
-    step: Callable[[], Any]  # Called without arguments; returns the loss or anything else
-    model: nn.Module  # The model whose parameters are named; an empty module if there is none
-    optimizer: torch.optim.Optimizer | None  # The optimizer that updates them, if there is one
-    device: torch.device  # Where it works
-
-    def next_batch(self) -> tuple[()]:
-        """Nothing: the step makes its own."""
-        return ()
-
-    def forward(self, batch: object) -> Tensor | None:
-        """The whole step; the loss, if the function returns one."""
-        result = self.step()
-        if inspect.isgenerator(result) or inspect.isawaitable(result):
-            kind = "a generator" if inspect.isgenerator(result) else "something to await"
-            raise UserModelError(
-                f"The step function{defined_at(self.step)} returned {kind}: nothing of it has run.",
-                hint="Let a call train one step from start to end, without yield or async.",
-            )
-        if isinstance(result, float):
-            return torch.tensor(result)
-        return result.detach() if isinstance(result, Tensor) and result.numel() == 1 else None
-
-    def backward(self, loss: Tensor | None) -> None:
-        """Nothing: the step has done it."""
-
-    def optimizer_step(self) -> None:
-        """Nothing: the step has done it."""
-
-    def copy(self) -> None:
-        """None: what a function holds on to cannot be copied."""
 
 
 # ---- from any output to a number -------------------------------------------------------------------------------------
@@ -296,7 +259,7 @@ def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | Superv
     """
     if not isinstance(workload, ModuleWorkload | SupervisedWorkload):
         raise UserModelError(
-            "--compile has no meaning for a step function or a workload, which does all of a step itself.",
+            "--compile has no meaning for a workload, which makes its own step.",
             hint="Call torch.compile in the factory.",
         )
     options = parse_arguments("--compile-arg", arguments)

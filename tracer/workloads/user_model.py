@@ -3,16 +3,14 @@
     --model torchvision.models:resnet50 --input 3x224x224
     --model path/to/file.py:factory --model-arg width=256
 
-A factory is a class or function. It returns a module, a pair of module and optimizer, a workload, or a step function:
-a callable without arguments that does one training step. What a step function trains is said by a tuple, `(model,
-step)` or `(model, optimizer, step)`, or by attributes, `step.model` and `step.optimizer`. If the factory has parameters
-named `device`, `batch_size` or `seed`, the command line's are handed to it.
+A factory is a class or function. It returns a module, a pair of module and optimizer, or a workload. If it has
+parameters named `device`, `batch_size` or `seed`, the command line's are handed to it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -26,7 +24,6 @@ from tracer.workloads.module_steps import (
     Amp,
     Loss,
     ModuleWorkload,
-    StepWorkload,
     checkpoint_blocks,
     gradient_scaler,
     loss_of,
@@ -51,7 +48,6 @@ class StepOptions:
     checkpoint: bool = False  # Whether repeated blocks compute their activations again in backward
     inference: bool = False  # Whether there is only a forward pass
     seed: int = 0  # Seed of the inputs
-    # Rank, and perhaps the layers, of adapters that are trained in the place of the weights; empty for none.
 
     def __post_init__(self) -> None:
         for name, value in (("batch size", self.batch_size), ("number of micro-batches", self.accumulate)):
@@ -132,17 +128,10 @@ def as_workload(
         match built[1:]:
             case (torch.optim.Optimizer() as its_optimizer,):
                 return _module_workload(built[0], its_optimizer, device, options, without_memory)
-            case (torch.optim.Optimizer() as its_optimizer, step) if _is_step(step):
-                return _step_workload(step, built[0], its_optimizer, device, options, device_named)
-            case (step,) if _is_step(step):
-                return _step_workload(step, built[0], getattr(step, "optimizer", None), device, options, device_named)
     if all(hasattr(built, part) for part in _PARTS_OF_A_WORKLOAD):
         _refuse(options, "a workload, which makes its own step")
         _check_device(built.device, device, device_named)
         return built
-    if callable(built) and not isinstance(built, type):
-        model, optimizer = getattr(built, "model", None), getattr(built, "optimizer", None)
-        return _step_workload(built, model, optimizer, device, options, device_named)
     if isinstance(built, type) and issubclass(built, nn.Module):
         raise UserModelError(
             f"The factory{defined_at(source)} returned the class {built.__name__}.",
@@ -152,27 +141,6 @@ def as_workload(
         f"({', '.join(type(part).__name__ for part in built)})" if isinstance(built, tuple) else type(built).__name__
     )
     raise UserModelError(f"The factory{defined_at(source)} returned {description}.", hint=FACTORY_HINT)
-
-
-def _is_step(thing: Any) -> bool:
-    """A function without arguments; a second module, as of a GAN, is none."""
-    return callable(thing) and not isinstance(thing, nn.Module | type)
-
-
-def _step_workload(
-    step: Callable[[], Any],
-    model: nn.Module | None,
-    optimizer: torch.optim.Optimizer | None,
-    device: torch.device,
-    options: StepOptions,
-    device_named: bool,
-) -> StepWorkload:
-    _refuse(options, "a step function, which does all of a step itself")
-    devices = _devices(model) if model is not None else set()
-    if devices:
-        _check_device(next(iter(devices)), device, device_named)
-        device = next(iter(devices))
-    return StepWorkload(step, model if model is not None else nn.Module(), optimizer, device)
 
 
 def _refuse(options: StepOptions, what: str) -> None:
@@ -309,7 +277,7 @@ def _optimizer(model: nn.Module, text: str) -> torch.optim.Optimizer | None:
     if inspect.signature(kinds[name.lower()].step).parameters["closure"].default is inspect.Parameter.empty:
         raise WrongValueError(
             f"{kinds[name.lower()].__name__} wants a closure, which evaluates the loss.",
-            hint="Let the factory return a step function that calls optimizer.step(closure).",
+            hint="Write the loop in a script, and profile that: `run train.py`.",
         )
     values = parse_arguments("--optimizer", [part for part in arguments.split(",") if part])
     try:
