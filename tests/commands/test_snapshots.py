@@ -156,8 +156,8 @@ def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
 
 def test_signs_that_a_terminal_obeys_are_shown(tmp_path: Path) -> None:
     text = json.dumps(out_of_memory()).replace("/home/me/model.py", "/home/\\u001b[2J\\ud800model.py")
-    (tmp_path / "s.json").write_text(text)
-    code, out, _ = run("snapshot", tmp_path / "s.json", "--html", tmp_path / "a", "--sqlite", tmp_path / "b")
+    file = write(tmp_path / "s", json.loads(text))
+    code, out, _ = run("snapshot", file, "--html", tmp_path / "a", "--sqlite", tmp_path / "b")
     assert code == 0
     assert "\x1b" not in out
     assert "/home/\\x1b[2J\\ud800model.py" in out.replace("\n", "").replace(" ", "")

@@ -31,7 +31,7 @@ import numpy as np
 from rich.console import Console
 
 from tests.snapshot.allocator_model import AllocatorModel
-from tests.snapshot.dumps import block, frame, segment
+from tests.snapshot.dumps import block, segment
 from tracer.analysis.snapshots.allocator_finding import explain_allocator
 from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
@@ -81,9 +81,7 @@ def base_objects(rng: random.Random) -> Any:
     if form == 0:
         return objects["segments"]
     if form == 1:
-        history = [{"addr": 4096, "real_size": 300, "frames": [frame("f")]}]
-        old = {"size": 512, "requested_size": 300, "state": "active_allocated", "history": history}
-        objects["segments"].append({**segment(4096, 512, [old]), "segment_type": "small"})
+        objects["segments"].append({**segment(4096, 512, [block(4096, 300)]), "segment_type": "small"})
     if form == 2:
         objects["segments"].append(segment(8192, 1024, [block(8192, 700)], device=1, expandable=True))
     return objects
@@ -143,10 +141,7 @@ def mutated_file(seed: int, number: int) -> bytes:
     by_structure = rng.random() < 0.5
     for _ in range(rng.choice((1, 1, 2, 4)) if by_structure else 0):
         objects = mutate_objects(objects, rng) or []
-    if rng.random() < 0.2:
-        content = json.dumps(objects, default=str).encode()
-    else:
-        content = pickle.dumps(objects, protocol=rng.choice((0, 1, 2, 4, 4, 5)))
+    content = pickle.dumps(objects, protocol=rng.choice((0, 1, 2, 4, 4, 5)))
     if not by_structure:
         content = mutate_bytes(content, rng)
     return content

@@ -65,7 +65,7 @@ def snapshot(
     file: Annotated[
         list[Path],
         typer.Argument(
-            help="A pickle or JSON of torch.cuda.memory._snapshot(), or a --save-dir; of a whole job several, their "
+            help="A pickle of torch.cuda.memory._snapshot(), or a --save-dir; of a whole job several, their "
             "folder, or a pattern in quotes."
         ),
     ],

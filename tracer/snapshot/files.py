@@ -6,8 +6,8 @@ Unpickling executes nothing: plain data, and stand-ins for the few names of plai
 from __future__ import annotations
 
 import io
-import json
 import pickle
+import re
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -19,10 +19,12 @@ HOW_TO_RECORD = "Record one with torch.cuda.memory._record_memory_history() and 
 # Each costs another reading of the file.
 _MOST_ODD_TEXTS: Final = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_JSON_BYTES: Final = 1 << 16
+"""Read of a file of JSON, to say what it is: Kineto writes the properties of the devices before its events."""
 
 
 def read_objects(path: Path, remarks: Remarks) -> Any:
-    """Read the plain objects of a snapshot: a pickle of any protocol or its JSON dump, packed or not.
+    """Read the plain objects of a snapshot: a pickle of any protocol, packed or not.
 
     Raises:
         SnapshotError: The file is missing, unreadable, truncated, of another kind, or asks for Python globals.
@@ -70,7 +72,8 @@ def _decode(file: IO[bytes], path: Path, remarks: Remarks) -> Any:
         if not head:
             raise SnapshotError(f"{path} is empty (0 bytes).", hint="The dump was probably interrupted; take it again.")
         if head.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"["):
-            return json.loads(file.read().removeprefix(_BYTE_ORDER_MARK), object_hook=_FrameSharing())
+            what, hint = _json_words(file.read(_JSON_BYTES))
+            raise SnapshotError(f"{path} is {what}, not an allocator snapshot.", hint=hint)
         return _unpickled(file, remarks)
     except (SnapshotError, OSError, UnicodeDecodeError):
         raise
@@ -81,6 +84,19 @@ def _decode(file: IO[bytes], path: Path, remarks: Remarks) -> Any:
     except Exception as error:
         # Garbage makes the decoders raise nearly anything: EOFError, KeyError, ValueError, RecursionError, ...
         raise SnapshotError(f"{path} {_complaint(head, error)}", hint=_beside(path) or HOW_TO_RECORD) from error
+
+
+def _json_words(content: bytes) -> tuple[str, str]:
+    """Return what a file of JSON is, by its first bytes, and a hint."""
+    if b'"traceEvents"' in content:
+        hint = "HTA and ui.perfetto.dev read it; torch.cuda.memory._dump_snapshot writes a snapshot."
+        return "a profiler trace", hint
+    if b'"torch-timeline ' in content:
+        return "an answer of this program", "Name the memory_snapshot.pkl beside it, or compare two folders by `diff`."
+    # `export_memory_timeline` writes [times, sizes] to .json and rows of time, action, size and category to .raw.json.
+    if re.match(rb"\s*\[\s*\[\s*[-\d]", content):
+        return "torch's memory timeline", HOW_TO_RECORD
+    return "JSON", "Name the pickle that torch.cuda.memory._dump_snapshot() wrote."
 
 
 def _beside(path: Path) -> str:
@@ -107,7 +123,7 @@ def _complaint(head: bytes, error: Exception) -> str:
         return "is a zip archive that cannot be read."
     if isinstance(error, EOFError) or "truncated" in str(error) or "exhausted before end" in str(error):
         return "is truncated: it ends in the middle of its data."
-    return f"is neither a pickle nor JSON that can be read ({type(error).__name__})."
+    return f"is no pickle that can be read ({type(error).__name__})."
 
 
 _OTHER_FILES: Final = (
@@ -115,22 +131,6 @@ _OTHER_FILES: Final = (
     (b"<html", "a web page"),
     (b"sqlite format 3", "an SQLite database"),
 )
-
-
-class _FrameSharing:
-    """Makes equal stack frames of a JSON dump one object again, as they are in a pickle."""
-
-    def __init__(self) -> None:
-        self._frames: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
-
-    def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
-        if "filename" not in item or "name" not in item:
-            return item
-        key = (item["name"], item["filename"], item.get("line"))
-        try:
-            return self._frames.setdefault(key, item)
-        except TypeError:  # a list or dict where a text should be
-            return item
 
 
 _TORCHS_MAGIC: Final = 0x1950A86A20F9469CFC6C

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def load_snapshot(path: Path, *, isolated: bool = True) -> Snapshot:
-    """Load an allocator snapshot of any age: pickle or JSON, packed or not.
+    """Load an allocator snapshot of torch 2.1 or newer: a pickle, packed or not.
 
     The file is read in a child process, because plain unpickling cannot be kept from taking all memory or all time by
     anything else (see `reader.limit_resources`). Nothing in the file is ever executed, in either process.

@@ -160,9 +160,6 @@ _SCALAR_SETTINGS = {
 
 def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]:
     """The top level of the snapshot; the bare list of `torch.cuda.memory_snapshot()` has only segments."""
-    if (other := _other_document(objects)) is not None:
-        format_name, hint = other
-        raise SnapshotError(f"{path} is {format_name}, not an allocator snapshot.", hint=hint)
     if type(objects) in (list, tuple):
         return {"segments": objects, "device_traces": []}
     parts = _unwrapped(objects, remarks)
@@ -175,22 +172,6 @@ def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]
         if trace is None:
             remarks.add("A device has no list of entries and counts as one without history", f"device {device}", trace)
     return {**parts, "segments": parts.get("segments") or [], "device_traces": traces}
-
-
-def _other_document(objects: Any) -> tuple[str, str] | None:
-    """Return what a file is that is often taken for a snapshot, and a hint; None for any other file."""
-    if type(objects) is dict and "traceEvents" in objects:
-        return (
-            "a profiler trace",
-            "HTA and ui.perfetto.dev read it; torch.cuda.memory._dump_snapshot writes a snapshot.",
-        )
-    if type(objects) is dict and str(objects.get("format", "")).startswith("torch-timeline "):
-        return "an answer of this program", "Name the memory_snapshot.pkl beside it, or compare two folders by `diff`."
-    # `export_memory_timeline` writes [times, sizes] to .json and rows of time, action, size and category to .raw.json.
-    is_list = type(objects) is list and len(objects) > 0 and type(objects[0]) is list
-    if is_list and len(objects[0]) > 0 and type(objects[0][0]) in (int, float):
-        return "torch's memory timeline", HOW_TO_RECORD
-    return None
 
 
 def _unwrapped(objects: Any, remarks: Remarks) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from tracer.snapshot.stacks import NO_CONTEXT, Contexts, StackTable, StrangeStac
 Row = dict[str, Any]
 Columns = dict[str, "array[int]"]
 
+_NEWER: Final = "Take the snapshot with torch 2.1 or newer."
 DAMAGED: Final = "The file is damaged, or it is no allocator snapshot."
 MISSING: Final = object()
 INT64_MAX: Final = 2**63 - 1
@@ -204,8 +205,11 @@ def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remar
     for number, row in enumerate(rows):
         pieces = as_rows(row.get("blocks") or [], f"The list of blocks of segment {number}", remarks)
         blocks.extend(pieces)
-        place = Where(f"Block {{}} of segment {number}", 0, remarks)
-        addresses.extend(_block_addresses(pieces, own["address"][number], place))
+        if pieces and "address" not in pieces[0]:
+            raise SnapshotError(
+                f"The blocks of segment {number} have no addresses, as in files of torch 2.0 and older.", hint=_NEWER
+            )
+        addresses.extend(ints(pieces, "address", Where(f"Block {{}} of segment {number}", 0, remarks)))
         first_block.append(len(blocks))
     own |= {"first_block": first_block, "stack": _stack_ids(rows, stacks, where)}
     named = {f"segment.{key}": column for key, column in own.items()}
@@ -387,17 +391,6 @@ def _pool(value: object, texts: Texts) -> int:
     return texts.number(",".join(spelled(part) for part in value[:2]))
 
 
-def _block_addresses(blocks: list[Row], segment_address: int, where: Where) -> array[int]:
-    """The blocks' addresses; torch 2.0 and older wrote none, there they follow from the sizes."""
-    if blocks and "address" in blocks[0]:
-        return ints(blocks, "address", where)
-    out = array("q")
-    for size in ints(blocks, "size", where):
-        out.append(segment_address)
-        segment_address = min(segment_address + size, INT64_MAX)
-    return out
-
-
 def _block_sizes(blocks: list[Row], where: Where) -> array[int]:
     """The blocks' sizes; where one is missing, what was asked for has to do, rounded as the allocator does."""
 
@@ -414,15 +407,13 @@ def _block_sizes(blocks: list[Row], where: Where) -> array[int]:
 def _block_columns(blocks: list[Row], addresses: array[int], stacks: StackTable, remarks: Remarks) -> Columns:
     where = Where("Block {}", 0, remarks)
     states = array("B", [_state(block.get("state"), index, where) for index, block in enumerate(blocks)])
-    history = [_live_history(b, s != BlockState.INACTIVE) for b, s in zip(blocks, states, strict=True)]
-    framed = [block if item is None else item for block, item in zip(blocks, history, strict=True)]
-    requested = [_requested(block, item) for block, item in zip(blocks, history, strict=True)]
+    sizes = _block_sizes(blocks, where)
     return {
         "block.address": addresses,
-        "block.size": _block_sizes(blocks, where),
-        "block.requested_size": ints(requested, "requested_size", where),
+        "block.size": sizes,
+        "block.requested_size": ints(blocks, "requested_size", where, default=sizes.__getitem__),
         "block.state": states,
-        "block.stack": _stack_ids(framed, stacks, where),
+        "block.stack": _stack_ids(blocks, stacks, where),
     }
 
 
@@ -434,19 +425,3 @@ def _state(value: object, index: int, where: Where) -> int:
         where.remark(index, _ODD_STATE, value)
         return BlockState.ACTIVE_ALLOCATED if value.startswith("active") else BlockState.INACTIVE
     return known
-
-
-def _live_history(block: Row, is_live: bool) -> Row | None:
-    """Return the newest item of a live block's history, as torch 2.0 and older write it."""
-    history = block.get("history")
-    if not is_live or type(history) is not list or not history or type(history[0]) is not dict:
-        return None
-    return history[0]
-
-
-def _requested(block: Row, history: Row | None) -> Row:
-    """The row that knows what was asked for: the block, else its history, else the rounded size has to do."""
-    if "requested_size" in block:
-        return block
-    known = block.get("size") if history is None else history.get("real_size", block.get("size"))
-    return {"requested_size": known}
