@@ -15,7 +15,6 @@ import re
 STEP_PREFIX = "ProfilerStep#"
 ZERO_GRAD_PREFIX = "Optimizer.zero_grad#"
 OPTIMIZER_PREFIXES = ("Optimizer.step#", ZERO_GRAD_PREFIX)
-# Around each batch that a loop asks a DataLoader for.
 
 # Operators: those of the autograd engine have the node's name behind this.
 ENGINE_PREFIX = "autograd::engine::evaluate_function: "

@@ -362,13 +362,6 @@ def write_outputs(
     return tuple(all_written)
 
 
-def write_output(results: RunResults, name: str, path: Path) -> None:
-    """Write one output, wherever it is wanted."""
-    (output,) = (output for output in OUTPUTS if output.name == name)
-    with FilesInTurn([path]) as turn, turn.writing(path):
-        output.write(Material(results), path)
-
-
 def written_lines(written: Written) -> tuple[str, ...]:
     """Return the lines for a person about one output."""
     error = written.error

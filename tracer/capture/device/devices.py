@@ -156,13 +156,6 @@ def uuid_of(device: torch.device) -> str | None:
     return None if uuid is None else str(uuid)
 
 
-def release_cached_memory(device: torch.device) -> None:
-    """Give back what the allocator holds without using it, between two runs of our own: never inside of one."""
-    empty = _function(device, "empty_cache") if is_accelerator(device) else None
-    if empty is not None:
-        empty()
-
-
 def _answer(device: torch.device, *names: str) -> Any:
     """What the first function of one of these names says of a device; None if there is none, or none that knows."""
     for name in names:

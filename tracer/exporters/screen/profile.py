@@ -39,7 +39,6 @@ NUM_ROWS = 8
 MORE_POOLS = 3  # Of CUDA graphs that get tables of their own
 MORE_MODULES = 6  # Than rows of other tables: a tree needs its branches
 MODULE_DEPTH = 3
-NUM_SENTENCES = 3
 _LEAST_SHARE_OF_LINE = 10  # Per cent of the peak from which on the largest part of a line is named
 _PART_WIDTH = 36  # Characters, so that the table fits into 80 columns
 NUM_SHORT_LINES = 3
