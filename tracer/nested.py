@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 Leaf = TypeVar("Leaf")
 
 
-def leaves(value: object, kind: type[Leaf], name: str = "", *, object_depth: int = 0) -> Iterator[tuple[str, Leaf]]:
+def leaves(value: object, kind: type[Leaf], name: str = "") -> Iterator[tuple[str, Leaf]]:
     """All of a kind in nested mappings, sequences and dataclasses, in order, each with its path: `batch.pair[0]`.
 
     What holds itself is walked once.
@@ -23,24 +23,20 @@ def leaves(value: object, kind: type[Leaf], name: str = "", *, object_depth: int
         value: Anything.
         kind: What is looked for, and not looked into.
         name: The value's own.
-        object_depth: Any other object is walked by its attributes too, where fewer containers than these are around it.
     """
-    yield from _walk(value, kind, name, (), object_depth)
+    yield from _walk(value, kind, name, ())
 
 
-def _walk(
-    value: object, kind: type[Leaf], name: str, around: tuple[int, ...], object_depth: int
-) -> Iterator[tuple[str, Leaf]]:
+def _walk(value: object, kind: type[Leaf], name: str, around: tuple[int, ...]) -> Iterator[tuple[str, Leaf]]:
     if isinstance(value, kind):
         yield name, value
     elif id(value) not in around:
-        others = getattr(value, "__dict__", {}) if len(around) < object_depth else {}
-        for step, inner in _held_by(value, others):
-            yield from _walk(inner, kind, name + step, (*around, id(value)), object_depth)
+        for step, inner in _held_by(value):
+            yield from _walk(inner, kind, name + step, (*around, id(value)))
 
 
-def _held_by(value: Any, others: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Return a container's values by key or index; `others` for anything else."""
+def _held_by(value: Any) -> Iterator[tuple[str, object]]:
+    """Return a container's values by key or index; nothing of anything else."""
     if isinstance(value, Mapping):
         yield from ((f".{key}", inner) for key, inner in value.items())
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -49,5 +45,3 @@ def _held_by(value: Any, others: Mapping[str, object]) -> Iterator[tuple[str, ob
         yield from ((f"[{index}]", inner) for index, inner in enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
         yield from ((f".{field.name}", getattr(value, field.name, None)) for field in fields(value))
-    else:
-        yield from ((f".{name}", inner) for name, inner in others.items())

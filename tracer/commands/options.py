@@ -14,6 +14,7 @@ from tracer.errors import UsageError
 from tracer.units import MAX_COUNT, parse_count, parse_memory
 
 _SWITCHES = "switches"
+_SIZES = "Write the GPU's memory as 16GiB, 80GiB or 8192MiB."
 
 
 def option(help: str, panel: str | None = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
@@ -38,12 +39,12 @@ def number(
     return option(help, panel, metavar=metavar, parser=parse)
 
 
-def checked_size(text: str | None, hint: str = "Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") -> int | None:
+def checked_size(text: str | None) -> int | None:
     """The bytes of a size that an option names; None without one."""
     try:
         return parse_memory(text) if text is not None else None
     except ValueError as error:
-        raise UsageError(str(error), hint=hint) from None
+        raise UsageError(str(error), hint=_SIZES) from None
 
 
 def switched_off(helps: Mapping[str, str], *, panel: str) -> frozenset[str]:

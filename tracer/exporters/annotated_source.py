@@ -44,13 +44,12 @@ def annotated_files(
     return tuple(replace(one, lines=one.lines[:_MOST_LINES]) for one in largest)
 
 
-def annotate(file: str, memory: Iterable[LineMemory], text: str | None, *, missing: str = _NOT_KEPT) -> AnnotatedFile:
+def annotate(file: str, memory: Iterable[LineMemory], text: str | None) -> AnnotatedFile:
     """Annotate one file.
 
     Args:
         memory: Lines of this file.
         text: Source as it ran; None where it is not known.
-        missing: The note where it is not.
     """
     of_line = {one.at.line: one for one in memory}
     source = [] if text is None else text.splitlines()
@@ -70,7 +69,7 @@ def annotate(file: str, memory: Iterable[LineMemory], text: str | None, *, missi
         file,
         sum(one.peak_bytes for one in of_line.values()),
         lines,
-        _note(of_line, source) if text is not None else missing,
+        _note(of_line, source) if text is not None else _NOT_KEPT,
     )
 
 

@@ -78,7 +78,6 @@ def filled(
     styles: Sequence[str],
     scripts: Sequence[str],
     data: str = "",
-    may_send: bool = False,
 ) -> str:
     """Return a page made of files of `static/`, whose policy lets its script run and nothing be loaded.
 
@@ -87,12 +86,10 @@ def filled(
         styles: Names of the parts of its style sheet.
         scripts: Names of the parts of its script, in the order in which they need one another.
         data: JSON that is no HTML, as `page_json` makes it.
-        may_send: Whether the script may ask the server that the page came from.
     """
     script = "".join(['"use strict";\n(() => {\n', *(_static_text(f"{name}.js") for name in scripts), "})();\n"])
-    sends = "connect-src 'self'; " if may_send else ""
     parts = {
-        "policy": f"default-src 'none'; script-src {_hash(script)}; {sends}{_POLICY}",
+        "policy": f"default-src 'none'; script-src {_hash(script)}; {_POLICY}",
         "title": html.escape(title),
         "style": "".join(_static_text(f"{name}.css") for name in styles),
         "data": data,

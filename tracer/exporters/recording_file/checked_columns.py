@@ -80,9 +80,9 @@ class Columns:
         """A column of truth values."""
         return np.ascontiguousarray(self._take(name, "b", length), np.bool_)
 
-    def floats(self, name: str, *, length: int | None = None) -> Floats:
+    def floats(self, name: str) -> Floats:
         """A column of numbers."""
-        return np.ascontiguousarray(self._take(name, "f", length), np.float64)
+        return np.ascontiguousarray(self._take(name, "f", None), np.float64)
 
     def blob(self, name: str) -> bytes:
         """Bytes stored under a name."""

@@ -31,7 +31,6 @@ def largest_fitting(
     usable_bytes: int,
     start: int,
     *,
-    step: int = 1,
     most: int = MOST,
     tell: Callable[[int, Trial], None] = lambda size, trial: None,
 ) -> int:
@@ -43,8 +42,8 @@ def largest_fitting(
     trials: dict[int, Trial] = {}
 
     def fits(number: int) -> bool:
-        trials[number] = attempt(number * step)
-        tell(number * step, trials[number])
+        trials[number] = attempt(number)
+        tell(number, trials[number])
         if len({trial.allocated_bytes for trial in trials.values()}) == 1 and max(trials) >= _GROWTH * min(trials):
             raise TracerError(
                 "The size does not change how much memory this needs.",
@@ -52,17 +51,16 @@ def largest_fitting(
             )
         return trials[number].fits
 
-    first, last = max(1, start // step), max(1, most // step)
-    low, high = (first, 0) if fits(first) else (0, first)
+    low, high = (start, 0) if fits(start) else (0, start)
     margin = 1  # doubled where a guess is not the answer: the search ends as fast as by halves
-    while high - low > 1 or (not high and low < last):
+    while high - low > 1 or (not high and low < most):
         guess = _guess(trials, low, high, usable_bytes)
-        end = high or min(last, _GROWTH * low) + 1
+        end = high or min(most, _GROWTH * low) + 1
         limit = min(margin, (end - low) // 2)
         probe = max(low + limit, min(guess, end - limit))
         margin *= 1 if low + limit < probe < end - limit else 2
         low, high = (probe, high) if fits(probe) else (low, probe)
-    return low * step
+    return low
 
 
 def fitting_micro_batches(
