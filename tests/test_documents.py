@@ -151,7 +151,7 @@ def test_the_folders_are_those_on_the_disk() -> None:
     )
     named = set(re.findall(r"^  (\w+)/ ", tree, re.M))
     there = {path.name for path in (ROOT / "tracer").iterdir() if path.is_dir() and not path.name.startswith("_")}
-    assert named == there - {"trace", "rehearsal", "advice"} or named == there
+    assert named == there
 
 
 # ---- commands and samples --------------------------------------------------------------------------------------------
@@ -216,13 +216,6 @@ loader = batches = steps()
 """
 
 
-TRACED = """
-with torch.profiler.profile(profile_memory=True, with_stack=True, record_shapes=True) as profiler:
-    for _ in range(3):
-        next(loader)
-        profiler.step()
-profiler.export_chrome_trace("trace.json.gz")
-"""
 PROFILED = """
 from tracer import Schedule, profile_training
 with profile_training(model, optimizer, save_dir="profile_before", schedule=Schedule(0, 0, 1, 1)) as session:
@@ -244,9 +237,9 @@ def run_loop(text: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace of torch.profiler's, and a profile."""
+    """A profile."""
     made = tmp_path_factory.mktemp("recorded")
-    run_loop(TRACED + PROFILED, made)
+    run_loop(PROFILED, made)
     return made
 
 
@@ -257,13 +250,10 @@ def folder(recorded: Path, tmp_path: Path) -> Path:
     (tmp_path / "generate.py").write_text(GENERATE)
     (tmp_path / "file.py").write_text(MODEL)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for name in ("recordings", "traces"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "recordings").mkdir()
     ranks = [f"{place}rank{rank}.pkl" for place in ("", "recordings/") for rank in range(3)]
     for name in ("memory_snapshot.pkl", "before.pkl", "after.pkl", *ranks):
         (tmp_path / name).write_bytes(pickle.dumps(out_of_memory()))
-    for name in ("trace.json.gz", "rank0.json.gz", "rank1.json.gz", "traces/rank0.json.gz", "traces/rank1.json.gz"):
-        shutil.copy(recorded / "trace.json.gz", tmp_path / name)
     for name in ("profile_before", "profile_after"):
         shutil.copytree(recorded / "profile_before", tmp_path / name)
     return tmp_path
