@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tracer.commands.predict_on import OnNullGpu
+from tracer.commands.predict import OnNullGpu
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
 from tracer.null_gpu.process import limited_to

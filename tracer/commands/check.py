@@ -16,8 +16,8 @@ from tracer.command_line import role
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path, say_all
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.options import option, with_options
-from tracer.commands.predict_on import predict_script
 from tracer.commands.run_options import AsJson, MixedScriptOptions, ScreenOptions, Steps
+from tracer.commands.script_steps import predict_script
 from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import print_json, say

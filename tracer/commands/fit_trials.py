@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tracer.command_line import in_role
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
-from tracer.commands.predict_on import script_trial
 from tracer.commands.script import Script
+from tracer.commands.script_steps import script_trial
 from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.prediction import trial_words
 from tracer.exporters.screen.terminal import say, show

@@ -2,34 +2,96 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.changes.script_changes import ALLOCATOR_SETTINGS
 from tracer.command_line import role
 from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path, say_all
+from tracer.commands.common import (
+    THRESHOLD_EXCEEDED,
+    errors_for_people,
+    kept_import_path,
+    refuse,
+    say_all,
+    was_given,
+)
 from tracer.commands.engines import engine_command, predict_engine
 from tracer.commands.launchers import script_named
-from tracer.commands.on_card import on_null_gpu, run_ranks
+from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks
 from tracer.commands.options import option, with_options
-from tracer.commands.predict_on import OnNullGpu, check, predict_script, start_on_null_gpu
-from tracer.commands.predict_options import PlaceOptions, PredictOptions
 from tracer.commands.run_options import AsJson, MixedArguments, Module, ScreenOptions, Steps
-from tracer.commands.usage import OUTPUTS, QUESTIONS
-from tracer.commands.workload_options import PredictedWorkload
+from tracer.commands.script import Script, no_card_named
+from tracer.commands.script_steps import predict_script
+from tracer.commands.usage import DEVICE, OUTPUTS, QUESTIONS
+from tracer.commands.workload_options import FNO_ONLY, PredictedWorkload
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import after_prediction
 from tracer.exporters.screen.terminal import print_json
 from tracer.exporters.screen.terminal import screen as terminal
+from tracer.null_gpu import process
+from tracer.null_gpu.cards import A100, Devices, devices_of
 from tracer.null_gpu.job.place import RankPlace
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.null_gpu.cards import Card, Devices
+    from tracer.null_gpu.cards import Card
     from tracer.results.prediction import LargestBatch, Prediction
+    from tracer.sessions.trials.bisections import Trial
+    from tracer.workloads.workload import Workload
+
+
+_OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "optimizer", "largest_batch")
+_OF_SCRIPTS = ("module", "steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions(OnOptions):
+    """The device that the step runs on."""
+
+    gpu_memory: Annotated[
+        str | None,
+        option(
+            "The same as --on: 24GiB, or a card such as RTX-4090; exit with 3 if it does not fit.",
+            DEVICE,
+            metavar="<size or card>",
+        ),
+    ] = None
+    settings: Annotated[
+        str | None,
+        option(
+            "Allocator settings, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.", DEVICE, metavar="<settings>"
+        ),
+    ] = None
+
+    @property
+    def card_text(self) -> str | None:
+        """Text of `--on` or `--gpu-memory`."""
+        return self.on or self.gpu_memory
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """All of a prediction's; without a script it is about the workload."""
+
+    context: typer.Context
+    script: Script | None
+    workload: PredictedWorkload
+    place: PlaceOptions
+    num_steps: int
+    largest_batch: bool
+    save_dir: Path | None
+    as_json: bool
+    screen: ScreenOptions
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is an answer on stdout."""
+        return self.as_json or not self.screen.quiet
 
 
 @with_options
@@ -73,13 +135,13 @@ def predict(
         options = PredictOptions(context, named, workload, place, steps, largest_batch, save_dir, as_json, screen)
         _ = place.answers  # a mistake in them is said first
         run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=THRESHOLD_EXCEEDED)
-        devices = check(options)
+        devices = _check(options)
         if named is not None and place.card_text is not None and (asked := role("trial")) is not None:
             from tracer.commands.fit_trials import answer_trial
 
             answer_trial(asked, place.card_text, place, named, num_steps=steps)
             return
-        start_on_null_gpu(options, devices)
+        _start(options, devices)
         for sentence in named.notes if named is not None else ():
             options.screen.say(sentence)
         with on_null_gpu(place, save_dir, quiet=screen.quiet):
@@ -129,7 +191,7 @@ def _largest_batch(options: PredictOptions, engine: OnNullGpu, card: Card) -> La
     """Find the largest batch that fits; where it is smaller than asked for, also the micro-batches to use."""
     from tracer.exporters.screen.terminal import progress_bar
     from tracer.results.prediction import LargestBatch
-    from tracer.sessions.trials.bisections import MOST, Trial, fitting_micro_batches, largest_fitting
+    from tracer.sessions.trials.bisections import MOST, fitting_micro_batches, largest_fitting
 
     workload = options.workload
     with progress_bar("", is_shown=not options.screen.quiet, is_counted=False) as update:
@@ -186,3 +248,85 @@ def _answer(
             print_line(console)
             print_line(console, largest_words(largest))
     _say_next(answer.fits, options)
+
+
+def _check(options: PredictOptions) -> Devices | None:
+    """Return the devices that `--on` or `--gpu-memory` names; None without these options."""
+    place = options.place
+    if place.on and place.gpu_memory:
+        raise UsageError("--on and --gpu-memory mean the same.", hint="Write --on h100:40GiB for another size.")
+    if options.script is not None:
+        own = f"Leave it out; an option of the script's own stands behind two dashes: {options.script.path} -- ..."
+        refuse(options.context, _OF_MODELS, "without a script", hint=own)
+        if place.card_text is None:
+            raise no_card_named(options.script.arguments)
+    else:
+        refuse(options.context, _OF_SCRIPTS, "with a script")
+        options.workload.check(options.context)
+        if options.largest_batch and place.card_text is None:
+            raise UsageError("--largest-batch works only with --on or --gpu-memory.", hint="Add --on 24GiB.")
+    devices = devices_of(place.card_text) if place.card_text is not None else None
+    if place.settings:
+        from tracer.allocator.settings import parse_settings
+
+        parse_settings(place.settings)  # torch's own complaint comes late and as a traceback
+    if options.script is None and not options.workload.is_users:
+        _check_fno(options)
+    return devices
+
+
+def _check_fno(options: PredictOptions) -> None:
+    if not any(was_given(options.context, option) for option in FNO_ONLY):
+        raise UsageError(
+            "What is to be predicted? Neither a model nor a script is named.",
+            hint="Name a script, --model package.module:factory or --hf-config config.json; with --n-modes 32, say, it "
+            "is the built-in FNO.",
+        )
+
+
+def _start(options: PredictOptions, devices: Devices | None) -> None:
+    """Continue in a process on the null GPU; without a card it is an A100, whose memory is not counted against.
+
+    Raises:
+        NullGpuError: The null GPU cannot be had here.
+    """
+    place = options.place
+    if place.settings:
+        os.environ[ALLOCATOR_SETTINGS] = place.settings
+    devices = devices or Devices(A100)
+    card = devices.card
+    process.restart_on([replace(card, name=card.name or A100.name)] * devices.count)
+
+
+@dataclass(frozen=True)
+class OnNullGpu:
+    """torch's own CUDA code, in this process."""
+
+    devices: Devices | None  # The devices of the process; None where no card was named
+
+    def predict(self, workload: PredictedWorkload) -> Prediction:
+        """Return the memory that a workload needs, by a run on the null GPU."""
+        from tracer.null_gpu.cards import A100, Devices
+        from tracer.sessions.trials.null_gpu_prediction import predict_workload
+
+        devices = self.devices or Devices(A100)
+        is_limited = self.devices is not None
+        return predict_workload(lambda: build(workload), devices, is_limited=is_limited, settings=workload.settings)
+
+    def trial(self, workload: PredictedWorkload) -> Trial:
+        """Run a workload on the null GPU to see whether it fits."""
+        from tracer.sessions.trials.null_gpu_prediction import trial
+
+        assert self.devices is not None  # checked with the options
+        return trial(lambda: build(workload), self.devices.card)
+
+
+def build(workload: PredictedWorkload) -> Workload:
+    """The workload, with random weights left unwritten, since nothing reads them."""
+    import torch
+
+    from tracer.capture.unfilled import unfilled_weights
+
+    torch.manual_seed(workload.seed)
+    with unfilled_weights():
+        return workload.build(torch.device("cuda:0"), device_named=True, without_memory=True)
