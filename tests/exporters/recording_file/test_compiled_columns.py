@@ -45,12 +45,6 @@ def test_it_comes_back() -> None:
     assert compiled_from(Columns(compiled_columns(CODE))) == CODE
 
 
-def test_what_earlier_versions_kept_beside_it_is_left_out() -> None:
-    document = json.loads(bytes(compiled_columns(CODE)["compiled"])) | {"functions": [], "breaks": [], "budgets": []}
-    older = {"compiled": np.frombuffer(json.dumps(document).encode(), np.uint8)}
-    assert compiled_from(Columns(older)) == CODE
-
-
 def test_nothing_compiled_takes_no_room() -> None:
     assert compiled_columns(NOTHING_COMPILED) == {}
     assert compiled_from(Columns({})) == NOTHING_COMPILED

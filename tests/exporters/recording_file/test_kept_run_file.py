@@ -22,7 +22,6 @@ from tests.exporters.recording_file.samples import SETTINGS, kept_on_cpu, kept_o
 from tests.exporters.recording_file.test_recording_columns import assert_equal
 from tests.snapshot.fuzz import mutate_objects
 from tracer.capture.kept_run import KeptRun
-from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.recording_file.checked_columns import Columns
 from tracer.exporters.recording_file.kept_run_file import (
@@ -97,19 +96,6 @@ def with_run(**changes: Any) -> Columns:
     return Columns(columns | {"run": np.frombuffer(json.dumps(run).encode(), np.uint8)})
 
 
-def test_a_recording_from_before_objects_were_looked_at_is_read() -> None:
-    columns = kept_run_columns(kept_on_cuda())
-    run = json.loads(columns["run"].tobytes())
-    del run["was_evaluating"], columns["untrained"], columns["float64"]
-    older = Columns(columns | {"run": np.frombuffer(json.dumps(run).encode(), np.uint8)})
-    assert kept_run_from(older).at_failure is None
-    nothing = frozenset[int]()
-    evaluating = ObjectsAtFailure(
-        is_evaluating=True, is_training=False, in_graphs=None, untrained=nothing, float64=nothing
-    )
-    assert kept_run_from(with_run(was_evaluating=True)).at_failure == evaluating
-
-
 def test_shapes_of_more_elements_than_a_number_has_are_read() -> None:
     columns = kept_run_columns(kept_on_cuda())
     name = "cycle0.shapes.sizes"
@@ -129,6 +115,12 @@ def test_a_later_version_is_refused_by_its_number() -> None:
     with pytest.raises(RecordingError, match="of format version 3, and this program reads up to 2") as caught:
         kept_run_from(with_run(version=3))
     assert "later" in caught.value.hint
+
+
+def test_an_earlier_version_is_refused_by_its_number() -> None:
+    with pytest.raises(RecordingError, match="of format version 1, which is not read any more") as caught:
+        kept_run_from(with_run(version=1))
+    assert "profile again" in caught.value.hint
 
 
 def test_what_came_later_is_passed_over() -> None:
@@ -177,13 +169,6 @@ def test_what_is_no_document_is_refused(run: bytes) -> None:
 
 def history(snapshot: Any) -> dict[str, Any]:
     return {"history.pickle": np.frombuffer(pickle.dumps(snapshot, protocol=4), np.uint8)}
-
-
-def test_a_history_of_the_first_version_is_refused_in_a_sentence() -> None:
-    columns = kept_run_columns(kept_on_cuda())
-    with pytest.raises(RecordingError, match="format version 1") as caught:
-        kept_run_from(Columns(columns | {"history.code": np.zeros(1, np.int64)}))
-    assert "profile again" in caught.value.hint
 
 
 @pytest.mark.parametrize("content", [b"", b"cos\nsystem\n(S'true'\ntR.", b"]r\xff\xff\xff\x7f."])

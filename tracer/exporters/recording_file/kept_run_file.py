@@ -47,7 +47,7 @@ from tracer.exporters.recording_file.recording_columns import (
 from tracer.snapshot.load import checked_objects
 
 FORMAT, VERSION = "torch-timeline recording", 2
-_HISTORY, _EARLIER_HISTORY = "history.pickle", "history.code"
+_HISTORY = "history.pickle"
 MAX_CYCLES = 10_000
 _DEVICE = re.compile(r"cpu|[a-z]+(:\d{1,4})?")
 
@@ -147,10 +147,10 @@ def _parameter_columns(kept: KeptRun) -> Arrays:
 
 # ------------------------------------------------------------------------------------------------------------ reading
 def load_kept_run(path: Path) -> KeptRun:
-    """Read recording.npz of this version or an earlier one. Nothing in it is executed, and every index is checked.
+    """Read recording.npz of this version. Nothing in it is executed, and every index is checked.
 
     Raises:
-        RecordingError: It cannot be read, is damaged, of a later version, or another program's.
+        RecordingError: It cannot be read, is damaged, of another version, or another program's.
     """
     return kept_run_from(Columns(read_columns(path)))
 
@@ -159,6 +159,11 @@ def kept_run_from(columns: Columns) -> KeptRun:
     """The run of which these are the columns."""
     document = Document(columns.blob("run"), RECORDING)
     document.check_format(FORMAT, VERSION, "a recording of this program")
+    if (version := document.number("version")) < VERSION:
+        raise RecordingError(
+            f"The recording is of format version {version}, which is not read any more.",
+            hint="Use the version of this program that wrote it, or profile again with --keep-recording.",
+        )
     cycles = document.documents("cycles", at_most=MAX_CYCLES)
     device = document.text("device")
     if not _DEVICE.fullmatch(device):
@@ -174,7 +179,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         timings=_timings_from(columns, document),
         unused_parameters=document.or_none("unused_parameters", Document.texts),
         losses=tuple(columns.floats("losses").tolist()),
-        num_later=document.or_none("num_later", Document.number) if "num_later" in document else 0,
+        num_later=document.or_none("num_later", Document.number),
         num_steps=document.number("num_steps"),
         failure=document.texts("failure"),
         ran_out_of_memory=document.truth("ran_out_of_memory"),
@@ -183,9 +188,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         notes=document.texts("notes"),
         settings=document.settings("settings"),
         origin=RunOrigin(
-            **{name: document.text(name) for name in ("command", "date", "torch", "python", "device_name")},
-            # Recordings from before there was such a thing have none.
-            caveat=document.text("caveat") if "caveat" in document else "",
+            **{name: document.text(name) for name in ("command", "date", "torch", "python", "device_name", "caveat")},
             device_bytes=document.or_none("device_bytes", Document.number),
         ),
         sources=sources,
@@ -196,9 +199,6 @@ def kept_run_from(columns: Columns) -> KeptRun:
 
 
 def _graph_pools_from(document: Document) -> tuple[dict[str, Any], ...]:
-    """Recordings from before there was such a thing have none."""
-    if "cuda_graphs" not in document:
-        return ()
     pools = document.documents("cuda_graphs", at_most=MAX_CYCLES)
     for pool in pools:
         graph_pool_from(pool)
@@ -241,11 +241,6 @@ def _parameters_from(columns: Columns, sources: tuple[SourceFile, ...]) -> tuple
 
 
 def _snapshot_from(columns: Columns, device: str) -> dict[str, Any] | None:
-    if _EARLIER_HISTORY in columns:
-        raise RecordingError(
-            "The recording is of format version 1, whose history of the allocator is not read any more.",
-            hint="Use the version of this program that wrote it, or profile again with --keep-recording.",
-        )
     if _HISTORY not in columns:
         return None
     try:
@@ -259,17 +254,13 @@ def _snapshot_from(columns: Columns, device: str) -> dict[str, Any] | None:
 
 
 def _at_failure_from(columns: Columns, document: Document) -> ObjectsAtFailure | None:
-    """Older recordings have less of it."""
-    is_evaluating = document.truth("was_evaluating") if "was_evaluating" in document else False
-    if not is_evaluating and "untrained" not in columns:
+    if "untrained" not in columns:
         return None
     return ObjectsAtFailure(
-        is_evaluating=is_evaluating,
-        is_training=document.truth("was_training") if "was_training" in document else False,
+        is_evaluating=document.truth("was_evaluating"),
+        is_training=document.truth("was_training"),
         in_graphs=frozenset(columns.ints("in_graphs").tolist()) if "in_graphs" in columns else None,
-        **{
-            name: frozenset(columns.ints(name).tolist() if name in columns else ()) for name in ("untrained", "float64")
-        },
+        **{name: frozenset(columns.ints(name).tolist()) for name in ("untrained", "float64")},
     )
 
 

@@ -56,16 +56,12 @@ def compiled_columns(code: CompiledCode) -> Arrays:
     return {_NAME: np.frombuffer(json.dumps(document).encode(), np.uint8)}
 
 
-def _line(line: SourceLine | None) -> dict[str, Any]:
-    return {"file": "", "line": 0} if line is None else line._asdict()
-
-
 def _graph(graph: CompiledGraph) -> dict[str, Any]:
     lines = {line: None for node in graph.nodes for line in node.lines}
     row = {line: number for number, line in enumerate(lines)}
     return asdict(replace(graph, nodes=(), buffers={})) | {
         "num_outputs": graph.num_outputs + 1,
-        "lines": [_line(line) for line in lines],
+        "lines": [line._asdict() for line in lines],
         "nodes": [
             asdict(replace(node, lines=()))
             | {"lines": [row[line] for line in node.lines], "module_id": str(node.module_id)}
@@ -83,7 +79,7 @@ def compiled_from(columns: Columns) -> CompiledCode:
     return CompiledCode(
         graphs=tuple(map(_graph_from, document.documents("graphs", at_most=_MAX))),
         cuda_graphs_left_out=document.texts("cuda_graphs_left_out"),
-        cuda_graphs_bytes=document.or_none("cuda_graphs_bytes", Document.number) or 0,  # older files have none
+        cuda_graphs_bytes=document.number("cuda_graphs_bytes"),
     )
 
 
@@ -344,9 +340,9 @@ def known_from(columns: Columns) -> KnownStorages:
         ends_ns=columns.ints("known.ends_ns", low=0),
         ends_address=columns.ints("known.ends_address", length=num_ends),
         ends_device=columns.ints("known.ends_device", low=0, high=len(devices) - 1, length=num_ends),
-        **(_asleep(columns, len(devices)) if "known.asleep_ns" in columns else {}),  # not in the first recordings
+        **_asleep(columns, len(devices)),
         threads=columns.texts("known.threads"),
-        lines=_lines(columns) if "known.lines_line" in columns else {},  # not in the first recordings
+        lines=_lines(columns),
     )
 
 
