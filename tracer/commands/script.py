@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import runpy
 import shlex
 import sys
@@ -102,12 +103,14 @@ def run_script(
         try:
             words = (script.path, *script.arguments)
             noticed = ends_noticed(profile, words, is_module=script.is_module, quiet=quiet)
-            with profile, _as_main(script), noticed, _told_of_end(profile.script_ended):
+            with profile, _as_main(script), noticed, _told_of_end(profile.script_ended, script):
                 try:
                     if script.is_module:
                         runpy.run_module(script.path, run_name="__main__", alter_sys=True)
                     else:
-                        runpy.run_path(script.path, run_name="__main__")
+                        # As Python names a script in its code; relative, its lines would be of two files (bpo-20443).
+                        path = os.path.abspath(script.path)  # noqa: PTH100 - links stay
+                        runpy.run_path(path, run_name="__main__")
                 finally:  # a time limit of the script's own is for the script
                     ended.enter_context(handlers_dropped())
         except FirstStepsDone:
@@ -176,12 +179,17 @@ def _as_main(script: Script) -> Iterator[None]:
 
 
 @contextmanager
-def _told_of_end(ended: Callable[[], None]) -> Iterator[None]:
-    """Call back when the script's last line has run: runpy lets go of its variables before it returns."""
+def _told_of_end(ended: Callable[[], None], script: Script) -> Iterator[None]:
+    """Call back when the script's last line has run: runpy lets go of its variables before it returns.
+
+    The script finds its name in `sys.argv` as it was typed.
+    """
     run: Any = runpy._run_code  # type: ignore[attr-defined]
 
     def run_code(*arguments: Any, **options: Any) -> Any:
         runpy._run_code = run  # type: ignore[attr-defined]  # the script may use runpy, too
+        if not script.is_module:
+            sys.argv[0] = script.path
         variables = run(*arguments, **options)
         ended()
         return variables
