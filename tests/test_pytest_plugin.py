@@ -15,7 +15,7 @@ from tests.processes import run_python
 from tracer.analysis.peak_diff import SavedPeak, diff_peaks
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
-from tracer.exporters.json_documents.peak import read_baseline, write_baseline
+from tracer.exporters.json_documents.peak import as_in_checkout, read_baseline, write_baseline
 from tracer.exporters.markdown import write_markdown
 from tracer.integrations.pytest_plugin import MARK, Limits, _judged
 from tracer.sessions.process_memory import ProcessPeak
@@ -239,3 +239,22 @@ def test_the_mark_takes_what_it_says(pytestconfig: pytest.Config) -> None:
     assert Limits._of_mark("20 GiB", on="h100", fail_above="1%") == Limits(20 << 30, "h100", "1%")
     assert Limits._of_mark(on=None, fail_above="2%") == Limits(None, None, "2%")
     assert MARK == "gpu_memory"
+
+
+def test_a_baseline_has_paths_of_every_checkout_and_nothing_that_no_comparison_reads(tmp_path: Path) -> None:
+    repository = tmp_path / "any-name"
+    (repository / ".git").mkdir(parents=True)
+    file = str(repository / "net" / "model.py")
+    rows = tuple(
+        PeakRow(4, 1, "INPUT", "Input", f"seen {n}", "forward", "m", "aten::mm", file, 7, caller_file=file, step=str(n))
+        for n in range(50)
+    )
+    library = PeakRow(1, 1, "HELD", None, "", "", None, None, "/x/site-packages/lib/a.py", 1)
+    path = tmp_path / "peaks.json"
+    saved = as_in_checkout(SavedPeak("cuda:0", 201, None, (*rows, library)), tmp_path)
+    write_baseline({"a": saved}, path)
+    text = path.read_text()
+    assert str(tmp_path) not in text and "site-packages" not in text and len(text) < 600
+    known = read_baseline(path)["a"]
+    assert [(row.bytes, row.count, row.file) for row in known.rows] == [(200, 50, "net/model.py"), (1, 1, "lib/a.py")]
+    assert not any(change.bytes for change in diff_peaks(known, saved).changes["line"])

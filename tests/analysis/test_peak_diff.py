@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tracer.analysis.peak_diff import parse_threshold
+from tracer.analysis.peak_diff import SavedPeak, diff_peaks, parse_threshold
+from tracer.analysis.peak_row import PeakRow
 from tracer.errors import TracerError
 
 
@@ -59,3 +60,19 @@ def test_why_it_is_exceeded(text: str, before: int, change: int, sentence: str) 
     threshold = parse_threshold(text)
     assert threshold.is_exceeded_by(Peaks(before, change))
     assert threshold.sentence("cpu", Peaks(before, change)) == sentence
+
+
+def test_a_file_is_the_same_in_checkouts_of_other_names() -> None:
+    """`main/train.py` and `head/train.py`: unchanged lines are neither gone nor new."""
+
+    def side(root: str, *files: str) -> SavedPeak:
+        rows = tuple(PeakRow(4, 1, "INPUT", None, "", "", None, "aten::ones", f"{root}{file}", 3) for file in files)
+        return SavedPeak("cpu", sum(row.bytes for row in rows), None, rows)
+
+    for before, after in (("/ci/main/", "/ci/head/"), ("/ci/main/", ""), ("", r"C:\ci\head" + "\\")):
+        diff = diff_peaks(side(before, "train.py"), side(after, "train.py"))
+        assert [change.bytes for change in diff.changes["line"]] == [0], (before, after)
+    diff = diff_peaks(side("/a/", "x/train.py", "y/train.py"), side("/b/", "x/train.py", "z/train.py"))
+    assert sorted(change.bytes for change in diff.changes["line"]) == [0, 0]
+    diff = diff_peaks(side("/a/", "x/train.py", "y/train.py"), side("/b/", "z/train.py"))
+    assert sorted(change.bytes for change in diff.changes["line"]) == [-4, -4, 4], "which of two it is, nobody knows"

@@ -171,7 +171,7 @@ def test_an_exception_is_the_scripts_own_and_the_files_are_there(tmp_path: Path)
     done = run(tmp_path, script(tmp_path, TRAIN), "3")
     assert done.returncode == 1
     trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
-    assert trace[1].strip() == 'File "train.py", line 12, in <module>'
+    assert trace[1].strip() == f'File "{tmp_path / "train.py"}", line 12, in <module>', "as Python names it"
     assert "ValueError: the data ran out" in trace
     assert done.stdout.splitlines()[2].startswith("Peak: ")
     assert not any(line.startswith("Wrote ") for line in done.stderr.partition("Traceback")[0].splitlines())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tracer.analysis.peak_row import PeakRow
@@ -100,11 +100,12 @@ def diff_peaks(before: SavedPeak, after: SavedPeak) -> PeakDiff:
     """
     is_compiled = any(row.is_compiled for row in (*before.rows, *after.rows))
     line_key, line_name = (_place_key, _place_name) if is_compiled else (_line_key, _line_name)
+    named_before, named_after = _with_common_files(before, after)
     changes = {
         "category": _changes(before, after, lambda row: row.category, lambda row, *_: (row.category,)),
         "module": _changes(before, after, _module, lambda row, *_: (_module(row),)),
         "operator": _changes(before, after, _operator, lambda row, *_: (_operator(row),)),
-        "line": _changes(before, after, line_key, line_name),
+        "line": _changes(named_before, named_after, line_key, line_name),
     }
     return PeakDiff(before, after, changes)
 
@@ -144,9 +145,43 @@ def _operator(row: PeakRow) -> str:
     return row.op if row.op is not None else NO_OPERATOR
 
 
+def _with_common_files(before: SavedPeak, after: SavedPeak) -> tuple[SavedPeak, SavedPeak]:
+    """The same peaks, whose rows name a file alike on both sides.
+
+    `/ci/main/train.py` and `/ci/head/train.py` are one file in two checkouts, where neither side has another one left
+    of that name.
+    """
+    was, now = ({_short_file(row.file) for row in side.rows if row.file} for side in (before, after))
+    gone, new = (_by_last_part(left) for left in (was - now, now - was))
+    same = {files[0]: new[last][0] for last, files in gone.items() if len(files) == len(new.get(last, ())) == 1}
+
+    def named(row: PeakRow) -> PeakRow:
+        if not row.file:
+            return row
+        file = _short_file(row.file)
+        return replace(row, file=same.get(file, file))
+
+    return replace(before, rows=tuple(map(named, before.rows))), replace(after, rows=tuple(map(named, after.rows)))
+
+
+def _by_last_part(files: Iterable[str]) -> dict[str, list[str]]:
+    gathered: dict[str, list[str]] = {}
+    for file in files:
+        gathered.setdefault(file.rpartition("/")[2], []).append(file)
+    return gathered
+
+
+_ABSOLUTE = re.compile(r"[/\\~]|[A-Za-z]:[/\\]")
+
+
+def _short_file(file: str) -> str:
+    """A file without what differs from machine to machine: the last two parts of an absolute path."""
+    parts = re.split(r"[/\\]", file)
+    return "/".join(parts[-2:] if _ABSOLUTE.match(file) else parts)
+
+
 def _file(row: PeakRow) -> str:
-    """A file without what differs from machine to machine: its last two parts."""
-    return "/".join(re.split(r"[/\\]", row.file)[-2:]) if row.file else ""
+    return row.file or ""
 
 
 def _line_key(row: PeakRow) -> Hashable:

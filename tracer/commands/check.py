@@ -73,6 +73,7 @@ def check(
     Exits with 0, with 3 if the peak has grown, with 125 if the script cannot be measured.
     """
     from tracer.analysis.peak_diff import diff_peaks, parse_threshold
+    from tracer.exporters.json_documents.peak import as_in_checkout
 
     grown: list[str] = []
     with errors_for_people(), kept_import_path():
@@ -88,7 +89,7 @@ def check(
             say_all(script.notes if not screen.quiet else ())
             with _measuring(), on_null_gpu(on, None, quiet=screen.quiet):
                 answer = predict_script(script, devices, num_steps=steps, quiet=screen.quiet)
-            peak = _peak(answer, name)
+            peak = as_in_checkout(_peak(answer, name), Path() if script.is_module else Path(script.path).parent)
             if folder := role("peaks"):
                 _hand_on(peak, Path(folder))
                 return

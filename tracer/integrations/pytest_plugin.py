@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -271,7 +271,10 @@ class _OneTest:
             if type(error).__name__ == "OutOfMemoryError":
                 error.add_note("\n".join(_rows(self._worst().peak)))
             raise
+        from tracer.exporters.json_documents.peak import as_in_checkout
+
         worst = self._worst()
+        worst = replace(worst, peak=as_in_checkout(worst.peak, pyfuncitem.config.rootpath))
         limits = Limits.of(pyfuncitem)
         assert limits is not None
         complaints, words = _judged(worst, limits, self._baseline(pyfuncitem.nodeid))

@@ -252,6 +252,22 @@ class ProjectFiles:
         return any(_is_virtual_environment(folder) for folder in folders)
 
 
+@remembered
+def path_in_checkout(file: str, folder: str) -> str:
+    """Name a file so that it is the same in every checkout and on every machine.
+
+    `/ci/head/model/net.py` of the repository `/ci/head` is `model/net.py`, and a library's file is named from the
+    folder of packages. Outside of any repository it is relative to a folder, or its last two parts.
+    """
+    path = Path(file)
+    if is_cell(file) or not path.is_absolute():
+        return file
+    if _PACKAGE_FOLDERS.intersection(path.parts):
+        return _text(_from_package_folder(path))
+    root = next((parent for parent in path.parents if (parent / ".git").exists()), Path(folder))
+    return _text(path.relative_to(root) if path.is_relative_to(root) else Path(*path.parts[-2:]))
+
+
 def _from_package_folder(path: Path) -> Path:
     parts = path.parts
     last = max(at for at, part in enumerate(parts) if part in _PACKAGE_FOLDERS)

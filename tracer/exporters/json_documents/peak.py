@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,11 +148,20 @@ _BASELINE_HINT = "Name the file that --update wrote, or another one to be writte
 _NO_BASELINE = "Write it first, with --update, or --gpu-memory-update in pytest; or name another file."
 
 
+def as_in_checkout(peak: SavedPeak, folder: Path) -> SavedPeak:
+    """The same peak with files as every checkout names them; outside of a repository from a folder."""
+    from tracer.capture.sources.source_files import path_in_checkout
+
+    name = str(folder.absolute())
+    rows = (replace(row, file=path_in_checkout(row.file, name)) if row.file else row for row in peak.rows)
+    return replace(peak, rows=tuple(rows))
+
+
 def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
     """Write it, in an order that versions of it can be compared line by line."""
     from tracer.exporters.files import write_json  # whoever reads a peak or compares two needs none of that
 
-    named = {name: saved_peak_document(peaks[name]) for name in sorted(peaks)}
+    named = {name: _baseline_peak(peaks[name]) for name in sorted(peaks)}
     document = {"format": _BASELINE_FORMAT, "version": _BASELINE_VERSION, "peaks": named}
     write_json(path, document)
 
@@ -164,7 +173,62 @@ def read_baseline(path: Path) -> dict[str, SavedPeak]:
     document = read_document(path, Source(str(path), SnapshotError, _BASELINE_HINT), hint=_NO_BASELINE)
     document.check_format(_BASELINE_FORMAT, _BASELINE_VERSION, "a baseline of peaks")
     peaks = document.document("peaks")
-    return {name: saved_peak_from(peaks.document(name)) for name in peaks.unchecked()}
+    return {name: _peak_of_baseline(peaks.document(name)) for name in peaks.unchecked()}
+
+
+@dataclass(frozen=True, slots=True)
+class _BaselineRow:
+    """The part of a row that a comparison reads; rows that are alike in it are one."""
+
+    bytes: int
+    count: int
+    category: str
+    module: str | None = None
+    op: str | None = None
+    file: str | None = None
+    line: int | None = None
+    name: str | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    is_compiled: bool = False
+
+    def to_row(self) -> PeakRow:
+        return PeakRow(**asdict(self), torch_category=None, evidence="", phase="")
+
+
+def _baseline_peak(peak: SavedPeak) -> dict[str, object]:
+    """A peak without what no comparison reads, and without values that are a row's default."""
+    sums: dict[_BaselineRow, list[int]] = {}
+    names = [field.name for field in fields(_BaselineRow)]
+    for row in peak.rows:
+        alike = _BaselineRow(**{name: getattr(row, name) for name in names} | {"bytes": 0, "count": 0})
+        total = sums.setdefault(alike, [0, 0])
+        total[0] += row.bytes
+        total[1] += row.count
+    rows = [
+        {
+            name: value
+            for name, value in asdict(replace(row, bytes=size, count=count)).items()
+            if value not in (None, False)
+        }
+        for row, (size, count) in sums.items()
+    ]
+    return {"device": peak.device, "peak_bytes": peak.bytes, "phase": peak.phase, "rows": rows}
+
+
+def _peak_of_baseline(document: Document) -> SavedPeak:
+    from tracer.analysis.peak_diff import SavedPeak
+    from tracer.exporters.document import Document
+
+    rows = document.documents("rows", at_most=MAX_ROWS)
+    saved = SavedPeak(
+        rows=tuple(row.record(_BaselineRow).to_row() for row in rows),
+        bytes=document.number("peak_bytes"),
+        device=document.text("device"),
+        phase=document.or_none("phase", Document.text),
+    )
+    _check_sum(document, saved.rows, saved.bytes)
+    return saved
 
 
 _DIFF_VERSION = 1
