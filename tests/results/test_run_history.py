@@ -104,7 +104,7 @@ def test_the_files_join_nothing_anew_and_find_the_invocations_of_each_cycle_once
     assert results.findings is not None
     calls.clear()
     monkeypatch.setattr("tracer.analysis.profiles.allocator_join.join_entries", None)
-    assert [one.error for one in write_outputs(results, tmp_path)] == [None] * 9
+    assert [one.error for one in write_outputs(results, tmp_path)] == [None] * 8
     # Once as it is, and once more with what the blocks are.
     assert calls == {"op_instances": len(results.findings.cycles), "snapshot_in_memory": 2}
 
