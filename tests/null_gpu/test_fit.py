@@ -101,7 +101,7 @@ def test_a_change_that_a_script_does_not_bear_is_said_and_left_out(tmp_path: Pat
     asserts = "assert not torch.is_autocast_enabled(), 'no autocast here'\n        return x + "
     script = SCRIPT.replace("return x + ", asserts).replace("range(8)", "range(3)")
     done = answered(tmp_path, script, "--on", "h100:900MiB", "train.py", status=3)
-    ended = "the script ended with an error before a step was done.\n  AssertionError: no autocast here\n"
+    ended = "the script ended before a step was done on the GPU.\n  AssertionError: no autocast here\n"
     made = "expandable-segments, fused-optimizer, free-gradients, checkpoint, saved-on-host"
     # With all at once, which says nothing of the others, and alone.
     assert f"{made}, bf16, bf16-weights: {ended}" in done.stderr and f"\nbf16: {ended}" in done.stderr
