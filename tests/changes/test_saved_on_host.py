@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tracer.changes import host_copies
 from tracer.changes.applied import AppliedChanges
+from tracer.changes.kinds import saved_on_host
 from tracer.changes.kinds.saved_on_host import SavedOnHost
 
 
@@ -20,8 +20,8 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         hosts.append(tensor.clone())
         return hosts[-1]
 
-    monkeypatch.setattr(host_copies, "is_worth_moving", lambda tensor: tensor.ndim > 0)
-    monkeypatch.setattr(host_copies, "copied_to_host", copied_to_host)
+    monkeypatch.setattr(saved_on_host, "_is_worth_moving", lambda tensor: tensor.ndim > 0)
+    monkeypatch.setattr(saved_on_host, "_copied_to_host", copied_to_host)
     return hosts
 
 
