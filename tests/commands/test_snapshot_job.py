@@ -22,7 +22,14 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import block, entry, segment, snapshot, write
 from tracer.errors import TracerError
 from tracer.sessions.jobs import read_recordings as reading
-from tracer.sessions.jobs.read_recordings import read_job, read_page, read_pages, read_rank, recordings
+from tracer.sessions.jobs.read_recordings import (
+    num_processes_for,
+    read_job,
+    read_page,
+    read_pages,
+    read_rank,
+    recordings,
+)
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.replay import Replay
 from tracer.units import MIB
@@ -274,3 +281,19 @@ def test_recordings_whose_names_tell_no_rank_are_runs_by_name(tmp_path: Path) ->
     assert (found["missing"], found["worst_against_typical"]) == ([], [])
     page = tmp_path / "page.html"
     assert run("snapshot", tmp_path, "--html", page)[0] == 0 and "Memory of several runs" in page.read_text("utf-8")
+
+
+def test_a_folder_that_goes_and_a_file_that_cannot_be_read_are_sentences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    assert num_processes_for([tmp_path / "gone.pickle"]) == 1
+    with monkeypatch.context() as failing:
+        failing.setattr(reading, "load_snapshot", gone)
+        assert read_rank("rank3.pickle", None).problem == "Cannot read rank3.pickle: Input/output error."
+    monkeypatch.setattr(Path, "rglob", gone)
+    status, out, err = run("snapshot", tmp_path)
+    assert (status, out) == (1, "")
+    assert err.splitlines()[0] == f"Error: Cannot read the folder {tmp_path}: Input/output error."

@@ -59,7 +59,13 @@ def recordings(paths: Iterable[Path]) -> list[Path]:
 
 def _inside(path: Path) -> Iterator[Path]:
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+        try:
+            files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+        except OSError as error:  # it went, or cannot be read
+            reason = error.strerror or str(error)
+            raise SnapshotError(
+                f"Cannot read the folder {path}: {reason}.", hint="Look whether it is there."
+            ) from error
         of_ranks = {file.parent for file in files if file.name == SNAPSHOT.file_name}
         for file in files:
             is_other_answer = file.parent in of_ranks and file.name != SNAPSHOT.file_name
@@ -79,6 +85,8 @@ def read_rank(file: str, device: int | None) -> RankPeak:
         return rank_peak(load_snapshot(Path(file)), file, device=device)
     except SnapshotError as error:
         return RankPeak(file, rank_of(file), problem=str(error))
+    except OSError as error:
+        return RankPeak(file, rank_of(file), problem=f"Cannot read {file}: {error.strerror or error}.")
     except MemoryError:
         return RankPeak(file, rank_of(file), problem="There is not enough memory to read it.")
     finally:
@@ -154,7 +162,11 @@ def num_processes_for(files: Sequence[Path]) -> int:
 
 
 def _needed_bytes(path: Path) -> int:
-    return path.stat().st_size * (BYTES_PER_PACKED_BYTE if path.suffix in _PACKED else BYTES_PER_FILE_BYTE)
+    try:
+        size = path.stat().st_size
+    except OSError:  # its reader says why
+        return 0
+    return size * (BYTES_PER_PACKED_BYTE if path.suffix in _PACKED else BYTES_PER_FILE_BYTE)
 
 
 def _free_bytes() -> int:
