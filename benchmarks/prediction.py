@@ -180,8 +180,7 @@ def with_constants(predictions: Sequence[Prediction]) -> tuple[list[Prediction],
     moved = []
     for each in predictions:
         extra = constants.get(each.run.collection, 0)
-        sizes = {"reserved_bytes": each.reserved_bytes + extra}
-        moved.append(replace(each, **sizes) if extra else each)
+        moved.append(replace(each, reserved_bytes=each.reserved_bytes + extra))
     return moved, constants
 
 

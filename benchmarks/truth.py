@@ -5,7 +5,7 @@
 Each program runs five times from the same seed, each in a process of its own: unwatched, under `profile_training`,
 under the bookkeeper in tests/truth, which shares no code with the tracer, under a bare profiler, for what the
 allocator counts, and once more to let go of what the findings name, and count what that frees. What is compared and by
-which rule is in tests/truth/verdict.py, and of sentences in tests/truth/sentences.py. `unchanged` is losses, weights,
+which rule is in tests/truth/verdict.py. `unchanged` is losses, weights,
 random states, compilations, what is left behind in torch and which batches are alive after each step; `let go` that
 nothing of the program is kept afterwards. The peak is right between what tensors held and what the allocator gave out.
 Kinds are in bytes of those blocks that the bookkeeper can prove something about; modules and lines are of the three
@@ -46,7 +46,6 @@ HEADER = [
     "kinds right",
     "module",
     "line",
-    "sentences true",
 ]
 ON_DEVICE = [
     "program", "no crash", "unchanged", "let go", "sum", "peak, ours", "peak, counted", "", "kinds right",
@@ -87,7 +86,7 @@ def row_of(verdict: Verdict) -> list[str]:
     least, most = verdict.true_bytes
     bounds = f"{least:,}" if most == least else f"{least:,} to {most:,}"
     checks = [_mark(not verdict.changed), _mark(not verdict.kept), _mark(not verdict.wrong_sum)]
-    shares = [_percent(verdict.kinds), _fraction(verdict.modules), _fraction(verdict.lines), _sentences(verdict)]
+    shares = [_percent(verdict.kinds), _fraction(verdict.modules), _fraction(verdict.lines)]
     return [
         verdict.name, "yes", *checks, f"{verdict.claimed_bytes:,}", bounds, _mark(not verdict.wrong_peak), *shares,
     ]  # fmt: skip
@@ -116,7 +115,6 @@ def total_row(verdicts: Sequence[Verdict]) -> list[str]:
         _percent(total([each.kinds for each in ran])),
         _fraction(total([each.modules for each in ran])),
         _fraction(total([each.lines for each in ran])),
-        f"{sum(each.false == () for each in ran)} of {len(whole)}",
     ]
 
 
@@ -137,7 +135,6 @@ def details_of(verdict: Verdict) -> list[str]:
         ("does not run", verdict.broken),
         ("crash", verdict.crash),
         *(("changed", each) for each in verdict.changed),
-        *(("false", each) for each in verdict.false),
     ]
     found += [("keeps", ", ".join(verdict.kept)), ("sum", verdict.wrong_sum), ("peak", verdict.wrong_peak)]
     return [f"- {verdict.name}, {what}: {text.strip().splitlines()[-1]}" for what, text in found if text]
@@ -149,10 +146,6 @@ def line_of(row: Sequence[str]) -> str:
 
 def _mark(is_right: bool) -> str:
     return "yes" if is_right else "NO"
-
-
-def _sentences(verdict: Verdict) -> str:
-    return f"{len(verdict.false)} FALSE" if verdict.false else "yes" if verdict.num_named else "-"
 
 
 def _percent(share: Share | None) -> str:

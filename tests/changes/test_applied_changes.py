@@ -196,7 +196,7 @@ def test_optimizers_are_fused_before_they_have_state() -> None:
     for model in (early, late, other):
         model.weight.grad = torch.ones(2, 2)
     with AppliedChanges(["fused-optimizer"]) as applied:
-        assert applied.notes == ()
+        assert not applied.notes
         for optimizer in optimizers:
             optimizer.step()
     assert applied.notes == ("fused-optimizer is foreach=False here: RMSprop can use no fused form.",)

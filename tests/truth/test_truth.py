@@ -28,7 +28,7 @@ from tests.truth.verdict import judge
 from tracer.sessions.training_profile import profile_training
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak", "false")
+COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
 
 _KEPT_BY_STACKS = "torch.profiler, if it records stacks, keeps what functional_call put in a module at its first call"
 _COMPILE_WORKERS = "inductor's own threads, which compile, are there at the end or not"
