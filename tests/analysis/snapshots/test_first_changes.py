@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.allocator.recorded import MIB
+from tests.allocator.recorded import MIB, Program
 from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
 from tests.analysis.snapshots.recorded_program import ACCUMULATE, BACKWARD, Recorded
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
+from tracer.analysis.snapshots.allocator_finding import explain_allocator
+from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChange
+from tracer.snapshot.load import snapshot_in_memory
 
 MODULE = [
     frame("forward", "/home/me/model.py", 7),
@@ -166,3 +169,16 @@ def test_that_nothing_helps_is_one_line() -> None:
         explain(program.allocator.snapshot())
     )
     assert large
+
+
+@pytest.mark.parametrize(("scale", "is_said"), [(1, False), (10, True)])
+def test_a_few_megabytes_in_pieces_are_no_reason_for_a_setting(scale: int, is_said: bool) -> None:
+    """30 MiB of some GPU, where no request failed; 300 MiB are worth a setting."""
+    program = Program(0)
+    for piece in [program.allocator.allocate(12 * scale * MIB) for _ in range(3)]:
+        program.allocator.free(piece)
+    program.allocator.allocate(36 * scale * MIB)
+    replayed = replay_snapshot(snapshot_in_memory(program.snapshot()))
+    (finding,) = explain_allocator(replayed)
+    assert finding.first is not None
+    assert any(change.cause == "fragmentation" for change in finding.first.changes) is is_said

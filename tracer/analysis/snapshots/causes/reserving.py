@@ -21,7 +21,7 @@ from tracer.analysis.snapshots.sizes import NOTHING
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Ints
 from tracer.block_sizes import segment_size
-from tracer.units import format_bytes, some
+from tracer.units import MIB, format_bytes, some
 
 _SHARE: Final = 0.5
 """Of what would be in use with it."""
@@ -104,12 +104,18 @@ def stranded_in_streams(case: Case, modelled: Modelled) -> Iterator[Cause]:
     )
 
 
+_WORTH_A_SETTING: Final = 64 * MIB
+"""Memory in pieces: less is below a hundredth of any card, where nothing had to fail."""
+
+
 def fragmentation(case: Case, modelled: Modelled) -> Iterator[Cause]:
     """Only where more is reserved than was ever in use."""
     before = modelled.baseline
     if not _has_slack(modelled) or modelled.settings.expandable_segments or modelled.is_from_start:
         return
     idle = before.reserved_peak_bytes - before.allocated_peak_bytes
+    if not modelled.history.failed and idle < _WORTH_A_SETTING:
+        return
     yield Cause(
         "fragmentation",
         f"{format_bytes(max(idle, 0))} of what is reserved lies in pieces between blocks in use.",
