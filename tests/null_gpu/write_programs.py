@@ -164,6 +164,16 @@ def starts_commands() -> None:
     assert Path("by_child").read_text() == os.getcwd()
 
 
+def starts_commands_with_an_environment_of_their_own() -> None:
+    own = {"PATH": "/usr/bin:/bin"}
+    subprocess.run(["/bin/sh", "-c", "echo NEW > mine.txt; rm data/a.txt; rm -r empty"], env=own, check=True)
+    assert Path("mine.txt").read_text() == "NEW\n" and not Path("data/a.txt").exists() and not Path("empty").exists()
+    subprocess.run([sys.executable, "-I", "-c", "open('isolated', 'w').write('x')"], env={}, check=True)
+    os.posix_spawn("/bin/sh", ["sh", "-c", "env -i sh -c 'echo NEW > data/b.txt'"], {"LD_PRELOAD": "", **own})
+    os.wait()
+    assert Path("data/b.txt").read_text() == "NEW\n" and Path("isolated").exists()
+
+
 def goes_into_a_new_folder() -> None:
     here = os.getcwd()
     os.makedirs("out/deep")
@@ -228,7 +238,8 @@ def writes_to_the_temporary_folder() -> None:
 
 PROGRAMS = (
     makes_files, replaces_content, appends, writes_within, lists_no_links, writes_through_links, renames, removes,
-    copies_trees, uses_a_database, logs, uses_temporary_files, starts_commands, goes_into_a_new_folder,
+    copies_trees, uses_a_database, logs, uses_temporary_files, starts_commands,
+    starts_commands_with_an_environment_of_their_own, goes_into_a_new_folder,
     imports_its_package, changes_modes_and_times, meets_the_usual_errors, writes_to_the_temporary_folder,
 )  # fmt: skip
 

@@ -116,7 +116,8 @@ def _has(folders: Sequence[Path], pattern: str) -> bool:
 
 def _environment() -> dict[str, str]:
     """Without the null GPU's libraries, which bear the names of the real ones."""
-    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    others = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return {**others, "NULL_GPU_ABSENT": "1"}
 
 
 def answered_version() -> int:

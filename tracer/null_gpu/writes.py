@@ -102,6 +102,7 @@ def end() -> None:
     """Processes that are started from now on are not redirected."""
     for name in _VARIABLES:
         os.environ.pop(name, None)
+    _library().null_gpu_writes_forget_variables()
 
 
 def hold(change: int) -> None:

@@ -30,9 +30,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char **without_preloaded(void) {
   size_t count = 0, kept = 0;
   while (environ[count]) count++;
-  char **variables = calloc(count + 1, sizeof *variables);
+  char **variables = calloc(count + 2, sizeof *variables);
   for (size_t i = 0; variables && i < count; i++)
     if (strncmp(environ[i], "LD_PRELOAD=", 11)) variables[kept++] = environ[i];
+  if (variables) variables[kept++] = "NULL_GPU_ABSENT=1";
   return variables;
 }
 static bool spawned(char *command, int socket) {

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "null_gpu.h"
 #include "writes.h"
+#include <alloca.h>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -433,19 +434,97 @@ CHANGE_ATTRIBUTES(lsetxattr, false, (const char *path, const char *name, const v
 CHANGE_ATTRIBUTES(removexattr, true, (const char *path, const char *name), name)
 CHANGE_ATTRIBUTES(lremovexattr, false, (const char *path, const char *name), name)
 
-/* Programs that the program has written. */
+/* The variables by which a process is redirected: a command that is started with an environment of its own gets them
+   back. One that is to run without the null GPU has NULL_GPU_ABSENT in it. */
+static bool is_ours(const char *variable) {
+  return !strncmp(variable, "NULL_GPU_", 9) || !strncmp(variable, "LD_PRELOAD=", 11);
+}
+static char **kept_variables; /* as they were when files began to be redirected, the last one NULL; or NULL */
+static const char *kept_preload;
+
+EXPORT void null_gpu_writes_keep_variables(void) {
+  int count = 0;
+  for (char **at = environ; *at; at++) count += is_ours(*at);
+  char **kept = calloc((size_t)count + 1, sizeof *kept);
+  if (!kept) return;
+  const char *preload = NULL;
+  int number = 0;
+  for (char **at = environ; *at && number < count; at++) {
+    if (!is_ours(*at) || !(kept[number] = strdup(*at))) continue;
+    if (!strncmp(kept[number], "LD_PRELOAD=", 11)) preload = kept[number] + 11;
+    number++;
+  }
+  kept_preload = preload;
+  kept_variables = preload ? kept : NULL;
+}
+EXPORT void null_gpu_writes_forget_variables(void) { kept_variables = NULL; }
+
+static int count_of(char *const variables[]) {
+  int count = 0;
+  while (variables && variables[count]) count++;
+  return count;
+}
+static bool has_variable(char *const variables[], const char *variable) {
+  size_t length = strcspn(variable, "=") + 1;
+  for (; variables && *variables; variables++)
+    if (!strncmp(*variables, variable, length)) return true;
+  return false;
+}
+
+/* The bytes of the other LD_PRELOAD, if the environment has one without ours; 0 if it is to stay as it is. */
+static size_t room_for_preload(char *const variables[]) {
+  for (; kept_variables && variables && *variables; variables++)
+    if (!strncmp(*variables, "LD_PRELOAD=", 11))
+      return strstr(*variables, kept_preload) ? 0 : strlen(*variables) + strlen(kept_preload) + 2;
+  return 0;
+}
+
+/* Fill `found` with the variables and those of ours that they lack. Between fork and exec nothing may be allocated: the
+   caller has room for all on its stack. */
+static char *const *with_ours(char *const variables[], char **found, char *preload) {
+  if (!kept_variables || has_variable(variables, "NULL_GPU_ABSENT=")) return variables;
+  int count = 0;
+  for (char *const *at = variables; at && *at; at++) {
+    found[count] = *at;
+    if (preload && !strncmp(*at, "LD_PRELOAD=", 11)) {
+      stpcpy(stpcpy(stpcpy(stpcpy(preload, "LD_PRELOAD="), kept_preload), ":"), *at + 11);
+      found[count] = preload;
+    }
+    count++;
+  }
+  for (char **at = kept_variables; *at; at++)
+    if (!has_variable(variables, *at)) found[count++] = *at;
+  found[count] = NULL;
+  return found;
+}
+#define WITH_OURS(variables)                                                                                     \
+  ({                                                                                                             \
+    size_t room = room_for_preload(variables);                                                                   \
+    char **found = alloca(sizeof *found * (size_t)(count_of(variables) + count_of(kept_variables) + 1));         \
+    with_ours(variables, found, room ? alloca(room) : NULL);                                                     \
+  })
+
+/* Programs that the program has written, and commands with an environment of their own. */
 EXPORT int execve(const char *path, char *const arguments[], char *const variables[]) {
   Where where;
   to_read(AT_FDCWD, path, true, &where);
-  return (int)syscall(SYS_execve, where.path, arguments, variables);
+  return (int)syscall(SYS_execve, where.path, arguments, WITH_OURS(variables));
 }
 EXPORT int execv(const char *path, char *const arguments[]) { return execve(path, arguments, environ); }
+EXPORT int execvpe(const char *name, char *const arguments[], char *const variables[]) {
+  return NEXT(execvpe)(name, arguments, WITH_OURS(variables));
+}
+EXPORT int execvp(const char *name, char *const arguments[]) { return execvpe(name, arguments, environ); }
 
 EXPORT int posix_spawn(pid_t *child, const char *path, const posix_spawn_file_actions_t *actions,
                        const posix_spawnattr_t *attributes, char *const arguments[], char *const variables[]) {
   Where where;
   to_read(AT_FDCWD, path, true, &where);
-  return NEXT(posix_spawn)(child, where.path, actions, attributes, arguments, variables);
+  return NEXT(posix_spawn)(child, where.path, actions, attributes, arguments, WITH_OURS(variables));
+}
+EXPORT int posix_spawnp(pid_t *child, const char *name, const posix_spawn_file_actions_t *actions,
+                        const posix_spawnattr_t *attributes, char *const arguments[], char *const variables[]) {
+  return NEXT(posix_spawnp)(child, name, actions, attributes, arguments, WITH_OURS(variables));
 }
 
 /* Where a file is to be written whole: for libraries that open and rename by system calls of their own. */

@@ -493,6 +493,7 @@ EXPORT void null_gpu_writes_begin(const char *folder, const char *lines, const c
   }
   if (!map_lock()) return;
   root_length = strlen(root);
+  null_gpu_writes_keep_variables();
 }
 
 /* Above zero, this thread's files are where they are. */
