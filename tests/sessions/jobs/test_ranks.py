@@ -514,6 +514,18 @@ def test_a_gpu_that_several_ranks_hold_memory_of_is_summed_up(tmp_path: Path) ->
     assert "Rank 3 takes 45.68 GiB of GPU 0, which is another rank's (train.py:6)" in summary_text(found)
 
 
+def test_gpus_of_one_number_on_several_nodes_are_not_one_gpu(tmp_path: Path) -> None:
+    """Three nodes with two null GPUs each, whose GPUs are named by their number on the node."""
+    for rank in range(6):
+        held = (GpuPart(str(rank % 2), True, 2 << 30),)
+        leave(tmp_path, replace(peak(rank), place=divmod(rank, 2), held=held))
+    found = read_ranks(tmp_path, 6, run=RUN)
+    assert [(gpu.node, gpu.index, len(gpu.holdings)) for gpu in found.gpus] == [
+        (node, index, 1) for node in range(3) for index in range(2)
+    ]
+    assert "holds up to" not in summary_text(found)
+
+
 # ------------------------------------------------------------------------------------------------------------ run ranks
 DEVICES = devices_of("8xh100")
 RUNS = tuple(RankRun(rank, 0, 1.0, peak_bytes=1) for rank in (0, 3, 7))

@@ -171,12 +171,13 @@ class RanksSummary:
         from tracer.results.gpu_sums import Holding, sums_of
 
         parts = [(rank, part) for rank in self.ranks for part in rank.held]
-        places = {part.gpu: rank.place for rank, part in reversed(parts) if part.is_own}
+        places = {(rank.place[0], part.gpu): rank.place for rank, part in reversed(parts) if part.is_own}
         sums: dict[tuple[int, int], list[Holding]] = {}
         for rank, part in parts:
-            if part.gpu in places:
+            place = places.get((rank.place[0], part.gpu))
+            if place is not None:
                 holding = Holding(rank.index, part.is_own, part.reserved_bytes, line=part.source_line)
-                sums.setdefault(places[part.gpu], []).append(holding)
+                sums.setdefault(place, []).append(holding)
         return sums_of(sums)
 
     def differences(self) -> dict[str, tuple[int, int]]:
