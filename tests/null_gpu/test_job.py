@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.null_gpu.started import ROOT, needs_null_gpu
 from tests.processes import run_python
@@ -350,31 +349,27 @@ def test_memory_on_another_ranks_gpu_counts_there(tmp_path: Path) -> None:
     assert "of GPU 0, which is another rank's (train.py:8): call torch.cuda.set_device(LOCAL_RANK)" in said
 
 
-TO_LOCAL = 'nn.Linear(256, 256).to(local)\nstate = torch.load("weights.pt", map_location="cpu")'
+TO_LOCAL = "nn.Linear(256, 256).to(local)"
 
 
 @needs_null_gpu
 @pytest.mark.slow
 def test_ranks_that_torchrun_starts_see_each_other_and_are_summed_up_by_gpu(tmp_path: Path) -> None:
-    """Two real ranks over gloo, each with both null GPUs: both load 4 GiB to GPU 0, and one file to the host."""
+    """Two real ranks over gloo, each with both null GPUs: both load 4 GiB to GPU 0."""
     (tmp_path / "train.py").write_text(
         GUEST.replace('"nccl"', '"gloo"')
         .replace("nn.parallel.DistributedDataParallel(nn.Linear(256, 256).to(local), device_ids=[local])", TO_LOCAL)
         .replace("range(4)", "range(8)"),
         "utf-8",
     )
-    torch.save(torch.zeros(160 << 20), tmp_path / "weights.pt")
     options = ["run", "--on", "2xh100", "--one-process", "--save-dir", "out", "train.py"]
     ended = launched(ROOT / "main.py", *options, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     for said in (" ".join(ended.stdout.split()), " ".join((tmp_path / "out" / "ranks.txt").read_text("utf-8").split())):
         assert "GPU 0 holds up to 9." in said and "of 2 ranks: rank 0 4." in said
         assert "of GPU 0, which is another rank's (train.py:8): call torch.cuda.set_device(LOCAL_RANK)" in said
-        assert "2 such ranks of a node hold" in said
-        assert "Each of the 2 ranks of a node loads weights.pt (640.00 MiB) into host memory, 1.25 GiB" in said
     ranks = json.loads((tmp_path / "out" / "ranks.json").read_text("utf-8"))
     assert [[part["gpu"] for part in rank["held"]] for rank in ranks["ranks"]] == [["0"], ["0", "1"]]
-    assert all(rank["host"]["own_bytes"] > 640 << 20 for rank in ranks["ranks"])
 
 
 # Two real processes over gloo are the judge of one that is alone: the same kernels of the CPU, the same requests.
