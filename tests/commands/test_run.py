@@ -282,6 +282,23 @@ def test_what_cannot_be_found_is_said(tmp_path: Path, text: str, sentence: str) 
 
 
 @pytest.mark.slow
+def test_processes_that_train_are_said_not_to_be_followed(tmp_path: Path) -> None:
+    text = """
+import torch, torch.multiprocessing as mp
+def work(rank):
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+if __name__ == "__main__":
+    mp.start_processes(work, nprocs=2, start_method="fork")
+"""
+    done = run(tmp_path, script(tmp_path, text))
+    assert done.returncode == 0, done.stderr
+    assert "The script started 2 processes by multiprocessing, which `run` does not follow" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").touch()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -38,6 +40,41 @@ NO_STEP = (
     "No optimizer of torch's kind made a step, and the end of a step was not found otherwise. Use profile_training in "
     "the script, with a call of session.step()."
 )
+
+
+class _StartedProcesses:
+    """Counts the processes that the script starts by multiprocessing."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._original: Callable[[BaseProcess], None] | None = None
+
+    def start(self) -> None:
+        """Count from now on."""
+        original = self._original = BaseProcess.start
+
+        @functools.wraps(original)
+        def start(process: BaseProcess) -> None:
+            original(process)
+            self.number += 1
+
+        BaseProcess.start = start  # type: ignore[method-assign]
+
+    def stop(self) -> None:
+        """Count no longer; the number stays."""
+        if self._original is not None:
+            BaseProcess.start, self._original = self._original, None  # type: ignore[method-assign]
+
+    @property
+    def sentence(self) -> str:
+        """Say that they were not followed; empty where there were none."""
+        if not self.number:
+            return ""
+        processes = "a process" if self.number == 1 else f"{self.number} processes"
+        return (
+            f" The script started {processes} by multiprocessing, which `run` does not follow: where they train, use "
+            "profile_training in the function that they run."
+        )
 
 
 def _of_processes() -> str:
@@ -150,6 +187,7 @@ class ScriptProfile:
         self.has_failed_before = False  # Whether memory ran out before any session had begun
         self._forget_forks: Callable[[], object] = lambda: None
         self._origins = ParameterOrigins()
+        self._started = _StartedProcesses()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -159,7 +197,11 @@ class ScriptProfile:
         if self.session is None:
             if self._has_failed:  # the error says why
                 return ()
-            return (NO_CALL if self._is_inference else f"{NO_MODEL}{self._of_inference}{_of_processes()}",)
+            return (
+                NO_CALL
+                if self._is_inference
+                else f"{NO_MODEL}{self._of_inference}{_of_processes() or self._started.sentence}",
+            )
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
 
     @property
@@ -176,6 +218,7 @@ class ScriptProfile:
 
     def __enter__(self) -> Self:
         self._forget_forks = in_forked_child(self._leave_to_parent)
+        self._started.start()
         self._unhook_modules = hook_every_module(self._called)
         self._origins.__enter__()
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
@@ -233,6 +276,7 @@ class ScriptProfile:
         """Look no longer; write what was recorded, if that was not done yet. A forked child does nothing."""
         with signals_deferred(error):
             self._forget_forks()
+            self._started.stop()
             if self._of_calls is not None and error is None:
                 self._end_last_step()
             self._look_no_longer()
