@@ -214,8 +214,9 @@ def in_use(amount: Ints, begin: Ints, end: Ints, num_entries: int) -> Ints:
 @contextmanager
 def numpys_own_names() -> Iterator[None]:
     """While active, numpy has its own names back where a program replaced them, as by `numpy.bool = bool`."""
-    present = vars(np)
-    replaced = {name: present[name] for name, own in _NAMES.items() if present.get(name, own) is not own}
+    present, own = vars(np), _NAMES
+    # Operators alone: the profiler records each function that is called in a step.
+    replaced = {name: present[name] for name in own if name in present and present[name] is not own[name]}
     for name in replaced:
         setattr(np, name, _NAMES[name])
     try:

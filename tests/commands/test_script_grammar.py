@@ -35,7 +35,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
         found.append(name.removesuffix(" on h100").split())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tracer.commands.predict.check", note)
+    monkeypatch.setattr("tracer.commands.predict._check", note)
     monkeypatch.setattr("tracer.commands.check._known", of_check)
     monkeypatch.chdir(tmp_path)
     return found
