@@ -45,6 +45,17 @@ def test_a_default_of_the_project_takes_the_place_of_ours(project: Path) -> None
     assert "nowhere.pickle does not exist" in called("snapshot", "nowhere.pickle", "--gpu-memory", "16GiB").stderr
 
 
+@pytest.mark.parametrize("option", ["html", "sqlite", "markdown", "baseline"])
+def test_a_project_names_no_file_outside_of_its_folder(project: Path, option: str) -> None:
+    """A checkout of somebody else's writes over nothing of the user's."""
+    command = "snapshot" if option in ("html", "sqlite") else "check"
+    for outside in ("../../elsewhere", str(project.parent.parent / "x")):
+        project.write_text(f'[tool.torch-timeline.{command}]\n{option} = "{outside}"\n')
+        assert f"{option} of [tool.torch-timeline.{command}] names a file outside of" in error("snapshot", "no.pickle")
+    project.write_text(f'[tool.torch-timeline.{command}]\n{option} = "within"\n')
+    assert "no.pickle does not exist" in called("snapshot", "no.pickle").stderr
+
+
 def test_a_commands_own_table_goes_before_the_shared_one(project: Path) -> None:
     project.write_text(
         '[tool.torch-timeline]\ngpu-memory = "16GiB"\n[tool.torch-timeline.snapshot]\ngpu-memory = "x"\n'

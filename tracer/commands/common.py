@@ -14,6 +14,7 @@ import typer
 from tracer.errors import OutputError, Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.results.files import SNAPSHOT
+from tracer.working_folder import working_folder
 
 SNAPSHOT_NAME = SNAPSHOT.file_name
 THRESHOLD_EXCEEDED: Final = 3
@@ -90,13 +91,13 @@ def check_outputs(outputs: Iterable[Path], read: Iterable[Path], *, hint: str) -
     from tracer.exporters.files import check_folder
 
     # Of a link that leads back to itself, pathlib's `resolve` raises.
-    known = [os.path.realpath(path) for path in read]
+    known = [os.path.realpath(working_folder() / path) for path in read]
     for out in outputs:
         if out.is_dir():
             raise OutputError(f"{out} is a folder.", hint=hint)
-        if os.path.realpath(out) in known:
+        if (place := os.path.realpath(working_folder() / out)) in known:
             raise OutputError(f"{out} is named twice.", hint=hint)
-        known.append(os.path.realpath(out))
+        known.append(place)
         check_folder(out.parent)
 
 

@@ -21,9 +21,12 @@ from typer.core import TyperCommand, TyperGroup
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.next_commands import from_checkout
 from tracer.exporters.screen.terminal import say
+from tracer.working_folder import working_folder
 
 FILE_NAME = "pyproject.toml"
 TABLE = "torch-timeline"
+_WRITTEN = ("html", "sqlite", "markdown", "baseline")
+"""Options that name a file to be written: a project that somebody else wrote may not place them anywhere."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,23 @@ class Defaults:
     def check(self, options: Mapping[str | None, Collection[str]]) -> None:
         """A name that no command has is a mistake."""
         everywhere = sorted({name for names in options.values() for name in names})
-        for name in self.shared:
-            self._check(name, everywhere, "")
+        for name, value in self.shared.items():
+            self._check(name, value, everywhere, "")
         for command, values in self.of_commands.items():
-            for name in values:
-                self._check(name, options[command], f".{command}")
+            for name, value in values.items():
+                self._check(name, value, options[command], f".{command}")
 
-    def _check(self, name: str, known: Collection[str], table: str) -> None:
+    def _check(self, name: str, value: object, known: Collection[str], table: str) -> None:
         if name not in known:
             hint = did_you_mean(name, known) or "Options are named as on the command line, without the dashes."
             raise UsageError(f"{self.path}: [tool.{TABLE}{table}] names an unknown option, {name}.", hint=hint)
+        if name in _WRITTEN and self.path is not None:
+            folder = self.path.parent.resolve()
+            if not (working_folder() / str(value)).resolve().is_relative_to(folder):
+                raise UsageError(
+                    f"{self.path}: {name} of [tool.{TABLE}{table}] names a file outside of {folder}.",
+                    hint=f"Name it on the command line: --{name} {value}.",
+                )
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -263,7 +273,7 @@ def _defaults_of(ctx: Any) -> dict[str, Any]:
 
 def _checked_defaults(ctx: Any) -> Defaults:
     names = ctx.command.list_commands(ctx)
-    defaults = read_defaults(Path.cwd(), names)
+    defaults = read_defaults(working_folder(), names)
     if defaults.path is not None:
         options = {name: list(_options(ctx.command.get_command(ctx, name), ctx)) for name in names}
         defaults.check({None: list(_options(ctx.command, ctx)), **options})

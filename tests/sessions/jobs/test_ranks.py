@@ -436,33 +436,48 @@ def test_machines_without_a_common_folder_have_one_summary(tmp_path: Path) -> No
         assert all(one["peak_bytes"] > 0 for one in summary["ranks"])
 
 
-OWN_STEP = """
+OWN_WORKLOAD = """
     import os, time
     import torch
     import torch.distributed as dist
     from torch import nn
 
-    def build():
-        dist.init_process_group("gloo")
-        model, done = nn.Linear(8, 8), []
-        def step():
-            done.append(1)
-            loss = model(torch.randn(4, 8)).sum()
+    class Own:
+        optimizer, device = None, torch.device("cpu")
+
+        def __init__(self):
+            dist.init_process_group("gloo")
+            self.model, self.done = nn.Linear(8, 8), []
+
+        def next_batch(self):
+            return torch.randn(4, 8)
+
+        def forward(self, batch):
+            return self.model(batch).sum()
+
+        def backward(self, loss):
             loss.backward()
-            if len(done) == 3:
+            self.done.append(1)
+            if len(self.done) == 3:
                 dist.barrier()
                 if dist.get_rank() == 1:
                     os._exit(7)
                 time.sleep(60)  # as if it waited for its peer: until torchrun ends it
-            model.zero_grad()
-            return loss
-        return model, step
+
+        def optimizer_step(self):
+            self.model.zero_grad()
+
+        def copy(self):
+            return None
+
+    def build():
+        return Own()
 """
 
 
 @pytest.mark.slow
 def test_the_command_line_writes_what_it_has_when_its_peer_dies(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(textwrap.dedent(OWN_STEP))
+    (tmp_path / "own.py").write_text(textwrap.dedent(OWN_WORKLOAD))
     options = ["--n-wait-steps", "0", "--n-repeats", "2", "--n-active-steps", "1", "--device", "cpu"]
     finished = launch(
         str(ROOT / "main.py"), "--model", "own.py:build", "--save-dir", "results", *options, folder=tmp_path
