@@ -142,6 +142,12 @@ def test_where_it_cannot_be_each_command_says_why(not_here: None, script: str) -
         assert result.exit_code == 1 and "Error: There is no C compiler here." in result.stderr
 
 
+def test_a_check_without_a_null_gpu_has_measured_nothing(not_here: None, script: str, tmp_path: Path) -> None:
+    """`git bisect run` takes 1 for a bad commit, and skips one at 125."""
+    result = called("check", "--on", "h100", "--update", "--baseline", str(tmp_path / "peaks.json"), script)
+    assert result.exit_code == 125 and "Error: There is no C compiler here." in result.stderr
+
+
 class FakeValues:
     """In the place of `HostValues`, which replaces kernels of torch's."""
 

@@ -83,9 +83,11 @@ def check(
         known = _known(baseline, name, update=update)
         job = on.job if RankPlace.here() is None else None
         if job is not None:
-            peak = _worst_of(job, screen.say)
+            with _measuring():
+                peak = _worst_of(job, screen.say)
         else:
-            devices = start_on(card)
+            with _measuring():
+                devices = start_on(card)
             say_all(script.notes if not screen.quiet else ())
             with _measuring(), on_null_gpu(on, None, quiet=screen.quiet):
                 answer = predict_script(script, devices, num_steps=steps, quiet=screen.quiet)
@@ -110,7 +112,7 @@ def check(
 
 @contextmanager
 def _measuring() -> Iterator[None]:
-    """Turn an error of the script into one that says that it cannot be measured."""
+    """Turn an error of the script or of the null GPU into one that says that nothing was measured."""
     try:
         yield
     except UsageError:
