@@ -47,7 +47,7 @@ class _StartedProcesses:
 
     def __init__(self) -> None:
         self.number = 0
-        self._original: Callable[[BaseProcess], None] | None = None
+        self._original: Any = None
 
     def start(self) -> None:
         """Count from now on."""
@@ -58,12 +58,13 @@ class _StartedProcesses:
             original(process)
             self.number += 1
 
-        BaseProcess.start = start  # type: ignore[method-assign]
+        setattr(BaseProcess, "start", start)  # noqa: B010
 
     def stop(self) -> None:
         """Count no longer; the number stays."""
         if self._original is not None:
-            BaseProcess.start, self._original = self._original, None  # type: ignore[method-assign]
+            setattr(BaseProcess, "start", self._original)  # noqa: B010
+            self._original = None
 
     @property
     def sentence(self) -> str:
