@@ -146,7 +146,7 @@ def _operator(row: PeakRow) -> str:
 
 
 def _with_common_files(before: SavedPeak, after: SavedPeak) -> tuple[SavedPeak, SavedPeak]:
-    """The same peaks, whose rows name a file alike on both sides.
+    """Return both peaks with one name on both sides for each file.
 
     `/ci/main/train.py` and `/ci/head/train.py` are one file in two checkouts, where neither side has another one left
     of that name.

@@ -17,7 +17,7 @@ ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 class Group(IntEnum):
-    """What a change gives up, in the order in which people weigh it."""
+    """Costs of a change, in the order in which changes are tried."""
 
     MEMORY = 0
     """Nothing but memory."""

@@ -15,7 +15,7 @@ KEPT_FREE_BYTES: Final = 150 << 20
 
 LEAST_OF_DRIVER_BYTES: Final = 276 << 20
 MOST_OF_DRIVER_BYTES: Final = 2662 << 20
-"""What NVIDIA's driver keeps for the CUDA graphs that vLLM captures: 0.27 to 2.6 GiB in public logs."""
+"""Memory that NVIDIA's driver keeps for the CUDA graphs that vLLM captures: 0.27 to 2.6 GiB in public logs."""
 
 GRAPHS: Final = "capture of CUDA graphs"
 """The part of the warm-up in which memory often ends."""

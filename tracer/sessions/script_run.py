@@ -33,8 +33,11 @@ from tracer.sessions.session import fault_text
 from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers
 from tracer.sessions.termination import signals_deferred
 from tracer.sessions.training_profile import TrainingProfile
+from tracer.units import some
 
-NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
+_NO_MODEL = "no model with parameters to be trained was called, and no optimizer made a step."
+NO_MODEL = f"No training was found: {_NO_MODEL}"
+NO_MODEL_HERE = f"No training was found in the script's own process: {_NO_MODEL}"
 NO_CALL = "No model was called."
 NO_STEP = (
     "No optimizer of torch's kind made a step, and the end of a step was not found otherwise. Use profile_training in "
@@ -71,10 +74,9 @@ class _StartedProcesses:
         """Say that they were not followed; empty where there were none."""
         if not self.number:
             return ""
-        processes = "a process" if self.number == 1 else f"{self.number} processes"
         return (
-            f" The script started {processes} by multiprocessing, which `run` does not follow: where they train, use "
-            "profile_training in the function that they run."
+            f" The script started {some(self.number, 'process')} by multiprocessing. `run` records no "
+            "training there: use profile_training in the function that such a process runs."
         )
 
 
@@ -198,11 +200,10 @@ class ScriptProfile:
         if self.session is None:
             if self._has_failed:  # the error says why
                 return ()
-            return (
-                NO_CALL
-                if self._is_inference
-                else f"{NO_MODEL}{self._of_inference}{_of_processes() or self._started.sentence}",
-            )
+            if self._is_inference:
+                return (NO_CALL,)
+            found = NO_MODEL_HERE if self._started.number else NO_MODEL
+            return (f"{found}{self._of_inference}{_of_processes() or self._started.sentence}",)
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
 
     @property

@@ -189,7 +189,7 @@ def _cuda_graphs(code: CompiledCode, *, is_explained: bool) -> list[str]:
 
 
 def _recomputed(findings: Findings) -> list[str]:
-    """What backward computes again, which checkpointing and torch's own choice may have it do."""
+    """Return sentences on what backward computes again: by checkpointing, or by torch's own choice."""
     backward = [node for graph in findings.compiled.graphs if graph.is_backward for node in graph.nodes]
     again = sum(node.is_recomputed for node in backward)
     if not again:

@@ -24,7 +24,7 @@ class StepLevel:
 
 
 def step_levels(device: ReplayedDevice) -> tuple[StepLevel, ...]:
-    """What was in use as each visible step of the optimizer was over, and the most since the one before."""
+    """Return the bytes in use at the end of each visible optimizer step, and the peak since the step before."""
     level, num_entries = device.replay.requested_bytes, len(device.state.trace)
     _, ends = device.kinds.phases.steps
     levels, before = [], 0

@@ -56,11 +56,6 @@ class Holder:
     graph_of: int | None = None  # The address of the tensor whose graph keeps it; None where it is held itself
     also: tuple[str, ...] = ()  # Further paths that have to be let go of as well
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether it is known what to let go of: variables, or a reference cycle."""
-        return self.path not in (NOT_PYTHON, SEVERAL, NOT_FOUND)
-
 
 def find_holders(
     addresses: Collection[int], *, device: torch.device | None = None, error: BaseException | None = None

@@ -7,6 +7,7 @@ backward pass has ended, and around an optimizer's step.
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -134,6 +135,7 @@ def allocations_of(
     for position, address in enumerate(addresses):
         made.setdefault(address, []).append(position)
     for tensor in seen:
-        earlier = [row for row in made.get(tensor.address, ()) if row < tensor.num_allocations - before]
-        if earlier:
-            yield earlier[-1], tensor.role
+        rows = made.get(tensor.address, [])
+        num_earlier = bisect_left(rows, tensor.num_allocations - before)
+        if num_earlier:
+            yield rows[num_earlier - 1], tensor.role

@@ -149,7 +149,7 @@ _NO_BASELINE = "Write it first, with --update, or --gpu-memory-update in pytest;
 
 
 def as_in_checkout(peak: SavedPeak, folder: Path) -> SavedPeak:
-    """The same peak with files as every checkout names them; outside of a repository from a folder."""
+    """Return the peak with each file named from its repository's root, or from a folder outside of a repository."""
     from tracer.capture.sources.source_files import path_in_checkout
 
     name = str(folder.absolute())
