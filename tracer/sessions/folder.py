@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from tracer.results.run_results import RunResults
-    from tracer.sessions.jobs.rank_store import RankStore
     from tracer.sessions.output_files import Written
 
 
@@ -107,7 +106,6 @@ class SessionFolder(OwnFolder):
         # This process's rank; None where there is one process alone, or another session speaks for the rank
         self.rank: Rank | None = this_rank()
         super().__init__(self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir)
-        self._store: RankStore | None = None
         self.written: tuple[Written, ...] = ()  # What became of each file so far
         check_folder(self.save_dir)
 
@@ -147,15 +145,6 @@ class SessionFolder(OwnFolder):
 
         write_outputs(results, self.path, leave_out=leave_out, tell=note)
 
-    @property
-    def store(self) -> RankStore | None:
-        """The process group's store, connected once: the program may end its process group before the session ends."""
-        from tracer.sessions.jobs.rank_store import RankStore
-
-        if self._store is None and self.rank is not None:
-            self._store = RankStore.of_process_group(self.rank.run)
-        return self._store
-
     def take(self) -> Path:
         """Lock the folder for this session, and remove what an earlier run of the same rank left."""
         path = super().take()
@@ -172,9 +161,9 @@ class SessionFolder(OwnFolder):
     def leave(self, peak: RankMessage) -> None:
         """Leave what a rank has to say so far; nothing where there is one process alone."""
         if self.rank is not None:
-            leave(peak, self.rank, self.save_dir, self.store)
+            leave(peak, self.rank, self.save_dir)
 
     def finish(self, peak: RankMessage) -> None:
         """Leave a rank's last words for the summary of all ranks, which rank 0 writes."""
         if self.rank is not None:
-            finish(self.rank, peak, self.save_dir, self.store)
+            finish(self.rank, peak, self.save_dir)

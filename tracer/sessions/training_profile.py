@@ -235,7 +235,7 @@ class TrainingProfile(ProfileSession):
         self._folder.write(self.results, leave_out=self._leave_out)
         # A folder that has become unwritable is told when the block ends: no step of the training raises it.
         with suppress(OutputError):
-            announce(rank, self.results, self._folder.save_dir, self._folder.store)
+            announce(rank, peak_of(rank, self.results), self._folder.save_dir)
 
     def observe_call(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})

@@ -5,29 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import textwrap
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.commands.test_snapshot_job import job
 from tests.exporters.page.test_html import data_in
-from tests.pieces import Pieces
 from tests.processes import run_python
 from tracer.errors import Terminated
 from tracer.null_gpu.cards import devices_of
 from tracer.results.files import PAGE, RANK_JSON
 from tracer.results.null_job import NullJob, RankRun
 from tracer.results.null_run import CAVEAT
-from tracer.sessions.jobs.rank_store import RankStore
 from tracer.sessions.jobs.ranks import (
     GpuPart,
     Rank,
@@ -35,7 +28,6 @@ from tracer.sessions.jobs.ranks import (
     RanksSummary,
     announce,
     begin,
-    finish,
     ran_out_later,
     rank_folder,
     read_ranks,
@@ -43,11 +35,8 @@ from tracer.sessions.jobs.ranks import (
     this_rank,
     write_summary,
 )
-from tracer.sessions.jobs.ranks import leave as leave_words
 from tracer.sessions.jobs.run_ranks import write_ranks_page
-from tracer.sessions.schedule import Schedule
 from tracer.sessions.termination import Termination
-from tracer.sessions.workload_run import run_profile
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "run"
@@ -207,12 +196,11 @@ def test_a_rank_that_is_never_heard_of_again_is_told_apart(tmp_path: Path) -> No
 
 
 def test_whoever_announces_last_puts_all_together(tmp_path: Path) -> None:
-    results = run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), timing=False)
-    announce(Rank(1, 3, 1, RUN), results, tmp_path)
+    announce(Rank(1, 3, 1, RUN), peak(1), tmp_path)
     assert not (tmp_path / "ranks.json").exists(), "only rank 0 speaks for those who have not spoken"
-    announce(Rank(0, 3, 0, RUN), results, tmp_path)
+    announce(Rank(0, 3, 0, RUN), peak(0), tmp_path)
     assert json.loads((tmp_path / "ranks.json").read_text())["missing"] == [2]
-    announce(Rank(2, 3, 2, RUN), results, tmp_path)
+    announce(Rank(2, 3, 2, RUN), peak(2), tmp_path)
     document = json.loads((tmp_path / "ranks.json").read_text())
     assert document["missing"] == []
     assert [rank["has_ended"] for rank in document["ranks"]] == [False] * 3
@@ -224,87 +212,6 @@ def test_a_file_that_is_none_is_a_rank_that_is_missing(tmp_path: Path, text: str
     leave(tmp_path, peak(1))
     (rank_folder(tmp_path, 1) / RANK_JSON).write_text(text)
     assert read_ranks(tmp_path, 2, run=RUN).missing == (1,)
-
-
-# ---- the process group's store ---------------------------------------------------------------------------------------
-
-
-class Dying:
-    """A store whose host dies after some calls: then it raises, or never answers."""
-
-    def __init__(self, num_calls: int, raises: bool) -> None:
-        self.inner, self.num_calls, self.raises = HashStore(), num_calls, raises
-
-    def __getattr__(self, name: str) -> Any:
-        self.num_calls -= 1
-        if self.num_calls < 0 and self.raises:
-            raise RuntimeError("Connection reset by peer")
-        if self.num_calls < 0:
-            threading.Event().wait(60)
-        return getattr(self.inner, name)
-
-
-def test_ranks_find_each_other_in_the_store_without_a_common_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tracer.sessions.jobs.ranks.WAIT_AFTER_FAILURE_S", 0.0)
-    store = RankStore(HashStore, RUN)
-    nodes = [tmp_path / f"node{index}" for index in range(3)]
-    for index in (1, 2):
-        leave_words(peak(index, 100 + index), Rank(index, 3, 0, RUN), nodes[index], store)
-    # A rank that has ended is taken from wherever it says so; of another start nothing is.
-    leave_words(replace(peak(0, 70), has_ended=False), Rank(0, 3, 0, RUN), nodes[0], store)
-    store.leave(2, json.dumps(asdict(peak(2, 500, run="earlier"))))
-    summary = read_ranks(nodes[0], 3, run=RUN, store=store)
-    assert [(one.index, one.peak_bytes, one.has_ended) for one in summary.ranks] == [(0, 70, False), (1, 101, True)]
-    assert summary.missing == (2,)
-    assert read_ranks(nodes[0], 3, run=RUN).missing == (1, 2)
-    finish(Rank(0, 3, 0, RUN), replace(peak(0), failure="ValueError"), nodes[0], store)
-    leave_words(peak(2, 102), Rank(2, 3, 0, RUN), nodes[2], store)
-    assert json.loads((nodes[0] / "ranks.json").read_text())["missing"] == [2]
-
-
-def test_the_last_words_count_wherever_they_are(tmp_path: Path) -> None:
-    """The store was gone when rank 0 ended; rank 1's folder is on another machine."""
-    store = RankStore(HashStore, RUN)
-    for index in (0, 1):
-        store.leave(index, json.dumps(asdict(replace(peak(index, 50), has_ended=False, num_steps=3))))
-    leave(tmp_path, peak(0, 90))
-    summary = read_ranks(tmp_path, 2, run=RUN, store=store)
-    assert [(one.peak_bytes, one.has_ended) for one in summary.ranks] == [(90, True), (50, False)]
-
-
-@pytest.mark.parametrize("raises", [True, False])
-def test_a_store_that_dies_or_hangs_is_given_up_and_files_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: bool
-) -> None:
-    monkeypatch.setattr("tracer.sessions.jobs.rank_store.ANSWER_S", 0.1)
-    monkeypatch.setattr("tracer.sessions.jobs.ranks.WAIT_AFTER_FAILURE_S", 0.0)
-    store = RankStore(lambda: Dying(1, raises), RUN)
-    store.leave(1, json.dumps(asdict(peak(1))))
-    was_alive = store.is_alive
-    summary = finish(Rank(0, 2, 0, RUN), replace(peak(0), failure="ValueError: gone"), tmp_path, store)
-    assert (was_alive, store.is_alive) == (True, False) and summary.missing == (1,)
-    assert json.loads((tmp_path / "rank0" / RANK_JSON).read_text())["index"] == 0
-    assert store.read([1]) == {}
-
-
-def test_there_is_no_store_without_a_process_group() -> None:
-    assert RankStore.of_process_group(RUN) is None
-
-
-def test_a_machine_that_does_not_see_rank_0_leaves_what_it_has(tmp_path: Path) -> None:
-    """Ranks 2 and 3 are another machine's; its first one waits for its neighbour and for nobody else."""
-    first = rank_in({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
-    assert first is not None and first.on_node == range(2, 4)
-    leave(tmp_path, replace(peak(3, run=first.run)))
-    assert finish(replace(first, index=3, local_index=1), peak(3, run=first.run), tmp_path) is None
-    summary = finish(first, peak(2, 130, run=first.run), tmp_path)
-    assert (summary.worst.index, summary.missing) == (2, (0, 1))
-    assert "rank 1: left no results" in (tmp_path / "ranks.txt").read_text()
-    # Where rank 0 is to be seen, the summary is its own.
-    leave(tmp_path, peak(0, run=first.run))
-    assert finish(first, peak(2, 140, run=first.run), tmp_path) is None
 
 
 # ---- being ended -----------------------------------------------------------------------------------------------------
@@ -381,59 +288,6 @@ def test_a_rank_that_dies_takes_nothing_from_the_other(tmp_path: Path, how: str,
         assert summary["ranks"][1]["has_ended"]
         assert summary["ranks"][1]["failure"] == "ValueError: rank 1 has had enough"
         assert "rank 1: " in (results / "ranks.txt").read_text()
-
-
-APART = """
-    import os, sys
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-    from tracer import Schedule, profile_training, watch_training
-
-    dist.init_process_group("gloo")
-    model = DistributedDataParallel(nn.Linear(8, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    node = f"node{dist.get_rank()}"
-    schedule = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
-    for recorder in (
-        profile_training(model, optimizer, save_dir=f"{node}/profiled", schedule=schedule),
-        watch_training(model, optimizer, save_dir=f"{node}/watched"),
-    ):
-        with recorder:
-            for step in range(3):
-                model(torch.randn(4, 8)).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                recorder.step()
-        assert recorder.fault is None
-        dist.barrier()
-    dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_machines_without_a_common_folder_have_one_summary(tmp_path: Path) -> None:
-    """Two processes on loopback, each with a folder of its own, as on two machines."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    told = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    told |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-
-    def run(rank: str) -> subprocess.CompletedProcess[str]:
-        variables = os.environ | told | {"RANK": rank}
-        return run_python("-c", textwrap.dedent(APART), folder=tmp_path, variables=variables)
-
-    with ThreadPoolExecutor(2) as pool:
-        for ended in pool.map(run, ("0", "1")):
-            assert ended.returncode == 0, ended.stderr
-    for what in ("profiled", "watched"):
-        assert not (tmp_path / "node0" / what / "rank1").exists()
-        summary = json.loads((tmp_path / "node0" / what / "ranks.json").read_text())
-        assert (summary["world_size"], summary["missing"]) == (2, [])
-        assert [one["has_ended"] for one in summary["ranks"]] == [True, True]
-        assert all(one["peak_bytes"] > 0 for one in summary["ranks"])
 
 
 OWN_WORKLOAD = """

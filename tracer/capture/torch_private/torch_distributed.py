@@ -1,4 +1,4 @@
-"""Process groups: the store that the default one was started with, who is in them, and other ways to start them."""
+"""Process groups: who is in them, and other ways to start them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _SCHEMES = ("env", "tcp", "file")
-
-
-def process_group_store() -> Any:
-    """A connection of its own to the store that the default process group was started with; None where there is none.
-
-    A clone neither keeps the store's server alive nor shares the lock under which the program waits in the original.
-    """
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    store = distributed.distributed_c10d._get_default_store()
-    return store.clone() if hasattr(store, "clone") else None
 
 
 def process_groups() -> list[list[int]]:

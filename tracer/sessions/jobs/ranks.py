@@ -28,7 +28,6 @@ from tracer.units import format_bytes
 if TYPE_CHECKING:
     from tracer.results.gpu_sums import GpuSum, Holding
     from tracer.results.watch_report import WatchReport
-    from tracer.sessions.jobs.rank_store import RankStore
 
 
 WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
@@ -48,20 +47,9 @@ class Rank:
     job_folder: Path | None = None
 
     @property
-    def is_first_of_node(self) -> bool:
-        """Whether it speaks for its machine."""
-        return self.local_index == 0
-
-    @property
     def place(self) -> tuple[int, int]:
         """Number of its node, and its own on that node."""
         return (self.index - self.local_index) // max(self.local_world_size, 1), self.local_index
-
-    @property
-    def on_node(self) -> range:
-        """The ranks of this machine, as torchrun numbers them."""
-        first = self.index - self.local_index
-        return range(first, min(first + self.local_world_size, self.world_size))
 
     def folder(self, save_dir: Path) -> Path:
         """The folder that this rank writes to."""
@@ -203,48 +191,36 @@ def begin(rank: Rank, save_dir: Path) -> None:
             remove(save_dir / name)
 
 
-def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore | None = None) -> None:
-    """Store this rank's result without waiting for other ranks; the last rank writes the summary.
+def announce(rank: Rank, message: RankMessage, save_dir: Path) -> None:
+    """Leave this rank's result without waiting for other ranks; the last rank writes the summary.
 
     If a rank dies later, even rank 0, its results so far survive.
     """
-    leave(replace(peak_of(rank, results), has_ended=False), rank, save_dir, store)
+    leave(replace(message, has_ended=False), rank, save_dir)
     if rank.job_folder is not None:
         return
-    summary = read_ranks(save_dir, rank.world_size, run=rank.run, store=store)
+    summary = read_ranks(save_dir, rank.world_size, run=rank.run)
     if rank.index == 0 or not summary.missing:
         write_ranks(summary, save_dir)
 
 
-def leave(peak: RankMessage, rank: Rank, save_dir: Path, store: RankStore | None = None) -> None:
-    """Leave a rank's words in its own folder, and in the store of the process group."""
-    text = json.dumps(asdict(peak), indent=1) + "\n"
+def leave(message: RankMessage, rank: Rank, save_dir: Path) -> None:
+    """Leave a rank's words in its own folder."""
+    text = json.dumps(asdict(message), indent=1) + "\n"
     if rank.job_folder is not None:
         write_atomically(rank_folder(rank.job_folder, rank.index) / RANK_JSON, text)
-    if store is not None:
-        store.leave(rank.index, text)
     write_atomically(rank.folder(save_dir) / RANK_JSON, text)
 
 
-def finish(rank: Rank, peak: RankMessage, save_dir: Path, store: RankStore | None = None) -> RanksSummary | None:
+def finish(rank: Rank, message: RankMessage, save_dir: Path) -> None:
     """Leave this rank's last words for rank 0, which puts all together.
 
-    The first rank of a machine that does not see what rank 0 has left does so too, in its own folder. A rank whose own
-    loop failed does not wait for long: most likely it failed because another one is gone.
-
-    Returns:
-        The summary, where this rank has written it.
+    A rank whose own loop failed does not wait for long: most likely it failed because another one is gone.
     """
-    leave(peak, rank, save_dir, store)
-    if rank.job_folder is not None:
-        return None
-    wait_s = WAIT_AFTER_FAILURE_S if peak.failure else WAIT_S
-    if rank.index == 0:
-        return write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s, store=store)
-    if rank.is_first_of_node and _in_file(save_dir, 0, rank.run) is None:
-        waits_for = rank.on_node if store is None else range(rank.world_size)
-        return write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s, store=store, waits_for=waits_for)
-    return None
+    leave(message, rank, save_dir)
+    if rank.index == 0 and rank.job_folder is None:
+        wait_s = WAIT_AFTER_FAILURE_S if message.failure else WAIT_S
+        write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s)
 
 
 def peak_of(rank: Rank, results: RunResults) -> RankMessage:
@@ -268,28 +244,18 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
 
 
 def _memory_of(rank: Rank, history: RunHistory | None = None) -> RankMessage:
-    """Return a message with the memory of this process on each GPU, and nothing about its loop."""
-    return RankMessage(rank.index, rank.run, place=rank.place, held=_held_by(rank, history))
-
-
-def _held_by(rank: Rank, history: RunHistory | None = None) -> tuple[GpuPart, ...]:
-    """Return the memory of this process on each CUDA device.
+    """Return a message with the memory of this process on each GPU, and nothing about its loop.
 
     Args:
         history: Knows the lines that hold memory of other ranks' GPUs.
     """
     own = rank.local_index if devices.num_devices(torch.device("cuda")) > 1 else 0
-    lines = {held.device: held for held in (history.held(own) if history is not None else ())}
-    return tuple(
-        GpuPart(
-            _gpu_name(index),
-            index == own,
-            reserved_bytes,
-            lines[index].file if index in lines else None,
-            lines[index].line if index in lines else None,
-        )
+    lines = {held.device: (held.file, held.line) for held in (history.held(own) if history is not None else ())}
+    held = tuple(
+        GpuPart(_gpu_name(index), index == own, reserved_bytes, *lines.get(index, (None, None)))
         for index, reserved_bytes in devices.reserved_peaks("cuda").items()
     )
+    return RankMessage(rank.index, rank.run, place=rank.place, held=held)
 
 
 def _gpu_name(index: int) -> str:
@@ -319,8 +285,6 @@ def write_summary(
     *,
     run: str,
     wait_s: float = WAIT_S,
-    store: RankStore | None = None,
-    waits_for: Collection[int] | None = None,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> RanksSummary:
@@ -329,17 +293,15 @@ def write_summary(
     Args:
         run: Name of this start of the program; files of other starts are ignored.
         wait_s: For how long, in seconds, to wait for ranks that have not ended.
-        waits_for: Ranks whose end is waited for; None means all.
     """
     deadline = clock() + wait_s
-    awaited = set(range(world_size) if waits_for is None else waits_for)
     written: RanksSummary | None = None
     while True:
-        summary = read_ranks(save_dir, world_size, run=run, store=store)
+        summary = read_ranks(save_dir, world_size, run=run)
         if summary != written:
             written = summary
             write_ranks(summary, save_dir)
-        if awaited <= summary.ended or clock() >= deadline:
+        if len(summary.ended) == world_size or clock() >= deadline:
             return summary
         pause(0.1)
 
@@ -358,20 +320,11 @@ def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
     write_json(save_dir / RANKS_JSON, _as_json(summary))
 
 
-def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | None = None) -> RanksSummary:
-    """Return the last message of each rank so far, from the store or its file."""
-    peaks = {index: _in_file(save_dir, index, run) for index in range(world_size)}
-    if store is not None:
-        open_ones = [index for index, rank in peaks.items() if rank is None or not rank.has_ended]
-        for index, text in store.read(open_ones).items():
-            states = [rank for rank in (peaks[index], _parsed(text, run)) if rank is not None]
-            peaks[index] = max(states, key=lambda rank: (rank.has_ended, rank.num_steps), default=None)
-    ranks = tuple(rank for rank in peaks.values() if rank is not None)
-    return RanksSummary(ranks, tuple(index for index, rank in peaks.items() if rank is None))
-
-
-def _in_file(save_dir: Path, index: int, run: str) -> RankMessage | None:
-    return _parsed(_text_of(save_dir, index), run)
+def read_ranks(save_dir: Path, world_size: int, *, run: str) -> RanksSummary:
+    """Return the last message of each rank so far."""
+    messages = {index: _parsed(_text_of(save_dir, index), run) for index in range(world_size)}
+    ranks = tuple(message for message in messages.values() if message is not None)
+    return RanksSummary(ranks, tuple(index for index, message in messages.items() if message is None))
 
 
 def _text_of(save_dir: Path, index: int) -> str | None:
