@@ -6,14 +6,19 @@ import json
 import subprocess
 import textwrap
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engines.test_start import READY
 from tests.processes import run_python
-from tracer.commands.script import _of_script
+from tracer.command_line import role
+from tracer.commands.run import followed
+from tracer.commands.script import Script, _of_script
 from tracer.exporters.screen.next_commands import from_checkout
+from tracer.sessions.script_run import CountedSteps, ScriptProfile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -325,3 +330,21 @@ def test_a_script_has_one_name_in_all_of_its_code_and_the_typed_one_among_its_ar
     )
     done = run(tmp_path, "named.py", "x")
     assert done.stdout.splitlines()[0] == f"True {tmp_path / 'named.py'} ['named.py', 'x']", done.stderr
+
+
+def test_the_engine_of_each_rank_is_in_its_folder_and_on_the_first_ones_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        profile = ScriptProfile(CountedSteps.of)
+        with followed(Script("grpo.py", []), profile, tmp_path, quiet=False, computed=True) as told:
+            reports = Path(role("engine") or "")
+            reports.mkdir()
+            (reports / "worker-1.json").write_text(json.dumps(asdict(READY) | {"rank": rank}), "utf-8")
+            with told:
+                pass
+        (worker,) = json.loads((tmp_path / f"rank{rank}" / "engine.json").read_text("utf-8"))["workers"]
+        assert worker["rank"] == rank
+        assert ("KV cache of" in capsys.readouterr().out) == (rank == 0)

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ import typer
 from tracer.command_line import role
 from tracer.commands.browser import Open, opened, pages_of
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process
+from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process, tell_reports
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptOptions, ScriptSchedule
@@ -24,10 +24,13 @@ from tracer.commands.script import BEFORE_SCRIPT, Script, run_script
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
-from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.text import say as say_on
 from tracer.null_gpu.job.place import RankPlace
+from tracer.results.files import PHASES_JSON
 
 if TYPE_CHECKING:
+    from tracer.capture.device.phase_ledger import PhaseLedger
     from tracer.sessions.schedule import Schedule
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.training_watch import TrainingWatch
@@ -107,7 +110,6 @@ def run(
     if devices is not None and not screen.quiet:
         say_where(devices)
     say_all(script.notes if not screen.quiet else ())
-    from tracer.commands.followed_script import followed
     from tracer.exporters.files import check_folder
     from tracer.sessions.termination import Termination
 
@@ -185,6 +187,70 @@ def _profile_maker(
         return ScriptProfile(partial(profiled, schedule=steps), make_later=make_later, is_inference=is_inference)
 
     return make
+
+
+@contextmanager
+def followed(
+    script: Script, profile: ScriptProfile, save_dir: Path, *, quiet: bool, computed: bool
+) -> Iterator[AbstractContextManager[None]]:
+    """Within the block memory that the profile leaves out is followed: of engines, phases and other ranks.
+
+    The context that it gives prints and writes it around the answer.
+    """
+    from tracer.engines.run import engine_reports
+    from tracer.sessions.child_phases import children_followed
+    from tracer.sessions.folder import SessionFolder
+    from tracer.sessions.jobs.ranks import read_ranks, shared_sentences
+    from tracer.sessions.phase_reports import follow_trl, ledger_of_process
+
+    folder = SessionFolder(save_dir)
+    is_quiet = quiet or not folder.is_of_first_rank
+    with engine_reports() as reports, ExitStack() as phases:
+        phases.callback(follow_trl())
+        phases.enter_context(children_followed())
+        ledger = phases.enter_context(ledger_of_process(Path(script.path).name))
+
+        @contextmanager
+        def told() -> Iterator[None]:
+            phases.close()
+            tell_reports(reports, folder.path, profile.page, quiet=is_quiet, computed=computed)
+            yield
+            _tell_phases(ledger, reports, folder.path, quiet=is_quiet, computed=computed)
+            if is_quiet or (rank := folder.rank) is None or rank.job_folder is not None:
+                return
+            summary = read_ranks(folder.save_dir, rank.world_size, run=rank.run)
+            with screen() as console:
+                for sentence in shared_sentences(summary):
+                    say_on(console, sentence)
+
+        yield told()
+
+
+def _tell_phases(ledger: PhaseLedger, reports: Path, folder: Path, *, quiet: bool, computed: bool) -> None:
+    """Print a table of each process's phases, and write phases.json; without phases an earlier file is removed.
+
+    Args:
+        reports: Folder into which other processes of the run have written.
+    """
+    from tracer.exporters.files import remove, write_json
+    from tracer.sessions.phase_reports import gpu_peaks, read_phases
+    from tracer.sessions.session import fault_text
+
+    if ledger.fault is not None:
+        say(f"Note: Phases were followed no further: {fault_text(ledger.fault)}")
+    processes = [each for each in (ledger.phases, *read_phases(reports)) if each.has_phases]
+    path = folder / PHASES_JSON
+    if not processes:
+        remove(path)
+        return
+    from tracer.exporters.phases import phases_json, print_phases
+
+    peaks = gpu_peaks([ledger.phases, *processes])
+    write_json(path, phases_json(processes, peaks, computed=computed))
+    with screen(is_shown=not quiet) as console:
+        if not quiet:
+            say(f"Wrote {path}  (open with jq, or any program)")
+        print_phases(processes, peaks, console)
 
 
 def _watch(*objects: Any, **options: Any) -> TrainingWatch:
