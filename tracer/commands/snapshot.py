@@ -45,10 +45,6 @@ class Tries:
             metavar="<settings>",
         ),
     ] = field(default_factory=list)
-    search_settings: Annotated[
-        bool,
-        option("Replay the recording under the settings that are worth trying.", ALLOCATOR, "--search-settings"),
-    ] = False
     gpu_memory: Annotated[
         str | None,
         option(
@@ -275,7 +271,7 @@ def _explained(path: Path, device: int | None, tries: Tries) -> ExplainedSnapsho
     from tracer.analysis.snapshots.first_changes import with_allocated, with_causes
 
     replayed = replay_snapshot(snapshot, device=device)
-    allocator = explain_allocator(replayed, settings=settings, search_settings=tries.search_settings, gpu_memory=memory)
+    allocator = explain_allocator(replayed, settings=settings, gpu_memory=memory)
     finding = with_causes(explain_replayed(replayed), {one.device: one.first for one in allocator})
     return ExplainedSnapshot(
         replayed,

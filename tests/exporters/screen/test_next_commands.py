@@ -65,7 +65,7 @@ def test_after_a_snapshot_the_two_most_useful() -> None:
     assert "--html" in said((0,)) and "try other allocator settings by" in said((0,))
     assert "would have been enough by" in said((0,), has_failed=True)
     assert "--html" not in said((0,), has_page=True) and "diff" in said((0,), has_page=True)
-    assert "--search-settings" not in said((0,), has_settings=True)
+    assert "--settings" not in said((0,), has_settings=True)
 
 
 def test_after_a_job_its_worst_rank() -> None:

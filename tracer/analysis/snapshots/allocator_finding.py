@@ -1,25 +1,147 @@
-"""What a replay by the model of the allocator says of a snapshot: settings, and in short why memory ran out or grew."""
+"""Answers of the allocator's model about a snapshot: other settings and GPUs, and why memory ran out or grew."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from tracer.allocator.settings import recorded_settings
+from tracer.allocator.history import Need, Requests
+from tracer.allocator.replay import replay as replay_program
+from tracer.allocator.replay import smallest_capacity
+from tracer.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes, with_cause
 from tracer.analysis.snapshots.modelled import Modelled, agreement, model_device
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved, reserved_at_end, reserved_at_peak
-from tracer.analysis.snapshots.what_if import WhatIf, what_if
+from tracer.block_sizes import SEGMENT_STEP_BYTES
+from tracer.collector import paused_gc
 from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.replay import BEFORE
 
 NO_HISTORY = "There is no history to be replayed, so neither settings nor another GPU can be tried on it."
 NO_ALLOCATOR = (
     "The recording is of a run without torch's caching allocator, such as one on the CPU: neither its settings nor "
     "another GPU can be tried on it."
 )
+AS_RECORDED = ""
+_HUNDREDTH = 100
+_LONG_HISTORY = 200_000
+"""Operations; above, the smallest capacity is found to a thousandth, since each step of the search is a replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsOutcome:
+    """Memory that the history needs under some settings."""
+
+    settings: str  # As they were spelled; empty for the recorded ones
+    outcome: Need  # What came of a replay with what the recording had, see `WhatIf.capacity`
+    saved_bytes: int  # How much less was reserved at the peak than under the recorded settings; below zero for more
+    on_gpu: Need | None  # What came of a replay on the GPU asked about; None if there was none
+    smallest_gpu_bytes: int | None  # The least memory on which the history runs; None if it was not asked for
+
+    @property
+    def fits(self) -> bool:
+        """Whether every request was served on the GPU asked about."""
+        return self.on_gpu is None or self.on_gpu.failure is None
+
+    @property
+    def unserved(self) -> tuple[bool, int]:
+        """Whether the replay ends early, and how many of the requests that failed in the recording fail again."""
+        return self.outcome.failure is not None, len(self.outcome.unserved)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The answers for one device."""
+
+    rows: tuple[SettingsOutcome, ...]  # The recorded settings first, then those asked for in their order
+    gpu_memory: int | None
+    starts_clean: bool  # The recording begins with nothing allocated, so that no cache from before is missing in it
+    # What every row had, because the recording reached it; None where it did not, and there is no limit.
+    capacity: int | None
+    recorded_peak_bytes: int  # The most that the recording itself had reserved
+    num_failed: int  # Requests that failed in the recording
+    # Nothing was allocated after the last failed request: what the program would have asked for then is not known.
+    ends_by_failure: bool
+    step_bytes: int  # How exactly the smallest GPU was looked for
+
+    @property
+    def best(self) -> SettingsOutcome:
+        """The first of those that serve the most and are within a hundredth of the least reserved at the peak."""
+        served = min(row.unserved for row in self.rows)
+        rows = [row for row in self.rows if row.unserved == served]
+        least = min(row.outcome.reserved_peak_bytes for row in rows)
+        return next(row for row in rows if (row.outcome.reserved_peak_bytes - least) * _HUNDREDTH <= least)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the history runs on the GPU asked about under one of the settings asked about.
+
+        Those that were recorded count where no others were named.
+        """
+        return any(row.fits for row in self.rows[1:] or self.rows)
+
+
+def _what_if(modelled: Modelled, settings: Sequence[str], gpu_memory: int | None) -> WhatIf:
+    """Replay a history under other settings, each time from a clean allocator."""
+    parsed = [(AS_RECORDED, modelled.settings), *((text, parse_settings(text)) for text in settings)]
+    with paused_gc():
+        rows = tuple(_row(modelled, text, settings, gpu_memory) for text, settings in parsed)
+    return WhatIf(
+        rows=rows,
+        gpu_memory=gpu_memory,
+        starts_clean=not (modelled.history.lives.begin == BEFORE).any(),
+        capacity=modelled.capacity,
+        recorded_peak_bytes=modelled.reproduction.recorded_peak_bytes,
+        num_failed=len(modelled.history.failed),
+        ends_by_failure=modelled.history.ends_by_failure,
+        step_bytes=_search_step(modelled.program, modelled.unlimited) if gpu_memory is not None else SEGMENT_STEP_BYTES,
+    )
+
+
+def _row(modelled: Modelled, text: str, settings: AllocatorSettings, gpu_memory: int | None) -> SettingsOutcome:
+    program, version = modelled.program, modelled.torch_version
+    outcome = modelled.baseline if text == AS_RECORDED else modelled.at_capacity(settings, modelled.capacity)
+    smallest = on_gpu = None
+    if gpu_memory is not None:
+        unlimited = outcome
+        if modelled.capacity is not None:
+            unlimited = modelled.unlimited if text == AS_RECORDED else modelled.at_capacity(settings, None)
+        # Where the replay without limit stays below, nothing would differ.
+        is_below = unlimited.reserved_peak_bytes <= gpu_memory and settings.per_process_memory_fraction >= 1
+        on_gpu = (
+            unlimited if is_below else replay_program(program, settings, capacity=gpu_memory, torch_version=version)
+        )
+        smallest = _smallest(program, settings, unlimited, version)
+    return SettingsOutcome(
+        settings=text,
+        outcome=outcome,
+        saved_bytes=modelled.baseline.reserved_peak_bytes - outcome.reserved_peak_bytes,
+        on_gpu=on_gpu,
+        smallest_gpu_bytes=smallest,
+    )
+
+
+def _smallest(program: Requests, settings: AllocatorSettings, unlimited: Need, version: tuple[int, int]) -> int | None:
+    """A memory fraction leaves a share of the device to the allocator, and that share is what has to suffice."""
+    if not settings.per_process_memory_fraction:
+        return None
+    least = smallest_capacity(
+        program,
+        replace(settings, per_process_memory_fraction=1.0),
+        unlimited=unlimited,
+        resolution=_search_step(program, unlimited),
+        torch_version=version,
+    )
+    return int(-(-least // settings.per_process_memory_fraction))
+
+
+def _search_step(program: Requests, unlimited: Need) -> int:
+    """A segment's step; of long histories a thousandth, see `_LONG_HISTORY`."""
+    is_long = len(program.code) > _LONG_HISTORY
+    return max(unlimited.reserved_peak_bytes >> 10, SEGMENT_STEP_BYTES) if is_long else SEGMENT_STEP_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,11 +162,18 @@ def explain_allocator(
     replayed: ReplayedSnapshot,
     *,
     settings: Sequence[str] = (),
-    search_settings: bool = False,
     gpu_memory: int | None = None,
 ) -> tuple[AllocatorFinding, ...]:
-    """Replay every device of a snapshot through the model."""
-    has_questions = bool(settings) or search_settings or gpu_memory is not None
+    """Replay every device of a snapshot through the model.
+
+    Args:
+        settings: Other settings to try, in the spelling of PYTORCH_CUDA_ALLOC_CONF.
+        gpu_memory: Bytes that the allocator can have on the GPU asked about; None asks about none.
+
+    Raises:
+        SettingsError: torch would not start with some of the settings.
+    """
+    has_questions = bool(settings) or gpu_memory is not None
     unasked = (NO_HISTORY if replayed.snapshot.has_allocator else NO_ALLOCATOR,) if has_questions else ()
     findings = []
     for device in replayed.devices:
@@ -58,7 +187,7 @@ def explain_allocator(
                 agreement=tuple(agreement(modelled)) if modelled is not None else unasked,
                 at_peak=reserved_at_peak(modelled, replayed.sites) if modelled is not None else None,
                 at_end=reserved_at_end(device, own),
-                what_if=what_if(modelled, settings, search=search_settings, gpu_memory=gpu_memory)
+                what_if=_what_if(modelled, settings, gpu_memory)
                 if modelled is not None and can_replay and has_questions
                 else None,
                 first=first_changes(replayed, device, modelled),

@@ -26,8 +26,6 @@ from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import Replay
 from tracer.units import format_bytes, some
 
-_SINCE_2_10 = "graph_capture_record_stream_reuse"
-"""A setting that snapshots tell since then. `large_segment_size_mb` came with torch 2.11, right after it."""
 OLDER_TORCH = (FIRST_TORCH_WITH_COUNTERS[0], FIRST_TORCH_WITH_COUNTERS[1] - 1)
 
 
@@ -44,7 +42,6 @@ class Modelled:
     start: StartState  # What the recording began with
     # Bytes reserved, and bytes that the device had free for the process, where a failed request says so.
     capacity_in_message_bytes: int | None = None
-    knows_large_segments: bool = True  # The recording's torch may know `large_segment_size_mb`
     # Replays begin with what the recording began with, instead of in a clean allocator. Other settings would have made
     # another beginning, so that only other requests can be replayed.
     is_from_start: bool = False
@@ -173,7 +170,6 @@ def _model(device: ReplayedDevice) -> Modelled | None:
         most_in_use_entry=replayed.peak_entry,
         start=start,
         capacity_in_message_bytes=_capacity_in_messages(state, replayed, settings.per_process_memory_fraction),
-        knows_large_segments=_SINCE_2_10 in snapshot.settings,
     )
 
 

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from tracer.allocator.reproduce import Reproduction
-from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
+from tracer.analysis.snapshots.allocator_finding import AllocatorFinding, WhatIf
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.reserved import Reserved
-from tracer.analysis.snapshots.what_if import WhatIf
 from tracer.exporters.json_documents.header import json_header, json_value, record_values
 
 VERSION = 1
@@ -124,7 +123,6 @@ def _what_if(what_if: WhatIf) -> dict[str, Any]:
         "capacity_bytes": what_if.capacity,
         "recorded_peak_bytes": what_if.recorded_peak_bytes,
         "num_failed": what_if.num_failed,
-        "not_worth": list(what_if.not_worth),
         "search_step_bytes": what_if.step_bytes,
         "rows": [{**record_values(row, without=("outcome",)), **record_values(row.outcome)} for row in what_if.rows],
     }

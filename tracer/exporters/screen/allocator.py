@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
+from tracer.analysis.snapshots.allocator_finding import AS_RECORDED, AllocatorFinding, SettingsOutcome, WhatIf
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.reserved import SegmentHolder
-from tracer.analysis.snapshots.what_if import AS_RECORDED, SettingsOutcome, WhatIf, where_it_fails
 from tracer.exporters.history_sections import place
 from tracer.exporters.screen.text import print_table, say
 from tracer.exporters.tables import Cell, Table, columns
@@ -123,15 +122,12 @@ def _explanations(what_if: WhatIf, modelled: Modelled) -> list[str]:
         name = "As recorded" if row.settings == AS_RECORDED else row.settings
         failure = row.on_gpu.failure if row.on_gpu is not None else row.outcome.failure
         if failure is not None:
-            where = where_it_fails(failure, modelled.history.num_entries)
+            at_entry = f"at entry {failure.entry:,} of {modelled.history.num_entries:,}"
+            where = "before the recording begins" if failure.entry < 0 else at_entry
             in_use = (
                 f"{format_bytes(failure.allocated_bytes)} in use of {format_bytes(failure.reserved_bytes)} reserved"
             )
             sentences.append(f"{name}: a request for {format_bytes(failure.size)} fails {where}, with {in_use}.")
-        sentences += [f"{name}: {remark}" for remark in row.remarks]
-    if what_if.not_worth:
-        others = some(len(what_if.not_worth), "other setting", "saves/save")
-        sentences.append(f"{others} less than 1 %: {'; '.join(what_if.not_worth)}.")
     if len(what_if.rows) > 1:
         sentences.append(_advice(what_if))
     sentences.append(what_it_is_not(what_if))

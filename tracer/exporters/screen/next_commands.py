@@ -82,7 +82,7 @@ def after_snapshot(
             if has_failed
             else "try other allocator settings"
         )
-        ideas.append(f"{words} by {command_line('snapshot', path, '--search-settings')}")
+        ideas.append(f"{words} by {command_line('snapshot', path, '--settings', 'expandable_segments:True')}")
     ideas.append(f"compare with another one by {command_line('diff', path, 'OTHER')}")
     return _line(ideas)
 
