@@ -392,32 +392,19 @@ def test_the_model_of_the_allocator_knows_recordings_in_few_places() -> None:
     assert readers == READ_RECORDINGS
 
 
-# Files of analysis that are tested elsewhere, each with where; all causes are tested together.
-TESTED_ELSEWHERE: dict[str, str] = {
-    "tracer/analysis/profiles/compiled_owners.py": "tests/analysis/compiled/test_origins.py",
-}
-NOT_MIRRORED = "tracer/analysis/snapshots/causes/"
-
-
 def files_of_analysis() -> list[str]:
+    """All but the causes, which are tested together."""
     files = (path.relative_to(ROOT).as_posix() for path in ROOT.glob("tracer/analysis/**/*.py"))
-    return sorted(name for name in files if not name.endswith("__init__.py") and not name.startswith(NOT_MIRRORED))
+    return sorted(name for name in files if not name.endswith("__init__.py") and "/causes/" not in name)
 
 
-def test_every_file_of_analysis_has_its_test_beside_it() -> None:
+def test_every_file_of_analysis_is_tested() -> None:
+    """By a file of its name beside it, or by one that imports it."""
+    tests = "".join(path.read_text("utf-8") for path in ROOT.glob("tests/analysis/**/*.py"))
     for name in files_of_analysis():
         path = ROOT / name.replace("tracer/", "tests/", 1)
-        beside = path.with_name(f"test_{path.name}")
-        elsewhere = TESTED_ELSEWHERE.get(name)
-        assert beside.is_file() != (elsewhere is not None), f"{name}: it has a test beside it, or one named above"
-        if elsewhere is not None:
-            assert f"from {_module_name(Path(name))} import" in (ROOT / elsewhere).read_text("utf-8")
-
-
-def test_each_test_of_analysis_is_of_a_file() -> None:
-    for path in [*ROOT.glob("tests/analysis/profiles/test_*.py"), *ROOT.glob("tests/analysis/operators/test_*.py")]:
-        tested = path.with_name(path.name.removeprefix("test_")).relative_to(ROOT / "tests")
-        assert (ROOT / "tracer" / tested).is_file(), path
+        is_beside = path.with_name(f"test_{path.name}").is_file()
+        assert is_beside or f"from {_module_name(Path(name))} import" in tests, name
 
 
 # On a laptop without a GPU, in a moment; torch takes three seconds and 600 MB.
