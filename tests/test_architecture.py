@@ -88,7 +88,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tracer.capture.profiler",
     ),
     "tracer.exporters": (
-        "tracer.exporters.sqlite_reports",
         "tracer.exporters.json_documents",
         "tracer.exporters.screen",
         "tracer.exporters.page",

@@ -19,8 +19,8 @@ from tests.allocator.recorded import Program
 from tests.analysis.snapshots.allocator_samples import full
 from tests.commands import test_profile as profile
 from tests.exporters.page.page_samples import peak_row
+from tests.exporters.report_readers import query
 from tests.exporters.snapshot_samples import out_of_memory
-from tests.exporters.sqlite_reports.report_readers import query
 from tests.histories import Event, Key, recording_of
 from tests.processes import run_python
 from tests.snapshot.dumps import block, entry, frame, freed, segment, snapshot, write
@@ -315,9 +315,7 @@ def test_a_snapshot_of_a_cpu_run_tells_of_no_allocator(tmp_path: Path) -> None:
     for words in ("reserved", "Reserved", "allocator", "What to try first", "taken from the device"):
         assert words not in out
     assert "reserved." not in page.read_text("utf-8")
-    assert query(report, "SELECT peak_allocated_bytes, reserved_at_peak_bytes, reserved_end_bytes FROM devices") == [
-        (None, None, None)
-    ]
+    assert query(report, "SELECT size_bytes FROM misc_sizes") == [(70050,)]
     (device,) = json.loads(run("snapshot", path, "--json")[1])["devices"]
     assert device["peak_requested_bytes"] == 70050
     assert device["reserved_at_peak_bytes"] is device["fragmentation_at_end"] is device["allocator"]["settings"] is None

@@ -42,7 +42,7 @@ from tracer.exporters.page.data import page_data, page_json
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.exporters.screen.allocator import print_allocator
 from tracer.exporters.screen.snapshot import print_snapshot
-from tracer.exporters.sqlite_reports.memory_report import write_snapshot_report
+from tracer.exporters.sqlite_reports import write_snapshot_report
 from tracer.snapshot.load import load_snapshot
 
 BATCH = 250
@@ -179,7 +179,7 @@ def draw_and_report(replayed: ReplayedSnapshot, finding: SnapshotFinding, path: 
         page = snapshot_page(replayed, finding, shown, timeline, run={})
         page_json({"pages": [page_data(page)]})
         assert not page.series or max(np.sum([one.values_bytes for one in page.series], axis=0)) == page.peak.bytes
-        write_snapshot_report(replayed, finding, shown, timeline, path, settings={})
+        write_snapshot_report(one, path)
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], int]:

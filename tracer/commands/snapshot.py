@@ -338,10 +338,6 @@ def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | No
             f"{file} has no device with memory, so there is nothing to draw.",
             hint="Take the snapshot while the program runs.",
         )
-    from tracer.analysis.snapshots.timeline import device_timeline
-
-    device = replayed.devices[shown]
-    timeline = device_timeline(device)
     with FilesInTurn([path for path in (html, sqlite) if path is not None]) as turn:
         if html is not None:
             from tracer.exporters.page.snapshot_page import write_snapshot_page
@@ -349,12 +345,12 @@ def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | No
             first = {tried.device: tried.first for tried in explained.allocator if tried.first is not None}
             run = _described(file, finding)
             with turn.writing(html):
-                write_snapshot_page(replayed, finding, html, run=run, timelines={shown: timeline}, first=first)
+                write_snapshot_page(replayed, finding, html, run=run, first=first)
         if sqlite is not None:
-            from tracer.exporters.sqlite_reports.memory_report import write_snapshot_report
+            from tracer.exporters.sqlite_reports import write_snapshot_report
 
             with turn.writing(sqlite):
-                write_snapshot_report(replayed, finding, shown, timeline, sqlite, settings=_described(file, finding))
+                write_snapshot_report(replayed.devices[shown], sqlite)
 
 
 def _described(file: Path, finding: SnapshotFinding) -> dict[str, str | int | float]:

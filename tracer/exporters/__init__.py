@@ -1,4 +1,4 @@
 """Outputs, one file for each: it takes findings and a path, and writes; where that cannot be, it raises OutputError.
 
-Text for a terminal is in `screen/`, JSON in `json_documents/`, SQLite in `sqlite_reports/`, the page in `page/`.
+Text for a terminal is in `screen/`, JSON in `json_documents/`, the page in `page/`.
 """

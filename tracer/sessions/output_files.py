@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
-from tracer.analysis.operators.run_times import RunTimes, run_times
+from tracer.analysis.operators.run_times import RunTimeRow, run_times
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
 from tracer.analysis.profiles.labels import labels_of
 from tracer.capture.device.allocator_history import snapshot_without_times
@@ -27,8 +27,7 @@ from tracer.exporters.page.model import without_times
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.values import values_lines
-from tracer.exporters.sqlite_reports.memory_report import write_memory_report
-from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
+from tracer.exporters.sqlite_reports import write_memory_report, write_run_time_report
 from tracer.results import files
 from tracer.results.files import OutputFile
 from tracer.results.run_results import RunResults
@@ -91,7 +90,7 @@ class Material:
         )
 
     @cached_property
-    def run_times(self) -> RunTimes:
+    def run_times(self) -> tuple[RunTimeRow, ...]:
         """Run times, averaged over all cycles."""
         cycles = [(cycle.recording, cycle.attribution) for cycle in self.findings.cycles]
         return run_times(cycles, instances=self.instances)
@@ -212,18 +211,13 @@ def _write_page_of_history(material: Material, path: Path) -> None:
 def _write_memory_report(material: Material, path: Path) -> None:
     results = material.results
     report = memory_report(
-        material.findings,
-        instances=material.worst_instances,
-        parameters=results.parameters,
-        known=results.known,
-        settings=run_description(results),
+        material.findings, material.worst_instances, parameters=results.parameters, known=results.known
     )
-    write_memory_report(report, path, relative=material.results.name_in_project)
+    write_memory_report(report, path, relative=results.name_in_project)
 
 
 def _write_run_time_report(material: Material, path: Path) -> None:
-    settings = run_description(material.results)
-    write_run_time_report(material.run_times, path, relative=material.results.name_in_project, settings=settings)
+    write_run_time_report(material.run_times, path, relative=material.results.name_in_project)
 
 
 def _write_max_mem(material: Material, path: Path) -> None:

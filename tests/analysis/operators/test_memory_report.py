@@ -12,60 +12,67 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tests.exporters.sqlite_reports.test_memory_report import findings_of, report
 from tests.histories import known_of
 from tests.report_workloads import REPORT_WORKLOADS
-from tests.training_steps import WORKLOADS, Workload, build_workload, mlp, mlp_batch, record, recorded_workload
+from tests.training_steps import (
+    WORKLOADS,
+    Recorded,
+    Workload,
+    build_workload,
+    mlp,
+    mlp_batch,
+    record,
+    recorded_workload,
+)
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import (
-    HowSaved,
+    MemoryReport,
     SavedActivations,
     activation_entries,
     memory_report,
     saved_activations,
     weights,
 )
-from tracer.analysis.profiles.attribution import Attribution
-from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
 from tracer.capture.objects.storage_observer import StorageObserver, input_tensors
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
 
 NAMES = [*WORKLOADS, *REPORT_WORKLOADS]
 
 
+def findings_of(run: Recorded) -> Findings:
+    model = run.workload.model
+    names = {id(module): path for path, module in model.named_modules()} if model is not None else {}
+    return put_together([find_in_cycle(recording, module_names=names) for recording in run.recordings])
+
+
+@cache
+def report(name: str) -> MemoryReport:
+    run = recorded_workload(name)
+    found, model = findings_of(run), run.workload.model
+    instances = op_instances(found.worst.recording, found.worst.attribution)
+    return memory_report(found, instances, parameters=describe_parameters(model) if model is not None else ())
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_activations_sum_to_what_their_step_saves(name: str) -> None:
-    worst, what = findings_of(recorded_workload(name)).worst, report(name)
-    instances = op_instances(worst.recording, worst.attribution)
-    saved = saved_activations(worst, instances)
-    if what.step is None:
-        assert (what.activations, len(instances.op)) == ((), 0)
+def test_laws(name: str) -> None:
+    what, run = report(name), recorded_workload(name)
+    model, worst = run.workload.model, findings_of(run).worst
+    weights = [(name, p.numel() * p.element_size()) for name, p in model.named_parameters()] if model else []
+    assert [(weight.name, weight.size_bytes) for weight in what.weights] == weights
+    assert what.peak_bytes == worst.peak.peak_bytes
+    instances, saved = saved_in(worst)
+    if not len(instances.op):
+        assert what.activations == ()
         return
-    step = worst.attribution.step_names.index(what.step)
-    mine = saved.of_step(step)
-    assert what.activation_bytes == int(mine.size_bytes.sum())
-    assert sum(entry.num_storages for entry in what.activations) == len(mine.block) == len(np.unique(mine.block))
-    assert sum(entry.input_bytes for entry in what.activations) == int(mine.size_bytes[mine.is_input].sum())
-    for entry in what.activations:
-        assert 0 <= entry.invocation < entry.invocations
-        assert 0 <= entry.unread_bytes <= entry.size_bytes > 0
-
-
-def test_it_is_about_the_last_step_with_forward() -> None:
-    what = report("zero_grad_at_end")
-    assert what.step == findings_of(recorded_workload("zero_grad_at_end")).worst.attribution.step_names[-1]
-
-
-def test_invocations_that_are_known_already_are_not_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, findings = report("residual"), findings_of(recorded_workload("residual"))
-    instances = op_instances(findings.worst.recording, findings.worst.attribution)
-    monkeypatch.setattr("tracer.analysis.operators.memory_report.op_instances", None)
-    given = memory_report(findings, instances=instances)
-    assert given.activations == found.activations
+    # They are of the last step whose forward is whole.
+    mine = saved.of_step(int(instances.step.max()))
+    assert sum(entry.size_bytes for entry in what.activations) == int(mine.size_bytes.sum())
+    assert len(mine.block) == len(np.unique(mine.block))
+    assert all(entry.size_bytes > 0 for entry in what.activations)
 
 
 def test_a_parameter_keeps_its_lines_and_a_gradient_is_no_larger_than_it() -> None:
@@ -73,7 +80,7 @@ def test_a_parameter_keeps_its_lines_and_a_gradient_is_no_larger_than_it() -> No
     parameter = Parameter("fc.weight", 400, True, "fc", lines)
     known = known_of((1, 10, 4096, Role.GRADIENT, "fc.weight"))
     (weight,) = weights([parameter], [], known)
-    assert (weight.name, weight.size_bytes, weight.module, weight.frames) == ("fc.weight", 400, "fc", lines)
+    assert (weight.name, weight.size_bytes, weight.frames) == ("fc.weight", 400, lines)
     assert weight.grad_size_bytes == 400, "it may be a part of a larger buffer"
     (alone,) = weights([parameter], [])
     assert alone.grad_size_bytes == 0
@@ -89,16 +96,19 @@ def test_gradients_that_were_observed_decide() -> None:
     run = recorded_workload("auxiliary_head")
     model = run.workload.model
     assert model is not None
-    assert report("auxiliary_head").grad_bytes == 0, "four gradients for six parameters: which four cannot be told"
+    unobserved = [weight.grad_size_bytes for weight in report("auxiliary_head").weights]
+    assert not any(unobserved), "four gradients for six parameters: which four cannot be told"
     observer = StorageObserver()
     names = {"0.weight", "0.bias", "1.weight", "1.bias"}
     observer.observe((Role.GRADIENT, name, p) for name, p in model.named_parameters() if name in names)
-    what = memory_report(findings_of(run), parameters=describe_parameters(model), known=observer.observations())
-    assert {weight.name for weight in what.weights if weight.grad_size_bytes} == names
+    cycles = [(cycle.recording, cycle.attribution) for cycle in findings_of(run).cycles]
+    found = weights(describe_parameters(model), cycles, observer.observations())
+    assert {weight.name for weight in found if weight.grad_size_bytes} == names
 
 
 def test_without_backward_there_are_no_gradients() -> None:
-    assert report("inference_no_grad").grad_bytes == report("inference_no_grad").activation_bytes == 0
+    what = report("inference_no_grad")
+    assert not any(weight.grad_size_bytes for weight in what.weights) and what.activations == ()
 
 
 # A graph through which no backward runs saves for nothing; a recording shows nothing of it.
@@ -175,16 +185,9 @@ def test_example_by_hand() -> None:
     """
     cycle = findings("zero_grad_at_end")
     instances, saved = saved_in(cycle)
-    entries = activation_entries(cycle, instances, saved, 1)
-    got = [(entry.name, entry.size_bytes, entry.input_bytes, entry.num_storages) for entry in entries]
-    assert got == [("linear", 2048, 2048, 1), ("relu", 4096, 0, 1), ("mse_loss", 1024, 512, 2)]
-    assert [entry.unread_bytes for entry in entries] == [0, 0, 0]
-
-
-def test_what_a_function_saves_and_does_not_read_is_known_by_its_life() -> None:
-    _, saved = saved_in(findings("saved_unread"))
-    unread = saved.of_step(0).evidence == HowSaved.FREED_IN_BACKWARD
-    assert saved.of_step(0).size_bytes[unread].tolist() == [16 * 64 * 4]
+    entries = activation_entries(cycle, instances, saved.of_step(1))
+    sizes = {"linear": 2048, "relu": 4096, "mse_loss": 1024}
+    assert [(entry.name, entry.size_bytes) for entry in entries] == [*sizes.items()]
 
 
 # ------------------------------------------------------------------------------------------------------------- laws
@@ -212,63 +215,16 @@ def test_a_graph_without_backward_saves_for_nothing(name: str) -> None:
 def test_every_operator_keeps_what_hooks_saw_it_save_first(name: str) -> None:
     cycle = findings(name)
     instances, saved = saved_in(cycle)
-    got = [entry.size_bytes for entry in activation_entries(cycle, instances, saved, 1)]
+    got = [entry.size_bytes for entry in activation_entries(cycle, instances, saved.of_step(1))]
     assert got == hooked_by_call(build_workload(name))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_BACKWARD])
-def test_plain_loop_over_what_nodes_read(name: str) -> None:
-    """Every storage that an operator outside the optimizer made and a numbered node reads later, one by one."""
-    cycle = findings(name)
-    _, saved = saved_in(cycle)
-    assert naive_read(cycle.recording, cycle.attribution) == {
-        int(cycle.lifetimes.key[block])
-        for block, evidence in zip(saved.block.tolist(), saved.evidence.tolist(), strict=True)
-        if evidence == HowSaved.READ_IN_BACKWARD
-    }
-
-
-def naive_read(recording: Recording, attribution: Attribution) -> set[int]:
-    made: dict[int, tuple[int, bool]] = {}
-    spans = recording.spans
-    stepping = [
-        (int(spans.start_ns[row]), int(spans.end_ns[row]))
-        for row, name in enumerate(spans.name)
-        if recording.strings[name].startswith("Optimizer.step") and "LBFGS" not in recording.strings[name]
-    ]
-    rows = recording.allocations
-    for row in range(len(rows.size_bytes)):
-        if rows.size_bytes[row] > 0 and rows.key[row] >= 0 and rows.op[row] >= 0:
-            when = int(rows.time_ns[row])
-            made[int(rows.key[row])] = (when, not any(start <= when < end for start, end in stepping))
-    op_at = {int(start): op for op, start in enumerate(recording.ops.start_ns.tolist())}
-    flow, found = recording.flow, set()
-    for edge in range(len(flow.edge_node)):
-        key, time_ns = int(flow.edge_key[edge]), int(flow.node_time_ns[flow.edge_node[edge]])
-        if not flow.node_backward[flow.edge_node[edge]] or flow.edge_allocated[edge] or key not in made:
-            continue
-        op = op_at.get(time_ns, -1)
-        forward = int(attribution.op_forward[op]) if op >= 0 else -1
-        while forward >= 0 and attribution.op_node[forward] >= 0:  # made by a node itself, or recomputed in one
-            forward = int(attribution.op_forward[forward])
-        if op < 0 or forward < 0 or recording.ops.sequence_number[op] < 0:
-            continue
-        when, good = made[key]
-        if good and when <= recording.ops.end_ns[forward]:
-            found.add(key)
-    return found
-
-
 # ---------------------------------------------------------------------------------------------- what broke originals
-
-
 def test_loops_are_not_collapsed() -> None:
     cycle = findings("loop")
     instances, saved = saved_in(cycle)
-    tanh = [entry for entry in activation_entries(cycle, instances, saved, 1) if entry.name == "tanh"]
-    assert [(entry.invocation, entry.invocations, entry.size_bytes) for entry in tanh] == [
-        (number, 5, 16 * 32 * 4) for number in range(5)
-    ]
+    tanh = [entry for entry in activation_entries(cycle, instances, saved.of_step(1)) if entry.name == "tanh"]
+    assert [entry.size_bytes for entry in tanh] == [16 * 32 * 4] * 5
 
 
 def test_a_batch_from_before_the_recording_counts_if_it_was_observed() -> None:
@@ -286,9 +242,7 @@ def test_a_batch_from_before_the_recording_counts_if_it_was_observed() -> None:
         instances = op_instances(recording, cycle.attribution)
         both = saved_activations(cycle, instances)
         for number in range(len(cycle.attribution.step_names)):  # the same batch is saved in each step
-            saved = both.of_step(number)
-            assert int(saved.size_bytes[saved.is_input].sum()) == input_bytes
-            assert int(saved.size_bytes[~saved.is_input].sum()) == 4096 + 512
+            assert int(both.of_step(number).size_bytes.sum()) == input_bytes + 4096 + 512
 
 
 def test_nothing_is_saved_without_autograd() -> None:

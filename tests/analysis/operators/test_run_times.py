@@ -15,8 +15,8 @@ from torch import nn
 
 from tests.report_workloads import REPORT_WORKLOADS
 from tests.training_steps import WORKLOADS, Recorded, mlp, mlp_batch, record, recorded_workload
-from tracer.analysis.operators.invocations import InstanceTimes, instance_times, op_instances, short_op_name
-from tracer.analysis.operators.run_times import RunTimes, kernel_times, run_times
+from tracer.analysis.operators.invocations import OpInstances, op_instances, short_op_name
+from tracer.analysis.operators.run_times import RunTimeRow, instance_times, kernel_times, run_times
 from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
 from tracer.capture.profiler.event_tree import read_kernels, read_recording
 from tracer.capture.recording import (
@@ -47,7 +47,7 @@ def cycles(name: str) -> Cycles:
 
 
 @cache
-def times(name: str) -> RunTimes:
+def times(name: str) -> tuple[RunTimeRow, ...]:
     return run_times(cycles(name))
 
 
@@ -128,112 +128,50 @@ def by_hand() -> tuple[Recording, Attribution]:
 
 
 def test_example_by_hand() -> None:
-    report = run_times([by_hand()])
-    got = [(row.name, row.forward_ns, row.backward_ns, row.recompute_ns, row.module) for row in report.rows]
+    got = [(row.name, row.forward_ns, row.backward_ns, row.module, row.num_steps) for row in run_times([by_hand()])]
+    # A view makes no memory and has no row.
     assert got == [
-        ("linear", 20, 3, 0, "outer"),
-        # 10 less the 6 of tanh; 30 less the 15 of the nested engine; 1 of it ran tanh again.
-        ("Block", 4, 15, 1, "outer"),
+        ("linear", 20, 3, "outer", 1),
+        # 10 less the 6 of tanh; 30 less the 15 of the nested engine.
+        ("Block", 4, 15, "outer", 1),
         # The nested engine ran the node of the recomputed tanh, which repeats this one.
-        ("tanh", 6, 15, 0, "inner"),
-        ("mse_loss", 30, 10, 0, None),
+        ("tanh", 6, 15, "inner", 1),
+        ("mse_loss", 30, 10, None, 1),
     ]
-    assert [(row.name, row.count, row.forward_ns) for row in report.bookkeeping] == [("view", 1, 1)]
-    (step,) = report.steps
-    # Forward is 10 to 90; between its operators lie 30-35, 36-40 and 50-60.
-    assert (step.forward_ns, step.forward_rows_ns, step.forward_bookkeeping_ns, step.forward_python_ns) == (
-        80,
-        60,
-        1,
-        19,
-    )
-    # Backward is 10 + 30 + 3, the nested part in the 30.
-    assert (step.backward_ns, step.backward_rows_ns, step.backward_bookkeeping_ns) == (43, 43, 0)
-    assert (step.step_ns, step.rest_ns, report.clock) == (200, 200 - 80 - 43, "host")
 
 
-def test_device_times_are_used_where_they_were_measured() -> None:
-    device_ns = _ints(7, 0, 5, 2, 1, 3, 9, 9, 0, 4, 6)
-    report = run_times([by_hand()], device_ns=[device_ns])
-    assert report.clock == "device"
-    assert [(row.forward_ns, row.backward_ns) for row in report.rows] == [(7, 6), (3, 5), (2, 4), (1, 3)]
-    assert [row.host_forward_ns for row in report.rows] == [20, 4, 6, 30]
-    assert run_times([by_hand(), by_hand()], device_ns=[device_ns, None]).clock == "host"
+def test_device_times_are_used_where_every_cycle_has_them() -> None:
+    host, attribution = by_hand()
+    # Launched in linear, in the function and in the tanh within it, and in the nodes of the loss and of the function.
+    launched, duration = _ints(11, 41, 43, 101, 116), _ints(7, 3, 2, 4, 6)
+    device = replace(host, kernels=Kernels(launched, _ints(0, 0, 0, 0, 0), duration))
+    got = [(row.name, row.forward_ns, row.backward_ns) for row in run_times([(device, attribution)])]
+    assert got == [("linear", 7, 0), ("Block", 3, 6), ("tanh", 2, 0), ("mse_loss", 0, 4)]
+    both = run_times([(device, attribution), (host, attribution)])
+    assert [row.forward_ns for row in both] == [20, 4, 6, 30], "else means over both would mix two clocks"
 
 
 # ------------------------------------------------------------------------------------------------------------- laws
 @pytest.mark.parametrize("name", NAMES)
-def test_no_nanosecond_is_lost(name: str) -> None:
-    report = times(name)
-    for step in report.steps:
-        assert step.forward_ns == step.forward_rows_ns + step.forward_bookkeeping_ns + step.forward_python_ns
-        assert step.backward_ns == step.backward_rows_ns + step.backward_bookkeeping_ns + step.backward_unclaimed_ns
-        parts = step.forward_ns + step.backward_ns + step.optimizer_ns + step.rest_ns
-        assert parts == step.step_ns
-    # The rows are means; times the steps that they are means of, they are the steps' totals.
-    forward = sum(row.forward_ns * row.num_steps for row in report.rows)
-    assert forward == pytest.approx(sum(step.forward_rows_ns for step in report.steps), rel=1e-9)
-    backward = sum((row.backward_ns or 0) * row.num_steps for row in report.rows)
-    assert backward == pytest.approx(sum(step.backward_rows_ns for step in report.steps), rel=1e-9)
-    assert sum(row.forward_ns for row in report.bookkeeping) == sum(
-        step.forward_bookkeeping_ns for step in report.steps
-    )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_plain_loops(name: str) -> None:
+def test_no_nanosecond_of_an_operator_or_a_node_is_lost(name: str) -> None:
     """Time covered by operators, intervals merged one by one, and engine time without what is nested in it."""
+    forward = backward = 0
     for recording, attribution in cycles(name):
-        timed = instance_times(recording, attribution, op_instances(recording, attribution))
-        assert timed.forward_ns.sum() == naive_covered(recording, timed)
-        assert timed.engine_ns.sum() == naive_engine(recording)
+        instances = op_instances(recording, attribution)
+        timed = instance_times(recording, instances)
+        assert timed.forward_ns.sum() == naive_covered(recording, instances.op.tolist())
+        # Everything that ran belongs to an operator of forward: these programs record whole steps.
+        assert timed.backward_ns.sum() == naive_engine(recording)
+        assert (timed.backward_ns[~timed.has_backward] == 0).all()
+        forward += int(timed.forward_ns[~timed.bookkeeping].sum())
+        backward += int(timed.backward_ns[~timed.bookkeeping].sum())
+    # The rows are means; times the steps that they are means of, they are the steps' totals.
+    assert sum(row.forward_ns * row.num_steps for row in times(name)) == pytest.approx(forward, rel=1e-9)
+    assert sum((row.backward_ns or 0) * row.num_steps for row in times(name)) == pytest.approx(backward, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_steps_by_plain_loops(name: str) -> None:
-    found = iter(times(name).steps)
-    for recording, attribution in cycles(name):
-        timed = instance_times(recording, attribution, op_instances(recording, attribution))
-        instances, passes = timed.instances, timed.instances.passes
-        for number in sorted({*instances.step.tolist(), *timed.engine_step.tolist()}):
-            step = next(found)
-            rows = [row for row, of in enumerate(instances.step) if of == number]
-            assert step.forward_rows_ns == sum(timed.forward_ns[row] for row in rows if not timed.bookkeeping[row])
-            assert step.forward_bookkeeping_ns == sum(timed.forward_ns[row] for row in rows if timed.bookkeeping[row])
-            stretches = [row for row, of in enumerate(passes.step) if of == number]
-            assert step.forward_ns == sum(passes.end_ns[row] - passes.start_ns[row] for row in stretches)
-            nodes = [node for node, of in enumerate(timed.engine_step) if of == number]
-            owner = {node: int(timed.engine_row[node]) for node in nodes}
-            assert step.backward_ns == sum(timed.engine_ns[node] for node in nodes)
-            assert step.backward_unclaimed_ns == sum(timed.engine_ns[node] for node in nodes if owner[node] < 0)
-            assert step.backward_rows_ns == sum(
-                timed.engine_ns[node] for node in nodes if owner[node] >= 0 and not timed.bookkeeping[owner[node]]
-            )
-            assert step.optimizer_ns == naive_optimizer(recording, timed, step.name)
-    assert next(found, None) is None
-
-
-def naive_optimizer(recording: Recording, timed: InstanceTimes, step_name: str) -> int:
-    """Optimizers that begin in the step, outermost ones, without what forward and backward take in them."""
-    spans, passes = recording.spans, timed.instances.passes
-    names = [recording.strings[name] for name in spans.name]
-    if step_name not in names:
-        return 0
-    total, reached = 0, int(spans.start_ns[names.index(step_name)])
-    end = int(spans.end_ns[names.index(step_name)])
-    for row in range(len(names)):
-        first, last = int(spans.start_ns[row]), int(spans.end_ns[row])
-        if names[row].startswith(("Optimizer.step#", "Optimizer.zero_grad#")) and reached <= first < end:
-            reached = last
-            forward = [pair for pair in zip(passes.start_ns, passes.end_ns, strict=True) if first <= pair[0] < last]
-            backward = zip(timed.engine_start_ns, timed.engine_ns, strict=True)
-            total += last - first - sum(stop - start for start, stop in forward)
-            total -= sum(spent for start, spent in backward if first <= start < last)
-    return int(total)
-
-
-def naive_covered(recording: Recording, timed: InstanceTimes) -> int:
-    spans = sorted((int(recording.ops.start_ns[op]), int(recording.ops.end_ns[op])) for op in timed.instances.op)
+def naive_covered(recording: Recording, ops: list[int]) -> int:
+    spans = sorted((int(recording.ops.start_ns[op]), int(recording.ops.end_ns[op])) for op in ops)
     covered = reached = 0
     for start, end in spans:
         covered += max(0, end - max(start, reached))
@@ -255,7 +193,7 @@ def naive_engine(recording: Recording) -> int:
 
 # ---------------------------------------------------------------------------------------------- rows, name by name
 def rows(name: str) -> list[tuple[str, str | None, bool]]:
-    return [(row.name, row.module, row.backward_ns is not None) for row in times(name).rows]
+    return [(row.name, row.module, row.backward_ns is not None) for row in times(name)]
 
 
 MLP = [("linear", "0", True), ("relu", "1", True), ("linear", "2", True), ("mse_loss", None, True)]
@@ -273,9 +211,6 @@ def test_rows_of_a_sequential_built_in_a_function(name: str) -> None:
 def test_rows_of_checkpointing_have_their_own_backward(name: str) -> None:
     got = [row for row in rows(name) if row[0] not in ("CheckpointFunction", "add", "mse_loss")]
     assert got == [(op, f"blocks.{block}.{module}", has) for block in range(2) for op, module, has in BLOCK]
-    again = [row for row in times(name).rows if row.recompute_ns > 0]
-    # Forward runs again inside the function's node, or in the first node that wants something recomputed.
-    assert [row.name for row in again] == ["CheckpointFunction" if "reentrant" in name else "linear"] * 2
 
 
 def test_custom_functions_have_their_class_names() -> None:
@@ -284,12 +219,11 @@ def test_custom_functions_have_their_class_names() -> None:
 
 def test_no_backward_is_none() -> None:
     assert rows("inference_no_grad") == [(name, module, False) for name, module, _ in MLP[:3]]
-    assert [row.backward_ns for row in times("inference_mode").rows] == [None] * 3
+    assert [row.backward_ns for row in times("inference_mode")] == [None] * 3
 
 
 def test_rows_of_steps_that_differ() -> None:
-    report = times("every_other_step")
-    assert [(row.name, row.module, row.num_steps) for row in report.rows] == [
+    assert [(row.name, row.module, row.num_steps) for row in times("every_other_step")] == [
         ("linear", "first", 4),
         ("linear", "extra", 2),
         ("relu", None, 2),
@@ -301,24 +235,25 @@ def test_rows_of_steps_that_differ() -> None:
 def test_views_queries_and_counters_are_no_rows() -> None:
     views = {"view", "transpose", "flatten", "unsqueeze", "size", "item", "t", "expand", "permute", "detach"}
     for name in ("convnet", "shared_weights", "zero_grad_at_end"):
-        assert not {row.name for row in times(name).rows} & views
+        assert not {row.name for row in times(name)} & views
     # The counter of batch norm is bookkeeping too.
-    assert {"add_", "flatten"} == {row.name for row in times("convnet").bookkeeping}
+    assert "add_" not in {row.name for row in times("convnet")}
     # A view is a row only if its backward makes memory for gradients, or adds them up.
     for recording, attribution in cycles("transformer"):
-        timed = instance_times(recording, attribution, op_instances(recording, attribution))
-        names = [short_op_name(recording.strings[name]) for name in recording.ops.name[timed.instances.op]]
+        instances = op_instances(recording, attribution)
+        timed = instance_times(recording, instances)
+        names = [short_op_name(recording.strings[name]) for name in recording.ops.name[instances.op]]
         of_views = [row for row, name in enumerate(names) if name in views and not timed.bookkeeping[row]]
         assert of_views
         for row in of_views:
-            inside = in_backward(recording, timed, row)
+            inside = in_backward(recording, instances, row)
             makes = set(inside) & set(recording.allocations.op.tolist())
             assert makes or "aten::add_" in {recording.strings[recording.ops.name[op]] for op in inside}
 
 
-def in_backward(recording: Recording, timed: InstanceTimes, row: int) -> list[int]:
+def in_backward(recording: Recording, instances: OpInstances, row: int) -> list[int]:
     """The operators inside the engine's nodes of an invocation, looking upwards from each."""
-    nodes = set(np.flatnonzero(recording.ops.kind == OpKind.ENGINE)[timed.engine_row == row].tolist())
+    nodes = set(np.flatnonzero((recording.ops.kind == OpKind.ENGINE) & (instances.row_of_op == row)).tolist())
     inside = []
     for op in range(len(recording.ops.kind)):
         above = op
@@ -329,7 +264,7 @@ def in_backward(recording: Recording, timed: InstanceTimes, row: int) -> list[in
 
 
 def test_a_sum_is_a_row_although_it_makes_four_bytes() -> None:
-    assert "sum" in {row.name for row in times("fno_2d_new_zeros").rows}
+    assert "sum" in {row.name for row in times("fno_2d_new_zeros")}
 
 
 def test_without_marked_steps_all_is_one_step() -> None:
@@ -340,14 +275,12 @@ def test_without_marked_steps_all_is_one_step() -> None:
         inputs, target = mlp_batch()
         F.mse_loss(model(inputs), target).backward()
     recording = read_recording(kept[0])
-    report = run_times([(recording, attribute(recording))])
-    assert [row.name for row in report.rows] == [name for name, *_ in MLP]
-    assert [step.name for step in report.steps] == ["all"]
+    rows = run_times([(recording, attribute(recording))])
+    assert [(row.name, row.num_steps) for row in rows] == [(name, 1) for name, *_ in MLP]
 
 
 def test_nothing_recorded_is_nothing_reported() -> None:
-    assert run_times([]) == RunTimes((), (), (), "host")
-    assert times("sparse_and_resize").rows == ()
+    assert run_times([]) == times("sparse_and_resize") == ()
 
 
 def test_rows_that_only_later_steps_have_stand_where_they_run() -> None:
@@ -362,8 +295,8 @@ def test_rows_that_only_later_steps_have_stand_where_they_run() -> None:
 
     recording = read_recording(record(step, n_active=2)[0])
     names = {id(module): path for path, module in layers.named_modules()}
-    report = run_times([(recording, attribute(recording, module_names=names))])
-    assert [(row.module, row.num_steps) for row in report.rows] == [("a", 2), ("b", 1), ("c", 2), ("d", 1)]
+    rows = run_times([(recording, attribute(recording, module_names=names))])
+    assert [(row.module, row.num_steps) for row in rows] == [("a", 2), ("b", 1), ("c", 2), ("d", 1)]
 
 
 GPU = "a GPU"
@@ -484,23 +417,6 @@ def test_each_operator_has_the_kernels_launched_while_it_ran(name: str, recorded
     top = (ops.parent < 0) & ~touching
     assert top.sum() > 0
     assert found[ops.parent < 0].sum() == kernels.duration_ns[kernels.thread >= 0].sum()
-
-
-def test_on_a_device_the_rows_are_by_its_clock(recorded: Callable[[str], Recorded]) -> None:
-    recording = recorded("fno_2d_new_zeros").recordings[-1]
-    assert kernel_times(recording) is None
-    assert run_times([(recording, attribute(recording))]).clock == "host"
-    on_device = with_kernels(recording, seed=2)
-    report = run_times([(on_device, attribute(on_device))])
-    assert report.clock == "device"
-    assert sum(row.forward_ns for row in report.rows) > 0
-    device = report.device
-    assert device is not None
-    parts = (device.forward_rows_ns, device.backward_rows_ns, device.bookkeeping_ns, device.elsewhere_ns)
-    assert sum(parts) == device.total_ns == on_device.kernels.duration_ns.sum()  # type: ignore[union-attr]
-    assert min(parts[:2]) > 0
-    assert min(parts) >= 0
-    assert device.forward_rows_ns == pytest.approx(sum(row.forward_ns * row.num_steps for row in report.rows))
 
 
 @pytest.mark.gpu

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
-from tracer.capture.sources.source_files import forget_files, project_root
+from tracer.capture.sources.source_files import ProjectFiles, forget_files, project_root
 
 NET = "from torch import nn\nclass Net(nn.Module):\n    pass\n"
 
@@ -56,3 +57,32 @@ def test_the_model_that_was_asked_for_is_not_kept() -> None:
     project_root(model)
     del model
     assert kept() is None
+
+
+def test_the_projects_own_files_and_libraries_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    for file in ("a.py", "pkg/b.py", "env/lib/site-packages/c.py", "venv/d.py", "data/site-packages/e.py"):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    (root / "venv" / "pyvenv.cfg").touch()
+    (tmp_path / "project2").mkdir()
+    files = ProjectFiles(root)
+    assert files(str(root / "a.py")) == "a.py"
+    assert files(str(root / "pkg" / "b.py")) == "pkg/b.py"
+    assert files(str(root / "venv/d.py")) is None
+    # A library's are named from the folder of packages, wherever that lies; torch's are not named.
+    assert files(str(root / "env/lib/site-packages/c.py")) == "c.py"
+    assert files(str(root / "data/site-packages/pkg/e.py")) == "pkg/e.py"
+    assert files(torch.__file__) is None
+    # A name that begins alike is no part of the path.
+    assert files(str(tmp_path / "project2" / "f.py")) is None
+    assert files("<string>") is None
+    assert files("torch/nn/modules/linear.py") is None
+
+
+def test_a_project_inside_a_virtual_environment_is_one(tmp_path: Path) -> None:
+    (tmp_path / "pyvenv.cfg").touch()
+    root = tmp_path / "src"
+    root.mkdir()
+    (root / "a.py").touch()
+    assert ProjectFiles(root)(str(root / "a.py")) == "a.py"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.arrays import Bool, Int, Ints, PerCall, PerEngineNode, PerForwardPass, PerInvocation, PerOp, Rows
+from tracer.arrays import Bool, Int, Ints, PerCall, PerForwardPass, PerInvocation, PerOp, Rows
 from tracer.capture.recording import CallKind, OpKind, Recording
 
 # Operators whose name differs from that of the function that people call.
@@ -30,7 +30,6 @@ class ForwardPasses:
     likewise; an operator is its first if a module called it or if it made an autograd node.
     """
 
-    step: PerForwardPass[Int]
     start_ns: PerForwardPass[Int]
     end_ns: PerForwardPass[Int]
 
@@ -44,9 +43,7 @@ class OpInstances:
 
     op: PerInvocation[Int]  # [R] Row in `Recording.ops`
     step: PerInvocation[Int]  # [R] Index of the step
-    forward_pass: PerInvocation[Int]  # [R] Row in `passes`
     within: PerInvocation[Int]  # [R] Row of the function that encloses it, or -1
-    module: PerInvocation[Int]  # [R] Index in `Attribution.modules`, or -1
     passes: ForwardPasses  # The stretches of forward that these make up
     # [O] Row of each operator here, for backward operators and recomputed ones that of the forward operator to which
     # they belong; -1 where there is none.
@@ -66,26 +63,23 @@ def op_instances(recording: Recording, attribution: Attribution) -> OpInstances:
     core = _core(recording, attribution)[candidates]
     calls = _outermost_module_calls(recording)
     chosen: list[Rows] = []
-    windows: list[tuple[int, int, int]] = []
+    windows: list[tuple[int, int]] = []
     for rows in _groups(key):
         first_to_last = np.flatnonzero(core[rows])
         if len(first_to_last):
             ops = candidates[rows[first_to_last[0] : first_to_last[-1] + 1]]
             chosen.append(ops)
-            windows.append((_step(attribution)[ops[0]], *_window(recording, calls, ops, within_op)))
-    order = sorted(range(len(windows)), key=lambda which: windows[which][1])
-    passes = np.array([windows[which] for which in order], np.int64).reshape(-1, 3)
+            windows.append(_window(recording, calls, ops, within_op))
+    order = sorted(range(len(windows)), key=lambda which: windows[which][0])
+    passes = np.array([windows[which] for which in order], np.int64).reshape(-1, 2)
     op = np.concatenate([chosen[which] for which in order]) if chosen else np.empty(0, np.int64)
-    lengths = [len(chosen[which]) for which in order]
     row_of_op = np.full(len(recording.ops.name), -1, np.int64)
     row_of_op[op] = np.arange(len(op))
     parent = within_op[op]
     return OpInstances(
         op=op,
         step=_step(attribution)[op],
-        forward_pass=np.repeat(np.arange(len(order)), lengths),
         within=np.where(parent >= 0, row_of_op[parent], -1),
-        module=attribution.op_module[op],
         passes=ForwardPasses(*(np.ascontiguousarray(column) for column in passes.T)),
         row_of_op=_with_backward(recording, attribution, row_of_op, within_op),
     )
@@ -246,147 +240,8 @@ def _recomputed_twins(
     return twins
 
 
-# What an operator may write and still count as bookkeeping: a counter or a flag.
-COUNTER_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InstanceTimes:
-    """Times of one cycle's invocations, and of everything beside them.
-
-    Inside a stretch of forward every nanosecond belongs to an invocation or to Python between operators. Backward is
-    the time of the engine's nodes; each belongs to one invocation or to none. R invocations, P stretches, G nodes.
-    """
-
-    instances: OpInstances  # The invocations. [R]
-    forward_ns: PerInvocation[Int]  # [R] Own time on the host, without rows within
-    backward_ns: PerInvocation[Int]  # [R] Time of the autograd nodes of this invocation, without nested nodes of others
-    recompute_ns: PerInvocation[Int]  # [R] The part of `backward_ns` in which forward operators ran again
-    has_backward: PerInvocation[Bool]  # [R] Whether a node of it ran
-    bookkeeping: PerInvocation[Bool]  # [R] Neither forward nor backward makes or writes memory, beyond a counter
-    # [R] Time of the kernels that it launched, on the device; None where it was not measured.
-    device_forward_ns: PerInvocation[Int] | None
-    device_backward_ns: PerInvocation[Int] | None  # [R] As above
-    between_ns: PerForwardPass[Int]  # [P] Python between operators, per stretch
-    engine_step: PerEngineNode[Int]  # [G] Step of each node that ran
-    engine_row: PerEngineNode[Int]  # [G] Invocation to which it belongs, or -1
-    engine_ns: PerEngineNode[Int]  # [G] Its own time
-    engine_start_ns: PerEngineNode[Int]  # [G]
-
-
-def instance_times(
-    recording: Recording,
-    attribution: Attribution,
-    instances: OpInstances,
-    *,
-    device_ns: PerOp[Int] | None = None,
-) -> InstanceTimes:
-    """Times of one cycle's invocations."""
-    ops, num = recording.ops, len(instances.op)
-    span = ops.end_ns - ops.start_ns
-    engine, nested_in = _engine(recording)
-    owner = instances.row_of_op[engine]
-    claimed = owner >= 0
-    engine_ns = _own(span[engine], nested_in)
-    return InstanceTimes(
-        instances=instances,
-        forward_ns=_own(span[instances.op], instances.within),
-        backward_ns=sum_at(owner[claimed], engine_ns[claimed], num),
-        recompute_ns=_recomputed(recording, attribution, engine, owner, num),
-        has_backward=sum_at(owner[claimed], np.ones(claimed.sum(), np.int64), num) > 0,
-        bookkeeping=_is_bookkeeping(recording, instances),
-        device_forward_ns=None if device_ns is None else _own(device_ns[instances.op], instances.within),
-        device_backward_ns=(
-            None if device_ns is None else sum_at(owner[claimed], _own(device_ns[engine], nested_in)[claimed], num)
-        ),
-        between_ns=_between(recording, instances),
-        engine_step=attribution.op_step[engine] if attribution.step_names else np.zeros(len(engine), np.int64),
-        engine_row=owner,
-        engine_ns=engine_ns,
-        engine_start_ns=ops.start_ns[engine],
-    )
-
-
 def sum_at(rows: Rows, values: Ints, length: int) -> Ints:
     """[length] the sum of the values of each row."""
     total = np.zeros(length, np.int64)
     np.add.at(total, rows, values)
     return total
-
-
-def _own(span_ns: Ints, within: Ints) -> Ints:
-    inner = np.flatnonzero(within >= 0)
-    return span_ns - sum_at(within[inner], span_ns[inner], len(span_ns))
-
-
-def _engine(recording: Recording) -> tuple[Rows, PerEngineNode[Int]]:
-    """Operators that are the engine at work on a node, and for each the one in which it is nested, or -1."""
-    ops = recording.ops
-    rows = np.flatnonzero(ops.kind == OpKind.ENGINE)
-    index = np.full(len(ops.kind), -1, np.int64)
-    index[rows] = np.arange(len(rows))
-    above = ops.parent[rows]
-    nested = np.full(len(rows), -1, np.int64)
-    while (climbing := np.flatnonzero((above >= 0) & (nested < 0))).size:
-        nested[climbing] = index[above[climbing]]
-        above[climbing] = ops.parent[above[climbing]]
-    return rows, nested
-
-
-def _recomputed(
-    recording: Recording, attribution: Attribution, engine: Rows, owner: PerEngineNode[Int], num: int
-) -> PerInvocation[Int]:
-    """[R] time in which forward operators ran again, inside the nodes of each row."""
-    ops = recording.ops
-    # Grad mode is on while forward runs again, so its operators are numbered; those of a node are not.
-    again = (ops.kind == OpKind.OPERATOR) & (attribution.op_node >= 0) & (ops.sequence_number >= 0)
-    again &= (ops.parent >= 0) & (ops.kind[ops.parent] == OpKind.BACKWARD_NODE)
-    rows = np.flatnonzero(again)
-    engine_of = np.full(len(ops.kind), -1, np.int64)
-    engine_of[engine] = owner
-    node = ops.parent[ops.parent[rows]]
-    target = np.where(node >= 0, engine_of[node], -1)
-    claimed = target >= 0
-    return sum_at(target[claimed], (ops.end_ns - ops.start_ns)[rows][claimed], num)
-
-
-def _is_bookkeeping(recording: Recording, instances: OpInstances) -> PerInvocation[Bool]:
-    """[R] invocations that make no memory and write no more than a counter, in forward and in their nodes."""
-    made_bytes, written_bytes = _made_bytes(recording), _written_bytes(recording)
-    known, num = instances.row_of_op >= 0, len(instances.op)
-    made_bytes, written_bytes = (
-        sum_at(instances.row_of_op[known], times[known], num) for times in (made_bytes, written_bytes)
-    )
-    # Without recorded shapes it is not known what an in-place operator wrote; its name says that it did.
-    blind = not recording.flow.edge_mutated.any()
-    in_place = recording.is_text(lambda text: text.endswith("_"))[recording.ops.name[instances.op]]
-    is_bookkeeping: PerInvocation[Bool] = (made_bytes == 0) & (written_bytes <= COUNTER_BYTES) & ~(in_place & blind)
-    return is_bookkeeping
-
-
-def _made_bytes(recording: Recording) -> PerOp[Int]:
-    allocations = recording.allocations
-    is_allocation = (allocations.size_bytes > 0) & (allocations.op >= 0)
-    return sum_at(allocations.op[is_allocation], allocations.size_bytes[is_allocation], len(recording.ops.name))
-
-
-def _written_bytes(recording: Recording) -> PerOp[Int]:
-    ops, flow = recording.ops, recording.flow
-    mutated = flow.edge_mutated
-    op = rows_starting_at(ops.start_ns, flow.node_time_ns[flow.edge_node[mutated]])
-    size = recording.keys.size_bytes[flow.edge_key[mutated]]
-    return sum_at(op[op >= 0], size[op >= 0], len(ops.name))
-
-
-def _between(recording: Recording, instances: OpInstances) -> PerForwardPass[Int]:
-    """[P] the gaps before, between and behind the operators of each stretch, one by one."""
-    ops, passes = recording.ops, instances.passes
-    top = np.flatnonzero(instances.within < 0)
-    which = instances.forward_pass[top]
-    start, end = ops.start_ns[instances.op[top]], ops.end_ns[instances.op[top]]
-    gaps = np.zeros(len(passes.step), np.int64)
-    for row in range(len(passes.step)):
-        mine = which == row
-        edges = np.concatenate([[passes.start_ns[row]], np.stack([start[mine], end[mine]], 1).reshape(-1)])
-        gaps[row] = (np.append(edges, passes.end_ns[row]).reshape(-1, 2) @ np.array([-1, 1])).sum()
-    return gaps

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.operators.invocations import OpInstances, op_instances, rows_starting_at, short_op_name, sum_at
+from tracer.analysis.operators.invocations import OpInstances, rows_starting_at, short_op_name, sum_at
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.classify_blocks import Cycle
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.source_lines import frames_of_op
-from tracer.arrays import Bool, Bools, ColumnTable, Int, Ints, PerBlock, PerSavedTensor, Rows
+from tracer.arrays import Bool, Bools, ColumnTable, Int, PerBlock, PerSavedTensor, Rows
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.recording import OpKind, Recording
@@ -22,13 +21,6 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, is_accumulate_grad
 
 _NOBODYS = (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
-
-
-class HowSaved(IntEnum):
-    """How a storage is known to be saved."""
-
-    READ_IN_BACKWARD = 0
-    FREED_IN_BACKWARD = 1  # No node read it, but the graph let go of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +37,6 @@ class SavedActivations(ColumnTable):
     row: PerSavedTensor[Int]  # Row in `OpInstances`: the first invocation that saved it
     step: PerSavedTensor[Int]  # Index of the step
     size_bytes: PerSavedTensor[Int]  # As the allocator handed it out
-    is_input: PerSavedTensor[Bool]  # It is the batch
-    evidence: PerSavedTensor[Int]  # `HowSaved`
 
     def of_step(self, step: int) -> SavedActivations:
         """The activations that one step saved."""
@@ -55,27 +45,20 @@ class SavedActivations(ColumnTable):
 
 def saved_activations(cycle: Cycle, instances: OpInstances) -> SavedActivations:
     """Find every storage that a forward keeps for its backward."""
-    lifetimes = cycle.lifetimes
-    block, row, evidence = _holders(cycle, instances)
+    # A node of the invocation read the block, or freed it.
+    read_block, read_row = _readers(cycle, instances)
+    freed_block, freed_row = _releasers(cycle, instances)
+    block, row = np.concatenate([read_block, freed_block]), np.concatenate([read_row, freed_row])
     good = _eligible(cycle, instances)[block] & _made_before(cycle, instances, block, row)
-    block, row, evidence = block[good], row[good], evidence[good]
-    # The earliest holder of each step wins; for the evidence, a node that read it does.
+    block, row = block[good], row[good]
+    # The earliest holder of each step wins.
     step = instances.step[row]
-    order = np.lexsort((evidence, row, step, block))
-    block, row, evidence, step = block[order], row[order], evidence[order], step[order]
+    order = np.lexsort((row, step, block))
+    block, row, step = block[order], row[order], step[order]
     first = np.ones(len(block), bool)
     first[1:] = (block[1:] != block[:-1]) | (step[1:] != step[:-1])
-    was_read = np.zeros(len(lifetimes.size_bytes), bool)
-    was_read[block[evidence == HowSaved.READ_IN_BACKWARD]] = True
-    block, row = block[first], row[first]
-    return SavedActivations(
-        block=block,
-        row=row,
-        step=instances.step[row],
-        size_bytes=lifetimes.size_bytes[block],
-        is_input=cycle.blocks.kind[block] == Kind.INPUT,
-        evidence=np.where(was_read[block], HowSaved.READ_IN_BACKWARD, HowSaved.FREED_IN_BACKWARD),
-    )
+    block, row, step = block[first], row[first], step[first]
+    return SavedActivations(block=block, row=row, step=step, size_bytes=cycle.lifetimes.size_bytes[block])
 
 
 def _made_before(cycle: Cycle, instances: OpInstances, block: Rows, row: Rows) -> Bools:
@@ -115,15 +98,6 @@ def _in_optimizer(cycle: Cycle, instances: OpInstances, allocation: Rows) -> Boo
         inside |= (time_ns >= spans.start_ns[row]) & (time_ns < spans.end_ns[row])
     in_optimizer: Bools = inside & ~_in_forward(cycle, instances, allocation)
     return in_optimizer
-
-
-def _holders(cycle: Cycle, instances: OpInstances) -> tuple[Rows, Rows, Ints]:
-    """Pairs of block and the invocation whose node read or released it, with the evidence."""
-    read_block, read_row = _readers(cycle, instances)
-    freed_block, freed_row = _releasers(cycle, instances)
-    evidence = np.repeat([int(HowSaved.READ_IN_BACKWARD), int(HowSaved.FREED_IN_BACKWARD)],
-                         [len(read_block), len(freed_block)])  # fmt: skip
-    return np.concatenate([read_block, freed_block]), np.concatenate([read_row, freed_row]), evidence.astype(np.int64)
 
 
 def _readers(cycle: Cycle, instances: OpInstances) -> tuple[Rows, Rows]:
@@ -178,73 +152,43 @@ class ActivationEntry:
 
     name: str  # Name of the operator as users write it
     size_bytes: int  # Saved storages that it keeps alive and that no earlier invocation had saved
-    input_bytes: int  # The part of them that is the step's batch
-    unread_bytes: int  # The part that no backward operator read, known only because the graph let go of it
-    num_storages: int
-    module: str | None  # Path, or None outside modules
     frames: tuple[SourceLine, ...]  # Lines of user code that called it, innermost first
-    # How many times the same line of the same module had called an operator of this name before, in this step; from 0.
-    invocation: int
-    invocations: int
-    input_shapes: tuple[tuple[int, ...], ...]  # One shape per tensor argument
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
     """The answer for one device."""
 
-    device: str  # Name as `str(torch.device)` writes it
     peak_bytes: int  # The largest of the cycles' peaks
-    # The step whose activations these are: the last complete one of the cycle with that peak; None if no operator ran
-    # in forward.
-    step: str | None
     weights: tuple[Weight, ...]  # Parameters in the model's order
-    activations: tuple[ActivationEntry, ...]  # Activations in program order
-    categories: tuple[tuple[str, int], ...]  # Bytes at the peak by category; they sum to it
-    settings: Mapping[str, object]
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return sum(weight.size_bytes for weight in self.weights)
-
-    @property
-    def grad_bytes(self) -> int:
-        """Bytes of all gradients."""
-        return sum(weight.grad_size_bytes for weight in self.weights)
-
-    @property
-    def activation_bytes(self) -> int:
-        """All that is saved."""
-        return sum(entry.size_bytes for entry in self.activations)
+    # Activations in program order, of the last complete step of the cycle with that peak; empty if no operator ran in
+    # forward.
+    activations: tuple[ActivationEntry, ...]
 
 
 def memory_report(
     findings: Findings,
+    instances: OpInstances,
     *,
-    instances: OpInstances | None = None,
     parameters: Iterable[Parameter] = (),
     known: KnownStorages | None = None,
-    settings: Mapping[str, object] | None = None,
 ) -> MemoryReport:
-    """Put the report together."""
+    """Put the report together.
+
+    Args:
+        instances: Operator invocations of the cycle with the largest peak.
+    """
     worst = findings.worst
-    instances = instances or op_instances(worst.recording, worst.attribution)
     saved = saved_activations(worst, instances)
-    step = _step_to_show(worst, instances, saved)
-    names = worst.attribution.step_names
+    step = _step_to_show(instances, saved)
     return MemoryReport(
-        device=findings.device,
         peak_bytes=worst.peak.peak_bytes,
-        step=None if step is None else names[step] if step < len(names) else "all",
         weights=weights(parameters, [(cycle.recording, cycle.attribution) for cycle in findings.cycles], known),
-        activations=() if step is None else activation_entries(worst, instances, saved, step),
-        categories=tuple(worst.peak.by_category().items()),
-        settings=dict(settings or {}),
+        activations=() if step is None else activation_entries(worst, instances, saved.of_step(step)),
     )
 
 
-def _step_to_show(cycle: CycleFindings, instances: OpInstances, saved: SavedActivations) -> int | None:
+def _step_to_show(instances: OpInstances, saved: SavedActivations) -> int | None:
     """The last step with forward: what earlier ones carried over to it was made in the recording.
 
     A step that was cut short has no backward and so saves less than others; it is passed over.
@@ -258,48 +202,24 @@ def _step_to_show(cycle: CycleFindings, instances: OpInstances, saved: SavedActi
 
 
 def activation_entries(
-    cycle: CycleFindings, instances: OpInstances, saved: SavedActivations, step: int
+    cycle: CycleFindings, instances: OpInstances, saved: SavedActivations
 ) -> tuple[ActivationEntry, ...]:
-    """An entry per invocation in a step that saves something, in program order."""
-    recording, attribution = cycle.recording, cycle.attribution
-    mine = saved.of_step(step)
-    counts: dict[tuple[int, int, int], int] = {}
-    groups_of_rows: list[tuple[int, tuple[int, int, int], int]] = []
-    saving = set(mine.row.tolist())
-    for row in np.flatnonzero(instances.step == step).tolist():
-        op = int(instances.op[row])
-        group = (int(recording.ops.name[op]), int(attribution.op_module[op]), int(attribution.op_frame[op]))
-        if row in saving:
-            groups_of_rows.append((row, group, counts.get(group, 0)))
-        counts[group] = counts.get(group, 0) + 1
-    size_bytes, input_bytes, unread_bytes, num_storages = (
-        sum_at(mine.row, values, len(instances.op))
-        for values in (
-            mine.size_bytes,
-            np.where(mine.is_input, mine.size_bytes, 0),
-            np.where(mine.evidence == HowSaved.FREED_IN_BACKWARD, mine.size_bytes, 0),
-            np.ones(len(mine.row), np.int64),
+    """An entry per invocation that saves something in one step, in program order.
+
+    Args:
+        saved: What one step saved.
+    """
+    recording = cycle.recording
+    size_bytes = sum_at(saved.row, saved.size_bytes, len(instances.op))
+    rows = np.unique(saved.row)
+    return tuple(
+        ActivationEntry(
+            name=short_op_name(recording.strings[recording.ops.name[op]]),
+            size_bytes=size,
+            frames=frames_of_op(recording, cycle.attribution, op),
         )
+        for op, size in zip(instances.op[rows].tolist(), size_bytes[rows].tolist(), strict=True)
     )
-    entries = []
-    for row, group, invocation in groups_of_rows:
-        op = int(instances.op[row])
-        module = int(attribution.op_module[op])
-        entries.append(
-            ActivationEntry(
-                name=short_op_name(recording.strings[recording.ops.name[op]]),
-                size_bytes=int(size_bytes[row]),
-                input_bytes=int(input_bytes[row]),
-                unread_bytes=int(unread_bytes[row]),
-                num_storages=int(num_storages[row]),
-                module=attribution.modules[module] if module >= 0 else None,
-                frames=frames_of_op(recording, attribution, op),
-                invocation=invocation,
-                invocations=counts[group],
-                input_shapes=recording.shapes[recording.ops.input_shapes[op]],
-            )
-        )
-    return tuple(entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +229,6 @@ class Weight:
     name: str
     size_bytes: int  # Bytes of its elements
     grad_size_bytes: int  # Bytes of its gradient as seen during the steps, 0 if it had none
-    module: str  # Dotted name of its module, "" for the model itself
     frames: tuple[SourceLine, ...]  # Lines that constructed it, innermost first
 
 
@@ -336,7 +255,6 @@ def weights(
                 parameter.size_bytes,
                 parameter.size_bytes if all_have and parameter.wants_gradient else observed.get(parameter.name, 0),
             ),
-            module=parameter.module,
             frames=parameter.lines,
         )
         for parameter in listed

@@ -44,16 +44,13 @@ def write_snapshot_page(
     *,
     run: Mapping[str, str | int | float],
     caveat: str = "",
-    timelines: Mapping[int, DeviceTimeline] | None = None,
     first: Mapping[int, FirstChanges] | None = None,
 ) -> None:
     """Write the page of a snapshot's devices, with the worst one in front."""
-    known = timelines or {}
     pages = []
     for shown, device in enumerate(replayed.devices):
-        timeline = known.get(shown) or device_timeline(device)
         tried = (first or {}).get(device.state.device)
-        page = snapshot_page(replayed, finding, shown, timeline, run=run, first=tried)
+        page = snapshot_page(replayed, finding, shown, device_timeline(device), run=run, first=tried)
         pages.append(replace(page, caveat=caveat))
     write_pages(pages, path, shown=finding.worst or 0)
 

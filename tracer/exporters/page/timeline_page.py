@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.analysis.operators.run_times import RunTimes
+from tracer.analysis.operators.run_times import RunTimeRow
 from tracer.analysis.profiles.caveats import (
     counted,
     not_recorded,
@@ -64,7 +64,7 @@ def timeline_page(
     run: Mapping[str, str | int | float],
     caveat: str = "",
     notes: tuple[str, ...] = (),
-    run_times: RunTimes | None = None,
+    run_times: Sequence[RunTimeRow] | None = None,
     failed: FailedAllocation | None = None,
     first: FirstChanges | None = None,
     pinned_bytes: int = 0,
@@ -218,7 +218,7 @@ def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
     return (*steps, *phases)
 
 
-def _time_section(cycle: CycleFindings, times: RunTimes) -> Section:
+def _time_section(cycle: CycleFindings, times: Sequence[RunTimeRow]) -> Section:
     """How long each step took, and the slowest modules beside their memory."""
     rows: list[tuple[Cell, ...]] = []
     for name in cycle.attribution.step_names:
@@ -235,15 +235,15 @@ def _headline_notes(peak: PeakReport) -> tuple[str, ...]:
     return (*(() if missed is None else (missed,)), *unexplained)
 
 
-def slow_modules(times: RunTimes, peak: PeakReport) -> Table:
+def slow_modules(times: Sequence[RunTimeRow], peak: PeakReport) -> Table:
     """Time of each module's own operators in a step beside what it held at the peak, slowest first.
 
     An operator that some steps lack counts by its share of them.
     """
-    num_steps = max((row.num_steps for row in times.rows), default=0)
+    num_steps = max((row.num_steps for row in times), default=0)
     bytes_of = {module: size for module, (size, _) in totals_by(peak.rows, attrgetter("module")).items()}
     totals: dict[str, tuple[float, float, int]] = {}
-    for invocation in times.rows:
+    for invocation in times:
         module = invocation.module or LOOP_OWNER
         forward_ns, backward_ns, calls = totals.get(module, (0.0, 0.0, 0))
         share = invocation.num_steps / num_steps

@@ -1,1 +1,0 @@
-"""The SQLite files that Skyline's and DeepView.Profile's readers know."""
