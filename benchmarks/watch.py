@@ -175,9 +175,8 @@ def main() -> None:
         return (time.process_time() - start) / options.steps
 
     def called(watch: TrainingWatch, batch: Tensor) -> None:
-        """What the hooks do in a step: before and after the model's call, and before the optimizer's step."""
+        """What the hooks do in a step: before the model's call, and before the optimizer's step."""
         watch.observe_call(model, (batch,))
-        watch._after_call(model, (batch,), batch)
         watch._before_optimizer_step(optimizer, (), {})
 
     def count() -> int:

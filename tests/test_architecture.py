@@ -78,7 +78,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tracer.analysis.compiled",
         "tracer.analysis.profiles",
         "tracer.analysis.operators",
-        "tracer.analysis.steps",
+        "tracer.analysis.step_findings",
     ),
     "tracer.capture": (
         "tracer.capture.torch_private",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tracer.analysis.steps.step_findings import StepFindings
+from tracer.analysis.step_findings import StepFindings
 from tracer.capture.step_columns import StepTable
 from tracer.results.watch_report import Event, WatchReport
 
@@ -27,8 +27,6 @@ def report_of(**given: Any) -> WatchReport:
         out_of_memory=None,
         groups=(),
         outlived=(),
-        ledger=None,
-        history_steps=None,
         notes=(),
         settings={},
     )

@@ -10,9 +10,8 @@ import numpy as np
 
 from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.analysis.steps.step_findings import StepFindings
+from tracer.analysis.step_findings import StepFindings
 from tracer.arrays import totals_by
-from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.kept_run import ValuesRead
 from tracer.capture.objects.holders import Holder
 from tracer.capture.sources.source_line import SourceLine
@@ -70,8 +69,6 @@ class WatchReport:
     out_of_memory: OutOfMemory | None
     groups: tuple[SnapshotRow, ...]  # What was in use then, by line and kind; of the allocator's history
     outlived: tuple[OutlivedMemory, ...]  # What outlived the step after its own and is of no kind that stays
-    ledger: DeviceLedger | None  # The whole device; None where its driver does not say
-    history_steps: int | None  # How many of the last steps the history has in full
     notes: tuple[str, ...]  # What is missing or could not be read, in sentences
     settings: Mapping[str, object]  # What to remember of the run
     # What earlier reports of the run found, each as `findings_alone`, the oldest first.
@@ -88,9 +85,8 @@ class WatchReport:
     @property
     def most_bytes(self) -> int:
         """The most that was in use: by the allocator's own peak, or as it was seen; 0 where nothing was."""
-        columns = self.columns
-        peak_bytes = columns.peak_bytes if self.allocated_bytes is not None else columns.resident_bytes
-        return max(int(np.max(column, initial=0)) for column in (peak_bytes, columns.most_bytes))
+        column = self.columns.peak_bytes if self.allocated_bytes is not None else self.columns.resident_bytes
+        return int(np.max(column, initial=0))
 
     def findings_alone(self) -> WatchReport:
         """The same without its tables: what a later report of the run repeats of it."""
@@ -99,7 +95,6 @@ class WatchReport:
             events=(self.event,),
             columns=self.columns.take(slice(0)),
             groups=self.groups[:1],
-            ledger=None,
             notes=(),
             found_before=(),
         )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.analysis.snapshots.steps import StepEnds
-from tracer.analysis.steps.step_findings import explain_steps
+from tracer.analysis.step_findings import explain_steps
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import StepReader, read_counters
@@ -48,7 +48,7 @@ from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched, ran_out_later
 from tracer.sessions.session import Session
 from tracer.sessions.voices import Voice
-from tracer.sessions.watch_report import Moment, limit_of, watch_report
+from tracer.sessions.watch_report import Moment
 
 MAX_ENTRIES: Final = 100_000
 """Of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""
@@ -134,7 +134,6 @@ class TrainingWatch(Session):
         self._hooks = CallHooks(
             models=objects.models.values(),
             on_call=self.observe_call,
-            after_call=self._after_call,
             optimizers=objects.optimizers,
             before_step=self._before_optimizer_step,
         )
@@ -174,9 +173,6 @@ class TrainingWatch(Session):
         self._hooks.start()
         _watch_out_of_memory(self.device, self)
         self._is_on = True
-        self._listen()
-
-    def _listen(self) -> None:
         is_main = threading.current_thread() is threading.main_thread()
         if self._on_signal is not None and is_main and signal.getsignal(self._on_signal) is signal.SIG_DFL:
             signal.signal(self._on_signal, self._asked_by_signal)
@@ -252,7 +248,9 @@ class TrainingWatch(Session):
         self._write_if_asked()
 
     def _end_step(self) -> None:
-        self._tell_of_caught()
+        report, self._untold = self._untold, None
+        if report is not None:  # the program has caught the step's error
+            self._say(self._lines_of(report))
         num_failures = self._reader.num_failures
         row = self._reader.end_of_step(self.num_steps_done, time.time_ns())
         self._table.add(row)
@@ -272,12 +270,8 @@ class TrainingWatch(Session):
                 self._growth_is_told = True
                 self._write(_GROWS)
 
-    @property
-    def _has_allocator(self) -> bool:
-        return self._reader.has_allocator
-
     def _grows(self) -> bool:
-        steps = explain_steps(self.columns, limit_bytes=limit_of(self.device), has_allocator=self._has_allocator)
+        steps = explain_steps(self.columns, limit_bytes=None, has_allocator=self._reader.has_allocator)
         return steps.growth is not None
 
     def observe_batch(self, batch: object) -> None:
@@ -294,15 +288,8 @@ class TrainingWatch(Session):
             self._batch = [("batch", weakref.ref(tensor)) for tensor in tensors if not tensor.requires_grad]
             self._write_if_asked()
 
-    def _after_call(self, model: nn.Module, args: object, output: object) -> None:
-        if self._is_on and not torch.compiler.is_compiling():
-            is_evaluation = not model.training or not torch.is_grad_enabled()
-            self._reader.note("evaluation_bytes" if is_evaluation else "forward_bytes", always=is_evaluation)
-            self._write_if_asked()
-
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_on:
-            self._reader.note("backward_bytes")
             if self._objects is not None:
                 self._objects.saw_stepping(optimizer)
             self._write_if_asked()
@@ -352,7 +339,7 @@ class TrainingWatch(Session):
             if with_history:
                 self._history.dump()
             snapshot = self._history.snapshot if with_history else None
-            self.report = watch_report(self._moment(error, snapshot))
+            self.report = self._moment(error, snapshot).explained()
             if self.report.has_findings:
                 self._found_before.append(self.report.findings_alone())
             self._tell(self.report, is_last=is_last)
@@ -409,15 +396,8 @@ class TrainingWatch(Session):
         if not is_raised_now:
             self._say(self._lines_of(report))
 
-    def _tell_of_caught(self) -> None:
-        """The step has ended in which memory ran out: the program has caught it."""
-        report, self._untold = self._untold, None
-        if report is not None:
-            self._say(self._lines_of(report))
-
     def _lines_of(self, report: WatchReport) -> list[str]:
-        written = f"Written: {self.folder / WATCH_TEXT}, {WATCH_JSON}."
-        return [*short_watch_lines(report), written] if self._says else []
+        return [*short_watch_lines(report), f"Written: {self.folder / WATCH_TEXT}, {WATCH_JSON}."] if self._says else []
 
     def _say(self, lines: Sequence[str]) -> None:
         if lines and not display_in_notebook(Paragraph("\n".join(lines))):
@@ -427,7 +407,6 @@ class TrainingWatch(Session):
     def _moment(self, error: BaseException | None, snapshot: Mapping[str, Any] | None) -> Moment:
         return Moment(
             device=self.device,
-            event=self._events[-1],
             events=tuple(self._events),
             error=error,
             columns=self.columns,
@@ -436,7 +415,7 @@ class TrainingWatch(Session):
             tensors=self._tensors,
             earlier=self._earlier,
             earlier_step=_BASELINE_STEP,
-            notes=tuple(self._missing(snapshot is not None)),
+            notes=list(self._missing()),
             settings=self._settings,
             found_before=tuple(self._found_before),
             is_evaluating=self._is_evaluating(error),
@@ -458,7 +437,7 @@ class TrainingWatch(Session):
         known = ((Role.INPUT, name, tensor) for name, tensor in batch if tensor is not None)
         return itertools.chain(objects.tensors() if objects is not None else (), known)
 
-    def _missing(self, has_history: bool) -> Iterator[str]:
+    def _missing(self) -> Iterator[str]:
         yield from self._hooks.refused
         if not devices.is_accelerator(self.device):
             yield (
@@ -467,7 +446,7 @@ class TrainingWatch(Session):
             )
         elif not self._history.is_offered:
             yield f"The allocator of {self.device.type} has no history: no line says what made a block."
-        if not self._has_allocator and devices.is_accelerator(self.device):
+        if not self._reader.has_allocator and devices.is_accelerator(self.device):
             yield f"The allocator of {self.device.type} has no counters that can be read."
 
 

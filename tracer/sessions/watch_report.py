@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tracer.analysis.profiles.failed_allocation import held_now, with_evaluation
-from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.first_changes import first_changes, with_cause
+from tracer.analysis.profiles.failed_allocation import explain_failure, held_now
+from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.modelled import model_device
-from tracer.analysis.snapshots.oom import OutOfMemory, beside_others, device_out_of_memory
-from tracer.analysis.snapshots.steps import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
-from tracer.analysis.steps.step_findings import explain_steps
+from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
+from tracer.analysis.snapshots.steps import StepEnds, outlived_groups
+from tracer.analysis.step_findings import StepFindings, explain_steps
 from tracer.capture.device.device_blocks import device_blocks
-from tracer.capture.device.device_ledger import DeviceLedger, device_ledger
 from tracer.capture.device.devices import allowed_bytes, device_memory, is_accelerator
 from tracer.capture.device.host_memory import host_total_bytes
 from tracer.capture.device.memory_counters import read_counters
@@ -42,33 +40,6 @@ _MAX_NAMED = 8
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Moment:
-    """A watched run's knowledge of itself when it is to be explained."""
-
-    device: torch.device  # The device that is watched
-    event: Event  # Why
-    events: tuple[Event, ...]  # All so far
-    error: BaseException | None  # The error that ends the run, or None
-    columns: StepColumns  # The counters so far
-    ends: StepEnds | None  # When steps ended, by what the allocator had served; None where it does not count
-    snapshot: Mapping[str, Any] | None  # Snapshot of the allocator, with its history; None where there is none
-    # Role, name and tensor of what is known of models, optimizers and batches.
-    tensors: Callable[[], Iterable[tuple[Role, str, Tensor]]]
-    # What was reached and in no module at the beginning, where there is no history.
-    earlier: Mapping[str, Alike] | None = None
-    earlier_step: int = 0  # The step at whose end that was
-    notes: tuple[str, ...] = ()  # Sentences on what is missing
-    settings: Mapping[str, object] = field(default_factory=dict)  # What to remember of the run
-    found_before: tuple[WatchReport, ...] = ()  # What earlier reports of the run found
-    is_evaluating: bool = False  # What is trained is in evaluation mode
-
-
-def watch_report(moment: Moment) -> WatchReport:
-    """Explain a moment. Unreadable parts become notes; the rest is reported."""
-    return _Explanation(moment).report()
-
-
 def limit_of(device: torch.device) -> int | None:
     """Return the memory that this process can have: reserved and free on the device, or the host's."""
     if not is_accelerator(device):
@@ -80,152 +51,138 @@ def limit_of(device: torch.device) -> int | None:
     return most if allowed is None else min(most, allowed)
 
 
-class _Explanation:
-    def __init__(self, moment: Moment) -> None:
-        self._moment = moment
-        self._device = moment.device
-        self._notes = list(moment.notes)
-        self._limit = limit_of(self._device)
-        self._steps = explain_steps(
-            moment.columns, limit_bytes=self._limit, has_allocator=read_counters(self._device) is not None
-        )
-        self._history: _History | None = None
+@dataclass(eq=False)
+class Moment:
+    """A watched run when it is to be explained; unreadable parts become notes, and the rest is reported."""
 
-    def report(self) -> WatchReport:
-        moment = self._moment
-        if moment.snapshot is not None:
-            self._history = self._or_note(self._read_history)
-        outlived = self._or_note(self._outlived) or ()
-        counters, history = read_counters(self._device), self._history
-        error = moment.error
+    device: torch.device  # The device that is watched; in the end, the one whose memory has run out
+    events: tuple[Event, ...]  # All so far; the last one is the reason
+    error: BaseException | None  # The error that ends the run, or None
+    columns: StepColumns  # The counters so far
+    ends: StepEnds | None  # When steps ended, by what the allocator had served; None where it does not count
+    snapshot: Mapping[str, Any] | None  # Snapshot of the allocator, with its history; None where there is none
+    # Role, name and tensor of what is known of models, optimizers and batches.
+    tensors: Callable[[], Iterable[tuple[Role, str, Tensor]]]
+    # What was reached and in no module at the end of `earlier_step`, where there is no history.
+    earlier: Mapping[str, Alike] | None = None
+    earlier_step: int = 0
+    notes: list[str] = field(default_factory=list)  # Sentences on what is missing
+    settings: Mapping[str, object] = field(default_factory=dict)  # What to remember of the run
+    found_before: tuple[WatchReport, ...] = ()  # What earlier reports of the run found
+    is_evaluating: bool = False  # What is trained is in evaluation mode
+
+    def explained(self) -> WatchReport:
+        """The report."""
+        limit_bytes, steps = limit_of(self.device), self._steps  # of the watched device
+        history = self._or_note(self._read_history) if self.snapshot is not None else None
+        outlived = self._or_note(lambda: tuple(self._outlived(history)))
+        counters, error = read_counters(self.device), self.error
         return WatchReport(
-            device=str(self._device),
-            event=moment.event,
-            events=moment.events,
+            device=str(self.device),
+            event=self.events[-1],
+            events=self.events,
             error=error_words(error) if error is not None else "",
             error_line=error_line(error) if error is not None else None,
-            columns=moment.columns,
-            steps=self._steps,
-            limit_bytes=self._limit,
+            columns=self.columns,
+            steps=steps,
+            limit_bytes=limit_bytes,
             allocated_bytes=counters.allocated_bytes if counters is not None else None,
             reserved_bytes=counters.reserved_bytes if counters is not None else None,
             out_of_memory=history.out_of_memory if history is not None else None,
             groups=history.groups if history is not None else (),
-            outlived=outlived,
-            ledger=self._or_note(self._ledger),
-            history_steps=history.num_steps if history is not None else None,
-            notes=tuple(self._notes),
-            settings=moment.settings,
-            found_before=moment.found_before,
-            caveat=(caveat := caveat_of(self._device)),
+            outlived=outlived or (),
+            notes=tuple(self.notes),
+            settings=self.settings,
+            found_before=self.found_before,
+            caveat=(caveat := caveat_of(self.device)),
             values_read=values_read() if caveat else None,
         )
 
+    @cached_property
+    def _steps(self) -> StepFindings:
+        has_allocator = read_counters(self.device) is not None
+        return explain_steps(self.columns, limit_bytes=limit_of(self.device), has_allocator=has_allocator)
+
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
-        """Return the answer, or add a note in its place: unreadable parts do not end the report."""
+        """Return the answer, or add a note in its place."""
         try:
             return answer()
         except SnapshotError as error:
-            self._notes.append(f"The allocator's history cannot be read: {error}")
+            self.notes.append(f"The allocator's history cannot be read: {error}")
         except Exception as fault:
-            self._notes.append(f"A part is missing by an internal fault, {type(fault).__name__}: {fault}")
+            self.notes.append(f"A part is missing by an internal fault, {type(fault).__name__}: {fault}")
         return None
-
-    def _ledger(self) -> DeviceLedger | None:
-        if not is_accelerator(self._device):
-            return None
-        segments = self._moment.snapshot["segments"] if self._moment.snapshot is not None else ()
-        return device_ledger(self._device, segments)
 
     # ------------------------------------------------------------------------------------------------ the history
     def _read_history(self) -> _History | None:
-        assert self._moment.snapshot is not None
-        columns = snapshot_in_memory(dict(self._moment.snapshot))
-        index = self._device.index
-        if self._moment.event.what.startswith("out of memory"):
-            ran_out = device_out_of_memory(columns)
-            index = index if ran_out is None else ran_out
+        assert self.snapshot is not None
+        columns = snapshot_in_memory(dict(self.snapshot))
+        ran_out = device_out_of_memory(columns)
+        if self.events[-1].what.startswith("out of memory") and ran_out is not None:
+            self.device = torch.device(self.device.type, ran_out)
+        index = self.device.index
         if not any(state.device == index for state in columns.devices):
             return None
-        self._device = torch.device(self._device.type, index)
-        kinds_held = {index: held_now(self._known(), str(self._device))}
-        replayed = replay_snapshot(columns, device=index, held_now=kinds_held)
-        finding = explain_replayed(replayed).devices[0]
-        explained = replayed.devices[0]
-        alive = explained.replay.lives.alive_after(len(explained.state.trace) - 1)
-        ends = self._moment.ends
-        event = finding.oom[-1] if finding.oom and self._moment.error is not None else None
-        if event is not None:
-            is_evaluating = self._moment.is_evaluating
-            objects = look_at_failure(self._device, self._moment.error, is_evaluating=is_evaluating)
-            event, objects = with_evaluation(event, objects)
-            first = first_changes(replayed, explained, model_device(explained), objects=objects)
-            memory = device_memory(self._device)
-            event = beside_others(with_cause(event, first), None if memory is None else memory[1])
-        return _History(
-            device=explained,
-            groups=group_rows(explained, alive),
-            out_of_memory=event,
-            num_steps=max(0, int(ends.step[-1]) - first_whole_step(explained, ends) + 1)
-            if ends is not None and len(ends.step)
-            else None,
-        )
+        replayed = replay_snapshot(columns, device=index, held_now={index: held_now(self._known(), str(self.device))})
+        (device,) = replayed.devices
+        alive = device.replay.lives.alive_after(len(device.state.trace) - 1)
+        event = None
+        if self.error is not None and ran_out == index:
+            objects = look_at_failure(self.device, self.error, is_evaluating=self.is_evaluating)
+            memory = device_memory(self.device)
+            event, *_ = explain_failure(replayed, objects, device_bytes=None if memory is None else memory[1])
+        return _History(device, group_rows(device, alive), event)
 
     def _known(self) -> KnownStorages:
         """Storages that exist now: of models, optimizers and batches by name, of graphs, and all others."""
         observer = StorageObserver()
         walk = live_tensors()
         if not walk.is_complete:
-            self._notes.append("More graphs are alive than were examined: part of what they keep may be missing.")
-        blocks = {str(self._device): device_blocks(self._device, bucket_bytes=walk.bucket_bytes)}
-        observer.observe((*self._moment.tensors(), *walk.tensors), blocks=blocks)
+            self.notes.append("More graphs are alive than were examined: part of what they keep may be missing.")
+        blocks = {str(self.device): device_blocks(self.device, bucket_bytes=walk.bucket_bytes)}
+        observer.observe((*self.tensors(), *walk.tensors), blocks=blocks)
         return observer.observations()
 
     # ---------------------------------------------------------------------------------------------- what has stayed
-    def _outlived(self) -> tuple[OutlivedMemory, ...]:
-        if self._history is not None and self._moment.ends is not None:
-            return self._outlived_blocks(self._history, self._moment.ends)
-        return self._outlived_tensors()
-
-    def _outlived_blocks(self, history: _History, ends: StepEnds) -> tuple[OutlivedMemory, ...]:
-        in_use = sum(group.bytes for group in history.groups)
-        least = max(_LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE * in_use)
-        groups = outlived_groups(history.device, ends)
+    def _outlived(self, history: _History | None) -> Iterator[OutlivedMemory]:
+        if history is None or self.ends is None:
+            yield from self._outlived_tensors()
+            return
+        least = max(_LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE * sum(group.bytes for group in history.groups))
         grows = self._steps.growth is not None
-        chosen = [group for group in groups if group.bytes >= least or (grows and group.bytes_per_step > 0)][
-            :_MAX_NAMED
-        ]
+        groups = outlived_groups(history.device, self.ends)
+        chosen = [group for group in groups if group.bytes >= least or (grows and group.bytes_per_step > 0)]
+        chosen = chosen[:_MAX_NAMED]
         holders = self._holders([address for group in chosen for address in group.addresses])
-        return tuple(self._outlived_group(group, holders, history) for group in chosen)
+        for group in chosen:
+            yield OutlivedMemory(
+                what=group.kind.words,
+                frame=group.site.frame,
+                line=SourceLine.known(group.site.file, group.site.line),
+                bytes=group.bytes,
+                count=group.count,
+                bytes_per_step=group.bytes_per_step,
+                holders=tuple(
+                    HolderName(holder, history.line_of(holder.graph_of))
+                    for holder in _holding(holders, group.addresses)
+                ),
+            )
 
-    def _outlived_group(self, group: OutlivedGroup, holders: Iterable[Holder], history: _History) -> OutlivedMemory:
-        return OutlivedMemory(
-            what=group.kind.words,
-            frame=group.site.frame,
-            line=SourceLine.known(group.site.file, group.site.line),
-            bytes=group.bytes,
-            count=group.count,
-            bytes_per_step=group.bytes_per_step,
-            holders=tuple(
-                HolderName(holder, history.line_of(holder.graph_of)) for holder in _holding(holders, group.addresses)
-            ),
-        )
-
-    def _outlived_tensors(self) -> tuple[OutlivedMemory, ...]:
+    def _outlived_tensors(self) -> Iterator[OutlivedMemory]:
         """Without a history: what looks the same and has become more since the beginning, if anything grows."""
-        earlier, growth = self._moment.earlier, self._steps.growth
-        if earlier is None or growth is None:
-            return ()
-        now = unnamed_tensors(self._device)
-        num_steps = max(1, self._steps.num_steps - self._moment.earlier_step)
+        earlier = self.earlier
+        if earlier is None or self._steps.growth is None:
+            return
+        now = unnamed_tensors(self.device)
+        num_steps = max(1, self._steps.num_steps - self.earlier_step)
         grown = sorted(
             ((alike.bytes - (earlier[look].bytes if look in earlier else 0), look) for look, alike in now.items()),
             reverse=True,
         )
         chosen = [(more, look) for more, look in grown if more >= _LEAST_KEPT_BYTES][:_MAX_NAMED]
         holders = self._holders([address for _, look in chosen for address in now[look].addresses])
-        return tuple(
-            OutlivedMemory(
+        for more, look in chosen:
+            yield OutlivedMemory(
                 what=f"tensors {look}",
                 frame="",
                 line=None,
@@ -234,13 +191,9 @@ class _Explanation:
                 bytes_per_step=more // num_steps,
                 holders=tuple(HolderName(holder) for holder in _holding(holders, now[look].addresses)),
             )
-            for more, look in chosen
-        )
 
     def _holders(self, addresses: Collection[int]) -> tuple[Holder, ...]:
-        if not addresses:
-            return ()
-        return find_holders(addresses, device=self._device, error=self._moment.error)
+        return find_holders(addresses, device=self.device, error=self.error) if addresses else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -248,7 +201,6 @@ class _History:
     device: ReplayedDevice
     groups: tuple[SnapshotRow, ...]
     out_of_memory: OutOfMemory | None
-    num_steps: int | None
 
     def line_of(self, address: int | None) -> SourceLine | None:
         """The line that made the block which lies at an address at the end."""

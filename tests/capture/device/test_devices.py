@@ -21,7 +21,6 @@ OF_CUDA = {
     "capture/graph_captures.py",
     "commands/workload_options.py",
     "capture/device/device_blocks.py",
-    "capture/device/device_ledger.py",
     "capture/torch_private/torch_history.py",
     "results/null_run.py",
 }

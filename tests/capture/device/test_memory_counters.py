@@ -1,4 +1,4 @@
-"""How often counters are read: always when a step ends, and seldom within one."""
+"""Counters of a step, and the allocator's history without times."""
 
 from __future__ import annotations
 
@@ -11,48 +11,14 @@ from tracer.capture.device.memory_counters import Counters, StepReader
 from tracer.snapshot.load import snapshot_in_memory
 
 
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of the looks so far; what is in use is that number."""
-    seen: list[int] = []
-
-    def read(device: torch.device) -> Counters:
-        seen.append(len(seen) + 1)
-        return Counters(len(seen), 1000, 2000, 0, 10 * len(seen), 0)
-
-    monkeypatch.setattr(memory_counters, "read_counters", read)
-    monkeypatch.setattr(memory_counters, "device_memory", lambda device: None)
-    return seen
-
-
-def looks_of(reader: StepReader, looks: list[int], *, calls: int = 1, name: str = "forward_bytes") -> int:
-    """Looks within a step and at its end."""
-    before = len(looks)
-    for _ in range(calls):
-        reader.note(name, always=name == "evaluation_bytes")
-    row = reader.end_of_step(1, 0)
-    assert row["end_bytes"] == looks[-1]
-    assert (row[name] == looks[-1] - 1) if name in row else len(looks) == before + 1
-    return len(looks) - before
-
-
-def test_the_first_steps_are_looked_at_and_then_one_of_eight(looks: list[int]) -> None:
+def test_resident_memory_is_asked_for_at_every_sixteenth_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(memory_counters, "read_counters", lambda device: Counters(1, 1000, 2000, 0, 10, 0))
+    monkeypatch.setattr(memory_counters, "resident_bytes", lambda: asked.append(0) or len(asked))
     reader = StepReader(torch.device("cuda:0"))
-    assert [looks_of(reader, looks) for _ in range(32)] == [2] * 32
-    assert [looks_of(reader, looks) for _ in range(17)] == [2, *[1] * 7, 2, *[1] * 7, 2]
-
-
-def test_of_many_calls_in_a_step_the_first_and_one_in_sixteen_are_looked_at(looks: list[int]) -> None:
-    reader = StepReader(torch.device("cuda:0"))
-    assert looks_of(reader, looks, calls=48) == 4 + 3 + 1
-    assert looks_of(reader, looks, calls=2) == 3
-
-
-def test_an_evaluation_is_looked_at_in_every_step(looks: list[int]) -> None:
-    reader = StepReader(torch.device("cuda:0"))
-    for _ in range(33):
-        looks_of(reader, looks)
-    assert looks_of(reader, looks, calls=20, name="evaluation_bytes") == 4 + 1 + 1
+    rows = [reader.end_of_step(step, 0) for step in range(33)]
+    assert [row["resident_bytes"] for row in rows] == [*[1] * 16, *[2] * 16, 3]
+    assert all(row["end_bytes"] == 1 for row in rows)
 
 
 # ---------------------------------------------------------------------------------------------------- allocator history

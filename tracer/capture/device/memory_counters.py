@@ -9,16 +9,12 @@ import numpy as np
 import torch
 
 from tracer.capture.device import devices
-from tracer.capture.device.devices import device_memory, is_accelerator
+from tracer.capture.device.devices import is_accelerator
 from tracer.capture.device.host_memory import resident_bytes
 from tracer.capture.recording import Allocations, Recording
 from tracer.capture.torch_private import torch_history
 
 _SELDOM: Final = 16
-_ALL_OF_FIRST, _LOOK_EACH = 32, 8
-"""The moments within a step are looked at in these first steps, and then in one of eight: with caches that the step has
-emptied, one look takes a tenth of a millisecond. When a step ends its counters are read always."""
-_FIRST_CALLS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,82 +48,43 @@ def read_counters(device: torch.device) -> Counters | None:
 
 
 class StepReader:
-    """Reads the counters of one device at the moments of a step.
+    """Reads the counters of one device when a step ends.
 
-    The driver is asked seldom, since it may take longer than all the rest: when what is reserved has changed, and every
-    sixteenth time. So is the system for resident memory, where the device's own is counted apart.
+    Where the device's own memory is counted apart, the system is asked for resident memory at every sixteenth step
+    alone: in a running loop its answer takes longer than all the rest.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self._device = device
         counters = read_counters(device)
         # Whether the device's allocator counts; elsewhere what is in use is the process's resident memory
         self.has_allocator = counters is not None
         # Requests for which there was no memory, when the last step ended
         self.num_failures = counters.num_failures if counters is not None else 0
-        self._highest: dict[str, int] = {}
-        self._times: dict[str, int] = {}
-        self._driver_asked_at = (-1, 0)
-        self._device_used: int | None = None
         self._resident: int | None = None
         self._num_ends = 0
 
-    def in_use(self) -> int | None:
-        """Bytes in use now; None on the CPU, where resident memory says little of a moment within a step."""
-        counters = read_counters(self.device)
-        return counters.allocated_bytes if counters is not None else None
-
-    def note(self, name: str, *, always: bool = False) -> None:
-        """Look what is in use now, if it is time to; the step's row has the highest of each name.
-
-        Args:
-            name: Name of the moment. If a step has many, as the calls of an evaluation, one in sixteen is looked at.
-        """
-        if not always and self._num_ends >= _ALL_OF_FIRST and self._num_ends % _LOOK_EACH:
-            return
-        times = self._times[name] = self._times.get(name, 0) + 1
-        if times > _FIRST_CALLS and times % _SELDOM:
-            return
-        in_use = self.in_use()
-        if in_use is not None:
-            self._highest[name] = max(in_use, self._highest.get(name, 0))
-
     def end_of_step(self, step: int, time_ns: int) -> dict[str, int]:
         """The row of the step that ends now, for `StepTable.add`."""
-        row = {"step": step, "time_ns": time_ns, **self._highest}
-        self._highest.clear()
-        self._times.clear()
-        counters = read_counters(self.device)
-        # In a running loop the system's answer takes longer than all the rest of this.
+        row = {"step": step, "time_ns": time_ns}
+        counters = read_counters(self._device)
         if counters is None or self._num_ends % _SELDOM == 0:
             self._resident = resident_bytes()
         self._num_ends += 1
         if (resident := self._resident) is not None:
             row["resident_bytes"] = resident
-        if counters is None:
-            if resident is not None:
+            if counters is None:
                 row["end_bytes"] = resident
-            return row
-        self.num_failures = counters.num_failures
-        row |= {
-            "end_bytes": counters.allocated_bytes,
-            "reserved_bytes": counters.reserved_bytes,
-            "peak_bytes": counters.peak_bytes,
-            "num_retries": counters.num_retries,
-            "num_allocations": counters.num_allocations,
-        }
-        if (used := self._used_on_device(counters.reserved_bytes)) is not None:
-            row["device_used_bytes"] = used
+        if counters is not None:
+            self.num_failures = counters.num_failures
+            row |= {
+                "end_bytes": counters.allocated_bytes,
+                "reserved_bytes": counters.reserved_bytes,
+                "peak_bytes": counters.peak_bytes,
+                "num_retries": counters.num_retries,
+                "num_allocations": counters.num_allocations,
+            }
         return row
-
-    def _used_on_device(self, reserved_bytes: int) -> int | None:
-        reserved_then, times = self._driver_asked_at
-        if reserved_bytes != reserved_then or times >= _SELDOM:
-            memory = device_memory(self.device)
-            self._device_used = memory[1] - memory[0] if memory is not None else None
-            times = 0
-        self._driver_asked_at = (reserved_bytes, times + 1)
-        return self._device_used
 
 
 @dataclass(frozen=True, slots=True)

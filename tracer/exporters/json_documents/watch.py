@@ -34,8 +34,6 @@ def watch_values(report: WatchReport) -> dict[str, Any]:
         ],
         "by_kind": report.by_kind(),
         "in_use": [record_values(group, without=("is_before_recording", "stack")) for group in report.groups],
-        "ledger": asdict(report.ledger) if report.ledger is not None else None,
-        "history_steps": report.history_steps,
         "notes": list(report.notes),
         "values_read": None if report.values_read is None else asdict(report.values_read),
         "settings": {name: str(value) for name, value in report.settings.items()},

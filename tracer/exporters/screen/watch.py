@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.sites import NO_FRAMES
-from tracer.analysis.steps.step_findings import GrowthOverSteps
+from tracer.analysis.step_findings import GrowthOverSteps
 from tracer.arrays import totals_by
-from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.exporters.history_sections import place, ran_out_at
 from tracer.exporters.screen.paths import behind, source_place
 from tracer.exporters.screen.text import table_lines
@@ -57,7 +56,6 @@ def watch_lines(report: WatchReport) -> tuple[str, ...]:
         *short_watch_lines(report),
         *_found_before(report),
         *_table_of_groups(report.groups),
-        *(ledger_lines(report.ledger, report.device) if report.ledger is not None else ()),
         *_table_of_steps(report),
         *_list_of_events(report),
         *(("", *lines) if (lines := values_lines(report.values_read)) else ()),
@@ -164,23 +162,6 @@ def holder_words(name: HolderName) -> str:
 
 def _other_sentences(report: WatchReport) -> Iterator[str]:
     steps = report.steps
-    if (evaluation := steps.evaluation) is not None:
-        yield (
-            f"Evaluation holds more than training: {format_bytes(evaluation.bytes)} by step {evaluation.step:,}, "
-            f"training {format_bytes(evaluation.usual_bytes)} at most; without torch.no_grad() a forward keeps what "
-            "backward would use."
-        )
-    if (first := steps.first_steps) is not None and not any(group.bytes_per_step > 0 for group in report.outlived):
-        if first.step == 1:
-            yield (
-                f"The first step held {format_bytes(first.bytes)}, later ones {format_bytes(first.usual_bytes)}: what "
-                "is tried out or compiled once."
-            )
-        else:
-            yield (
-                f"Later steps hold {format_bytes(first.bytes)}, the first one {format_bytes(first.usual_bytes)}: "
-                "optimizer state is made in the first step and stays."
-            )
     if (pieces := steps.fragmenting) is not None:
         line = next((f", most of it kept by {place(group.site)}" for group in report.groups[:1]), "")
         yield (
@@ -188,36 +169,8 @@ def _other_sentences(report: WatchReport) -> Iterator[str]:
             f"{format_bytes(pieces.trend.last_bytes)}, while no more than {format_bytes(pieces.in_use_bytes)} are in "
             f"use{line}: the rest is free, in pieces between blocks in use. expandable_segments:True avoids that."
         )
-    if (host := steps.host_growth) is not None:
-        yield (
-            f"Host memory of the process grows by {format_bytes(host.bytes_per_step)} a step to "
-            f"{format_bytes(host.last_bytes)}."
-        )
     if steps.num_retries:
         yield f"The cache was emptied for a request {some(steps.num_retries, 'time')}: each one waits for the device."
-
-
-def ledger_lines(ledger: DeviceLedger, device: str) -> Iterator[str]:
-    """Lines on the whole device; the rows sum to what nvidia-smi shows as used."""
-    yield ""
-    yield f"The whole device ({device}): {format_bytes(ledger.used_bytes)} of {format_bytes(ledger.total_bytes)} used"
-    rows = [(f"torch, {pool}", size) for pool, size in ledger.pools.items()]
-    if ledger.context_bytes is not None:
-        rows.append(("this process: context and libraries", ledger.context_bytes))
-    if ledger.other_bytes is not None:
-        rows.append((some(ledger.num_others, "other process").replace("processs", "processes"), ledger.other_bytes))
-    knows_others = ledger.other_bytes is not None
-    rest = (
-        "the driver" if knows_others else "context, libraries and other processes (nvidia-ml-py would tell them apart)"
-    )
-    rows.append((rest, ledger.rest_bytes))
-    for name, size in rows:
-        yield f"  {format_bytes(size):>12}  {name}"
-    if ledger.pinned_bytes is not None:
-        used_bytes, held_bytes = ledger.pinned_bytes
-        yield f"  beside it, pinned host memory: {format_bytes(used_bytes)} in use, {format_bytes(held_bytes)} held"
-    if ledger.resident_bytes is not None:
-        yield f"  beside it, resident host memory: {format_bytes(ledger.resident_bytes)}"
 
 
 def _table_of_groups(groups: tuple[SnapshotRow, ...]) -> list[str]:
@@ -238,7 +191,7 @@ def _table_of_steps(report: WatchReport) -> list[str]:
         return []
     names = {"end_bytes": "in use at end" if report.allocated_bytes is not None else "resident"}
     if report.allocated_bytes is not None:
-        names |= {"forward_bytes": "after forward", "backward_bytes": "before optimizer", "reserved_bytes": "reserved"}
+        names |= {"peak_bytes": "peak so far", "reserved_bytes": "reserved"}
     chosen = sorted({round(at * (len(columns_of) - 1) / 19) for at in range(20)})
     values = [[None if size < 0 else size for size in getattr(columns_of, name)[chosen].tolist()] for name in names]
     rows = tuple(zip(columns_of.step[chosen].tolist(), *values, strict=True))

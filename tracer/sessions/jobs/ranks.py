@@ -402,14 +402,11 @@ def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> Rank
     """The report of a watched rank: its peak so far, the memory in use now by kind, and the findings."""
     from tracer.exporters.screen.watch import finding_lines
 
-    columns = report.columns
-    peaks = columns.peak_bytes if report.allocated_bytes is not None else columns.most_bytes
-    peak_bytes = int(peaks.max(initial=-1))
     finding = " ".join(line.strip() for line in islice(finding_lines(report), 2))
     return replace(
         _memory_of(rank),
         device=report.device,
-        peak_bytes=peak_bytes if peak_bytes >= 0 else None,
+        peak_bytes=report.most_bytes or None,
         categories=report.by_kind(),
         num_steps=report.event.step,
         failure=report.error,

@@ -1,4 +1,4 @@
-"""Findings of the counters of a long run: growth and its end, evaluation, the first step, reserved memory in pieces.
+"""Findings of the counters of a long run: growth and its end, and reserved memory in pieces.
 
 A trend is told from noise, stairs and what only fills up.
 """
@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 
 from tracer.arrays import Floats, Int, Ints, PerSteps
-from tracer.arrays import Int as _Int
-from tracer.capture.step_columns import NOT_SEEN, StepColumns
+from tracer.capture.step_columns import StepColumns
 
 MIN_ROWS = 24  # Fewer rows say nothing about a trend
 _WARM_UP_SHARE, _MIN_WARM_UP_ROWS = 0.1, 3
@@ -38,7 +37,7 @@ class Trend:
         return self.last_step + max(0, int((limit_bytes - self.last_bytes) / self.bytes_per_step)) + 1
 
 
-def find_trend(step: PerSteps[_Int], size_bytes: PerSteps[_Int], *, least_bytes: int = LEAST_BYTES) -> Trend | None:
+def find_trend(step: PerSteps[Int], size_bytes: PerSteps[Int], *, least_bytes: int = LEAST_BYTES) -> Trend | None:
     """Decide whether a quantity grows from step to step.
 
     What remains after a warm-up of a tenth is cut into eight windows. It grows if their medians never fall by more than
@@ -98,8 +97,6 @@ def _median_slope(step: Ints, size_bytes: Ints) -> float:
     return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
 
 
-_NOTABLE: Final = 0.1  # Less than a tenth more is no news
-_LEAST_BYTES: Final = 1 << 20
 LEAST_RESIDENT_BYTES: Final = 48 << 20
 """Resident memory rises a little in any process, and by as much as the recorder's own history."""
 
@@ -111,15 +108,6 @@ class GrowthOverSteps:
     trend: Trend
     limit_bytes: int | None  # What there is for this process; None where nobody says
     end_step: int | None  # The step in which it ends if it goes on; None without a limit
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two amounts, one of which is notably more."""
-
-    bytes: int
-    usual_bytes: int
-    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +124,7 @@ class StepFindings:
 
     num_steps: int
     growth: GrowthOverSteps | None = None  # Growth of the bytes in use at ends of steps
-    evaluation: Comparison | None = None  # Evaluation holds notably more than training does
-    # The first step held notably more than later ones, or later ones more than it.
-    first_steps: Comparison | None = None
     fragmenting: Fragmenting | None = None  # Reserved memory grows alone
-    # Resident memory of the process grows, on a device whose own memory is counted apart.
-    host_growth: Trend | None = None
     num_retries: int = 0  # Requests for which the cache was emptied during the run
 
 
@@ -162,10 +145,7 @@ def explain_steps(columns: StepColumns, *, limit_bytes: int | None, has_allocato
     return StepFindings(
         num_steps,
         growth=growth,
-        evaluation=_evaluation(columns),
-        first_steps=_first_steps(columns) if growth is None else None,
         fragmenting=_fragmenting(columns) if growth is None else None,
-        host_growth=find_trend(columns.step, columns.resident_bytes, least_bytes=2 * LEAST_RESIDENT_BYTES),
         num_retries=int(retries[-1] - retries[0]) if len(retries) else 0,
     )
 
@@ -176,49 +156,18 @@ def _growth(columns: StepColumns, limit_bytes: int | None, least_bytes: int) -> 
         return None
     if limit_bytes is None:
         return GrowthOverSteps(trend, None, None)
-    # It ends where the highest moment of a step, and not its end, reaches the limit.
-    above = max(_above_the_end(columns.moments, columns.moments.most_bytes, trend), _peak_above_the_end(columns, trend))
-    return GrowthOverSteps(trend, limit_bytes, trend.step_at(limit_bytes - above))
+    return GrowthOverSteps(trend, limit_bytes, trend.step_at(limit_bytes - _above_the_end(columns, trend)))
 
 
-def _peak_above_the_end(columns: StepColumns, trend: Trend) -> int:
-    """By the allocator's own peak, where a step has set a new one: workspaces are between the moments looked at."""
-    is_new = np.diff(columns.peak_bytes, prepend=columns.peak_bytes[:1]) > 0
-    return _above_the_end(columns.take(is_new), columns.peak_bytes[is_new], trend)
-
-
-def _above_the_end(columns: StepColumns, most_bytes: PerSteps[Int], trend: Trend) -> int:
-    """How far the highest moment of a step usually lies above its end, in the later half of a trend."""
+def _above_the_end(columns: StepColumns, trend: Trend) -> int:
+    """How far a step's peak usually lies above its end, of the steps in the later half of a trend with a new peak."""
     late = columns.step > (trend.first_step + trend.last_step) // 2
-    return max(0, int(np.median((most_bytes - columns.end_bytes)[late]))) if late.any() else 0
-
-
-def _evaluation(columns: StepColumns) -> Comparison | None:
-    seen = np.flatnonzero(columns.evaluation_bytes > NOT_SEEN)
-    if not len(seen):
-        return None
-    at = seen[np.argmax(columns.evaluation_bytes[seen])]
-    return _notable(int(columns.evaluation_bytes[at]), int(columns.most_bytes.max()), int(columns.step[at]))
-
-
-def _first_steps(columns: StepColumns) -> Comparison | None:
-    """Only while the first step is a row of its own; what grows all the time is said elsewhere."""
-    columns = columns.moments
-    most = columns.most_bytes
-    if int(columns.step[0]) != 1 or len(most) < 4 or (columns.peak_bytes < 0).any():
-        return None
-    later = int(np.median(most[2 : min(len(most), 50)]))
-    # The allocator's peak of the first step is that of all that was before it too.
-    first = int(max(most[0], columns.peak_bytes[0] if columns.peak_bytes[0] == columns.peak_bytes[-1] else 0))
-    return _notable(first, int(max(later, most[1])), 1) or _notable(later, int(most[0]), int(columns.step[2]))
-
-
-def _notable(size: int, usual: int, step: int) -> Comparison | None:
-    return Comparison(size, usual, step) if size - usual > max(_LEAST_BYTES, _NOTABLE * usual) else None
+    late &= np.diff(columns.peak_bytes, prepend=columns.peak_bytes[:1]) > 0
+    return max(0, int(np.median((columns.peak_bytes - columns.end_bytes)[late]))) if late.any() else 0
 
 
 def _fragmenting(columns: StepColumns) -> Fragmenting | None:
-    reserved, seen = find_trend(columns.step, columns.reserved_bytes), columns.moments
-    if reserved is None or find_trend(seen.step, seen.most_bytes) is not None:
+    reserved = find_trend(columns.step, columns.reserved_bytes)
+    if reserved is None or find_trend(columns.step, columns.peak_bytes) is not None:
         return None
-    return Fragmenting(reserved, int(columns.most_bytes[len(columns) // 2 :].max()))
+    return Fragmenting(reserved, int(columns.peak_bytes[-1]))

@@ -1,1 +1,0 @@
-"""Analyses of long runs: what the counters of hundreds of steps say, without looking at a single block."""
