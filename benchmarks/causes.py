@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.engine import as_markdown
-from benchmarks.limited_gpu import limited_to
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import first_changes
 from tracer.analysis.snapshots.modelled import model_device
@@ -35,6 +34,16 @@ _PROGRAMS = Path(__file__).parent / "scripts" / "causes"
 _HEAD = re.compile(r'"""(.+); on (\S+): (.+)\."""')
 _NO_CAUSE = "largest line"
 _LIMIT_S = 600
+
+
+def limited_to(card: str) -> dict[str, str]:
+    """Variables in which torch's allocator reserves no more of the GPU here than of a card, such as `h100:8GiB`."""
+    import torch
+
+    fraction = devices_of(card).card.usable_bytes / torch.cuda.get_device_properties(0).total_memory
+    own = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    settings = ",".join(filter(None, [own, f"per_process_memory_fraction:{fraction:.9f}"]))
+    return {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
 
 
 def _dump(program: str, file: str, how: str) -> None:

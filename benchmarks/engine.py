@@ -1,10 +1,9 @@
 """What the engine costs, beside what torch's own analysis costs, on the same recordings in one run.
 
-    uv run python benchmarks/engine.py [--models fno16 transformer] [--parts step] [--quick] [--markdown]
+    uv run python benchmarks/engine.py [--models fno16 transformer] [--quick]
 
-Four things are measured: the analysis of a recording (time, memory, and that both give the same numbers), how its cost
-grows with the length of a recording, how long training stands still in `on_trace_ready`, and what a profiled step costs
-in a session of ours beside bare torch.profiler with the same flags.
+Measured are the analysis of a recording (time, memory, and that both give the same numbers), and how its cost grows
+with the length of a recording. `overhead.py` measures a profiled step.
 
 Torch's analysis is run once per model, as it takes most of the time, and ours several times before and after it, of
 which the median and the range are printed; the very first, which fills caches, is not counted. Times are the
@@ -16,7 +15,6 @@ analysis finds memory that the other one has left behind. Torch's time is taken 
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import multiprocessing
 import statistics
@@ -43,15 +41,10 @@ from models.fno_workload import FnoSettings, build_fno_workload
 from models.resnet import build_resnet50
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.sessions.profile_session import ProfileSession
-from tracer.sessions.schedule import Schedule
-from tracer.timeline_tracer import TimelineTracer
 from tracer.workloads.module_steps import SupervisedWorkload as Workload
 
 NUM_THREADS = 2
 TARGET_RATIO = 10.0
-TARGET_STEP_RATIO = 1.02
-PARTS = ("analysis", "growth", "stall", "step")
 Step = Callable[[], None]
 Table = list[list[str]]
 
@@ -256,11 +249,6 @@ def cost_of(call: Callable[[], Any]) -> Cost:
     return Cost(time.perf_counter() - wall, time.process_time() - processor)
 
 
-def best(costs: Sequence[Cost]) -> Cost:
-    """The least disturbed one, of either kind of time."""
-    return Cost(min(cost.wall_s for cost in costs), min(cost.processor_s for cost in costs))
-
-
 def median(costs: Sequence[Cost]) -> Cost:
     """The middle of either kind of time."""
     return Cost(statistics.median(cost.wall_s for cost in costs), statistics.median(cost.processor_s for cost in costs))
@@ -363,7 +351,7 @@ def measure_growth(numbers_of_steps: Sequence[int]) -> list[tuple[int, int, Cost
     for num_steps in numbers_of_steps:
         results = record(step, num_steps)
         costs = [cost_of(lambda results=results: ours(results)) for _ in range(3)]  # type: ignore[misc]
-        rows.append((num_steps, read_recording(results).num_events, best(costs)))
+        rows.append((num_steps, read_recording(results).num_events, median(costs)))
     return rows
 
 
@@ -380,105 +368,7 @@ def growth_table(*, quick: bool) -> tuple[Table, str]:
     return table, statement
 
 
-# ---- 3. the stall ----------------------------------------------------------------------------------------------------
-
-
-def measure_stalls(name: str, num_active: int) -> tuple[float, float]:
-    """Seconds in `on_trace_ready`: our callback, and reading at once."""
-    step = step_of(MODELS[name].build())
-    stalls: list[float] = []
-
-    def ready(prof: Any) -> None:
-        stalls.extend(cost_of(lambda call=call: call(prof)).wall_s for call in (tracer, read_recording))  # type: ignore[misc]
-
-    tracer = TimelineTracer(device="cpu")
-    with profiler(num_active, ready) as running:
-        for _ in range(2 + num_active):
-            step()
-            running.step()
-    kept_s, read_s = stalls
-    return kept_s, read_s
-
-
-def stall_table(names: Sequence[str], *, quick: bool) -> Table:
-    table = [["model", "kept for later", "read at once"]]
-    for name in names:
-        kept_s, read_s = in_own_process(measure_stalls, name, active_steps_of(name, quick=quick))
-        table.append([MODELS[name].title, f"{kept_s * 1e6:.0f} us", f"{read_s:.3f} s"])
-    return table
-
-
-# ---- 4. the profiled step --------------------------------------------------------------------------------------------
-
-
-def measure_steps(name: str, seconds: float) -> tuple[list[Cost], list[Cost]]:
-    """Cost of each profiled step: bare torch.profiler, and a session of ours, in turn."""
-    # With two threads the idle one spins, which costs as much processor time as it likes.
-    torch.set_num_threads(1)
-    workload = MODELS[name].build()
-    num_active = 4
-    bare_costs: list[Cost] = []
-    session_costs: list[Cost] = []
-    step = step_of(workload)
-
-    def bare() -> None:
-        with profiler(num_active, lambda prof: None) as running:
-            bare_costs.extend(active_steps(step, running.step, num_active))
-
-    def session() -> None:
-        plan = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=num_active, num_repeats=1)
-        with ProfileSession(workload.model, workload.optimizer, device="cpu", schedule=plan) as running:
-            session_costs.extend(active_steps(step, running.step, num_active))
-
-    bare()  # whoever comes first in a process has its memory mapped page by page, which doubled the FNO's steps
-    bare_costs.clear()
-    end = time.perf_counter() + seconds
-    for number in itertools.count():
-        if number and time.perf_counter() > end:
-            break
-        for run in (bare, session) if number % 2 else (session, bare):
-            gc.collect()  # the other one's recording is taken apart here, and not in the steps to be measured
-            run()
-    return bare_costs, session_costs
-
-
-def active_steps(step: Step, end_step: Step, num_active: int) -> list[Cost]:
-    """Cost of the active steps, but the last one, which ends the cycle."""
-
-    def whole_step() -> None:
-        step()
-        end_step()
-
-    return [cost_of(whole_step) for _ in range(2 + num_active)][2:-1]
-
-
-def step_table(names: Sequence[str], *, quick: bool) -> Table:
-    """Medians and the least disturbed steps; the processor's time is the steadier of the two kinds."""
-    table = [
-        ["model", "steps each", "time", "torch.profiler", "our session", "ratio of medians", "ratio of the fastest"]
-    ]
-    for name in names:
-        costs = in_own_process(measure_steps, name, 2.0 if quick else 8.0)
-        for kind in ("wall", "processor"):
-            bare, session = ([getattr(cost, f"{kind}_s") for cost in side] for side in costs)
-            middle = [statistics.median(side) for side in (bare, session)]
-            table.append([
-                MODELS[name].title,
-                str(len(bare)),
-                kind,
-                *(f"{seconds * 1e3:.1f} ms" for seconds in middle),
-                f"{middle[1] / middle[0]:.3f}",
-                f"{min(session) / min(bare):.3f}",
-            ])  # fmt: skip
-    return table
-
-
 # ---- on the screen ---------------------------------------------------------------------------------------------------
-
-
-def as_text(table: Table) -> str:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
 
 
 def as_markdown(table: Table) -> str:
@@ -490,25 +380,14 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--quick", action="store_true", help="one active step, fewer repetitions")
-    parser.add_argument("--markdown", action="store_true", help="tables as in benchmarks/results.md")
     options = parser.parse_args()
-    show = as_markdown if options.markdown else as_text
     print(f"torch {torch.__version__}, {NUM_THREADS} threads, on the CPU")
-    if "analysis" in options.parts:
-        print(f"\nAnalysis of one recording, processor time (aim: ratio {TARGET_RATIO:.0f} or more)\n", flush=True)
-        print(show(analysis_table(options.models, quick=options.quick)))
-    if "growth" in options.parts:
-        print("\nGrowth with the length of a recording, FNO of 16 modes, processor time\n", flush=True)
-        table, statement = growth_table(quick=options.quick)
-        print(f"{show(table)}\n\n{statement}")
-    if "stall" in options.parts:
-        print("\nTime that training stands still in on_trace_ready\n", flush=True)
-        print(show(stall_table(options.models, quick=options.quick)))
-    if "step" in options.parts:
-        print(f"\nA profiled step (aim: ratio {TARGET_STEP_RATIO} or less)\n", flush=True)
-        print(show(step_table(options.models, quick=options.quick)))
+    print(f"\nAnalysis of one recording, processor time (aim: ratio {TARGET_RATIO:.0f} or more)\n", flush=True)
+    print(as_markdown(analysis_table(options.models, quick=options.quick)))
+    print("\nGrowth with the length of a recording, FNO of 16 modes, processor time\n", flush=True)
+    table, statement = growth_table(quick=options.quick)
+    print(f"{as_markdown(table)}\n\n{statement}")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.causes import limited_to
 from benchmarks.engine import as_markdown
-from benchmarks.limited_gpu import limited_to
 
 _PROGRAMS = Path(__file__).parent / "scripts" / "fit"
 _HEAD = re.compile(r'"""(.+); on (\S+): (.+)\."""')

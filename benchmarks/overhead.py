@@ -1,12 +1,12 @@
 """What profiling costs the programs in examples/ and the FNO of main.py: each as it stands, with and without us.
 
-    uv run python -m benchmarks.overhead [--programs plain_loop trainer] [--rounds 6] [--markdown]
+    uv run python -m benchmarks.overhead [--programs plain_loop trainer] [--rounds 6]
 
 Each program runs in turn with nothing, with bare torch.profiler with the same flags, and with our session, so that what
 disturbs one disturbs all. A step lasts from the end of the one before to its own end, profiler included. Outside are
 the steps that are not recorded (but the first of the run), active those that are (but the last of each cycle, which
 also ends the recording). Medians over all rounds are shown, in processor time, which other programs do not disturb, and
-in wall time. What `engine.py` says of a profiled step is the same comparison for one large model.
+in wall time.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.engine import Table, as_markdown, as_text, in_own_process, profiler, step_of
+from benchmarks.engine import Table, as_markdown, in_own_process, profiler, step_of
 from models.fno_workload import FnoSettings, build_fno_workload
-from tracer.sessions import training_profile as training
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile
 
@@ -54,13 +53,10 @@ CLOCKS: dict[str, Clock] = {"processor time": time.process_time, "wall time": ti
 
 @dataclass
 class Costs:
-    """Seconds by clock: of each step by its number, of the analysis and of writing the files."""
+    """Seconds of each step by its number, by clock."""
 
     ends: list[dict[str, float]] = field(default_factory=list)
     steps: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: {name: [] for name in CLOCKS})
-    after: dict[str, dict[str, list[float]]] = field(
-        default_factory=lambda: {name: {"analysis": [], "files": []} for name in CLOCKS}
-    )
 
     def begin(self) -> None:
         """Note that a run begins."""
@@ -229,29 +225,6 @@ def run_program(name: str, mode: str, costs: Costs, save_dir: str) -> None:
     return None
 
 
-@contextmanager
-def timed_analysis(costs: Costs) -> Iterator[None]:
-    """Note what our analysis and our files cost, wherever they happen."""
-    results, write = TrainingProfile._results, training.write_outputs  # type: ignore[attr-defined]
-
-    def timed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def measured(*args: Any, **kwargs: Any) -> Any:
-            before = now()
-            found = call(*args, **kwargs)
-            for name, then in now().items():
-                costs.after[name][part].append(then - before[name])
-            return found
-
-        return measured
-
-    TrainingProfile._results = timed("analysis", results)  # type: ignore[method-assign]
-    training.write_outputs = timed("files", write)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        TrainingProfile._results, training.write_outputs = results, write  # type: ignore[attr-defined, method-assign]
-
-
 def measure(name: str, num_rounds: int, parent: Path | None = None) -> dict[str, Costs]:
     """All modes in turn, each round beginning with another one; the first round only warms up.
 
@@ -271,7 +244,7 @@ def measure(name: str, num_rounds: int, parent: Path | None = None) -> dict[str,
             costs = found[mode] if number else Costs()
             folder = parent / f"{number} {mode}"
             folder.mkdir(exist_ok=True)
-            with quiet(), timed_analysis(costs):
+            with quiet():
                 run_program(name, mode, costs, str(folder))
     return found
 
@@ -311,7 +284,6 @@ def rows(name: str, found: dict[str, Costs], clock: str) -> list[str]:
 
     alone, outside = median("nothing", active=False), median("ours", active=False)
     nothing, bare, ours = (median(mode, active=True) for mode in MODES)
-    analysis, files = (statistics.median(found["ours"].after[clock][part]) for part in ("analysis", "files"))
     return [
         name,
         f"{alone * 1e3:.2f} ms",
@@ -319,15 +291,17 @@ def rows(name: str, found: dict[str, Costs], clock: str) -> list[str]:
         f"{bare / nothing:.2f}",
         f"{ours / nothing:.2f}",
         f"{ours / bare:.3f}",
-        f"{analysis:.2f} s",
-        f"{files:.2f} s",
     ]
 
 
 HEADER = [
-    "program", "a step alone", "outside, ours", "active, torch.profiler", "active, ours", "ours to torch.profiler",
-    "analysis", "files",
-]  # fmt: skip
+    "program",
+    "a step alone",
+    "outside, ours",
+    "active, torch.profiler",
+    "active, ours",
+    "ours to torch.profiler",
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -335,7 +309,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--markdown", action="store_true", help="tables as in benchmarks/results.md")
     parser.add_argument("--as-rank", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.as_rank is not None:
@@ -352,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             table.append(rows(name, found, clock))
     print(f"torch {torch.__version__}, 1 thread, {options.rounds} rounds, on the CPU")
     for clock, table in tables.items():
-        print(f"\nMedians, {clock}\n\n{(as_markdown if options.markdown else as_text)(table)}")
+        print(f"\nMedians, {clock}\n\n{as_markdown(table)}")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tracer.commands.workload_options import PredictedWorkload
+from tests.truth.program import Batch, Program
 
-OPTIMIZERS = (
-    "adamw", "adam", "sgd", "sgd:momentum=0.9", "rmsprop", "adagrad", "adamax", "nadam", "radam", "adadelta",
-    "adafactor", "adamw:foreach=False", "adamw:amsgrad=True", "adamw:fused=True",
-)  # fmt: skip
+OPTIMIZERS = ("adamw", "adam", "sgd", "sgd", *["rmsprop"] * 7, "adamw", "adamw", "adamw")
+"""As often as each is drawn."""
 
 
 class _Applied(nn.Module):
@@ -189,35 +187,10 @@ class _Family:
 FAMILIES = {
     "flat": _Family((*_FLAT, *_POINTWISE, *_FUNCTIONS), (256, 512, 784), ("{width}",)),
     "sequence": _Family((*_SEQUENCE, *_SEQUENCE, *_POINTWISE, *_FUNCTIONS), (256, 384, 512), ("128x{width}",)),
-    "tokens": _Family((*_SEQUENCE, *_SEQUENCE, *_POINTWISE), (256, 512), ("96:int64:0-8000",), 8000),
+    "tokens": _Family((*_SEQUENCE, *_SEQUENCE, *_POINTWISE), (256, 512), ("96",), 8000),
     "recurrent": _Family((*_RECURRENT, *_RECURRENT, *_POINTWISE), (128, 256), ("64x{width}",)),
     "image": _Family((*_IMAGE, *_IMAGE, *_POINTWISE), (16, 32), ("{width}x64x64", "{width}x48x48")),
 }
-
-
-def _strided(draw: random.Random, width: int) -> tuple[nn.Module, int]:
-    wide, size, stride = draw.choice([32, 64, 128]), draw.choice([1, 3, 5, 7]), draw.choice([1, 1, 2])
-    return nn.Conv2d(width, wide, size, stride, size // 2, bias=draw.random() < 0.5), wide
-
-
-def _transposed(draw: random.Random, width: int) -> tuple[nn.Module, int]:
-    wide, size = draw.choice([16, 32, 64]), draw.choice([2, 4])
-    return nn.Sequential(nn.MaxPool2d(2), nn.ConvTranspose2d(width, wide, size, 2, size // 2 - 1)), wide
-
-
-FIRST_OF_CARDS = 2000
-"""From this seed on: convolution networks, of which the card and the layout are drawn as well."""
-CARDS = ("H100", "A100-80GB", "RTX-4090", "L4", "24GiB")
-_CONVOLUTIONS = _Family(
-    (_strided, _strided, _convolution, _transposed, _same(nn.BatchNorm2d), *_POINTWISE[:3]),
-    (16, 32),
-    ("{width}x64x64", "{width}x112x112"),
-)
-
-
-def card_of(seed: int) -> str:
-    """What the program of a seed runs on, as `--on` has it."""
-    return CARDS[0] if seed < FIRST_OF_CARDS else random.Random(f"card {seed}").choice(CARDS)
 
 
 def build(seed: int) -> nn.Module:
@@ -228,37 +201,42 @@ def build(seed: int) -> nn.Module:
         layer, width = draw.choice(family.layers)(draw, width)
         layers.append(layer)
     # One that is trained, whatever was drawn.
-    is_of_images = family in (FAMILIES["image"], _CONVOLUTIONS)
-    last = nn.Conv2d(width, 8, 1) if is_of_images else nn.Linear(width, 64)
-    network = _Network([*layers, last], family.num_tokens, first)
-    is_last = family is _CONVOLUTIONS and random.Random(f"layout {seed}").random() < 0.5
-    return network.to(memory_format=torch.channels_last) if is_last else network
+    last = nn.Conv2d(width, 8, 1) if family is FAMILIES["image"] else nn.Linear(width, 64)
+    return _Network([*layers, last], family.num_tokens, first)
 
 
-def workload(seed: int) -> PredictedWorkload:
-    """How the network of a seed is trained."""
+def random_program(seed: int) -> Program:
+    """The network of a seed and how it is trained; every third one through a closure."""
     draw, family, width = _begun(seed)
     draw = random.Random(f"training {seed}")
-    text = draw.choice(family.inputs).format(width=width)
-    return PredictedWorkload(
-        model=f"{__name__}:build",
-        model_arg=[f"seed={seed}"],
-        model_input=[text],
-        batch_size=draw.choice([8, 32, 64]) * (16 if family is FAMILIES["flat"] else 1),
-        optimizer=draw.choice(OPTIMIZERS),
-        amp=draw.choice(["off", "off", "bfloat16", "float16"]),  # type: ignore[arg-type]
-        checkpoint=False,
-    )
+    shape = [int(number) for number in draw.choice(family.inputs).format(width=width).split("x")]
+    size = draw.choice([8, 32, 64]) * (16 if family is FAMILIES["flat"] else 1)
+    kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    make = kinds.get(draw.choice(OPTIMIZERS), torch.optim.RMSprop)
+    is_bfloat16 = draw.choice(["off", "off", "bfloat16", "float16"]) == "bfloat16"
+    model, batch, tokens = build(seed), Batch(), family.num_tokens
+    optimizer = make(model.parameters(), lr=1e-3)
 
+    def loss_of_step() -> Tensor:
+        x = batch.of(torch.randint(tokens, (size, *shape)) if tokens else torch.randn(size, *shape))
+        with torch.autocast("cuda", torch.bfloat16 if is_bfloat16 else torch.float32, enabled=is_bfloat16):
+            loss: Tensor = model(x).float().square().mean()
+        loss.backward()
+        return loss
 
-def family_of(seed: int) -> str:
-    """Its name."""
-    if seed >= FIRST_OF_CARDS:
-        return "cards"
-    return random.Random(f"program {seed}").choice(list(FAMILIES))
+    def step() -> Tensor:
+        if seed % 3:
+            loss = loss_of_step()
+            optimizer.step()
+        else:
+            loss = optimizer.step(loss_of_step)  # type: ignore[arg-type, assignment]
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch)
 
 
 def _begun(seed: int) -> tuple[random.Random, _Family, int]:
     draw = random.Random(f"program {seed}")
-    family = _CONVOLUTIONS if seed >= FIRST_OF_CARDS else FAMILIES[draw.choice(list(FAMILIES))]
+    family = FAMILIES[draw.choice(list(FAMILIES))]
     return draw, family, draw.choice(family.widths)

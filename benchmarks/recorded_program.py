@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizer_hooks
 
-from tests.truth.program import Batch, Program
+from tests.truth.program import Program
 from tests.truth.storages import storages_in
 
 NUM_STEPS = 3
@@ -130,39 +130,6 @@ def observe(notes: Notes, program: Program) -> None:
                 parameter.register_post_accumulate_grad_hook(lambda one: notes.see("gradient", one.grad))
 
 
-def random_program(seed: int) -> Program:
-    """A network drawn at random over torch.nn and how it is trained; every third one through a closure."""
-    from benchmarks.random_programs import FAMILIES, build, family_of, workload
-
-    drawn, model, batch = workload(seed), build(seed), Batch()
-    family, text = FAMILIES[family_of(seed)], drawn.model_input[0]
-    shape = [int(number) for number in text.split(":")[0].split("x")]
-    kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-    make = kinds.get(drawn.optimizer.split(":")[0], torch.optim.RMSprop)
-    optimizer = make(model.parameters(), lr=1e-3)
-    precision = torch.bfloat16 if drawn.amp == "bfloat16" else None
-    size = drawn.batch_size or 8
-
-    def loss_of_step() -> torch.Tensor:
-        tokens = family.num_tokens
-        x = batch.of(torch.randint(tokens, (size, *shape)) if tokens else torch.randn(size, *shape))
-        with torch.autocast("cuda", precision or torch.float32, enabled=precision is not None):
-            loss = model(x).float().square().mean()
-        loss.backward()
-        return loss
-
-    def step() -> torch.Tensor:
-        if seed % 3:
-            loss = loss_of_step()
-            optimizer.step()
-        else:
-            loss = optimizer.step(loss_of_step)  # type: ignore[arg-type, assignment]
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return Program(step, model, [optimizer], batch)
-
-
 def steps_count_from_one() -> None:
     """What an optimizer's step reads of the device is one.
 
@@ -210,6 +177,8 @@ def record(name: str) -> dict[str, Any]:
 def _built(name: str) -> Program:
     kind, _, rest = name.partition(":")
     if kind == "random":
+        from benchmarks.random_programs import random_program
+
         return random_program(int(rest))
     if kind == "further":
         from benchmarks.further_programs import PROGRAMS

@@ -1,6 +1,6 @@
 """What recording costs beside bare torch.profiler with the same flags: processor time a step, and memory an event.
 
-    uv run python -m benchmarks.recording_cost [--programs gpt modules] [--rounds 3] [--markdown]
+    uv run python -m benchmarks.recording_cost [--programs gpt modules] [--rounds 3]
 
 Two programs: a GPT of 12 blocks, and a chain of 2,001 modules, whose steps are short and whose parameters are many.
 Each runs alone, under torch.profiler, whose results nobody keeps, and in our session: two cycles of three recorded
@@ -34,7 +34,6 @@ from benchmarks.engine import (
     GPT,
     Table,
     as_markdown,
-    as_text,
     in_own_process,
     next_token,
     profiler,
@@ -212,7 +211,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--markdown", action="store_true", help="tables as in benchmarks/results.md")
     options = parser.parse_args(arguments)
     print(f"torch {torch.__version__}, 1 thread, on the CPU, medians of {options.rounds}")
     table: Table = [HEADER]
@@ -224,8 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         met = in_time < AIM and in_memory < AIM
         is_met &= met
         shares.append([name, f"{in_time:+.1%}", f"{in_memory:+.1%}", "met" if met else "missed"])
-    show = as_markdown if options.markdown else as_text
-    print(f"\n{show(table)}\n\n{show(shares)}")
+    print(f"\n{as_markdown(table)}\n\n{as_markdown(shares)}")
     return 0 if is_met else 1
 
 

@@ -15,7 +15,7 @@ What is recorded stays in FOLDER. Each program counts the same in its set.
 The table has, for each rule and set, how many percent points fewer are right and how many more are wrong without the
 rule. Below it are the rules that cost less than 0.1 points of every set, then those of them that go together: rules can
 stand in for each other. What each gains goes to rule_gains.json, from which `tests.rule_tables` has it for the
-documents. With `--without`, snapshots are judged without some rules, by their places in the table.
+documents.
 """
 
 from __future__ import annotations
@@ -124,40 +124,35 @@ def verdicts(said: Mapping[Said, int], without: Collection[int] = ()) -> Counter
     return found
 
 
-def said_of(
-    rules: Sequence[Rule], facts: HasLength, rows: Ints, left_out: Collection[int], what: Callable[[int, int], int]
-) -> list[Said]:
+def said_of(rules: Sequence[Rule], facts: HasLength, rows: Ints, what: Callable[[int, int], int]) -> list[Said]:
     """The rules that hold for each row, and what follows from the kinds that they say."""
     found: list[list[tuple[int, int]]] = [[] for _ in rows]
     for number, rule in enumerate(rules):
-        if number not in left_out:
-            holds, said = rule.holds(facts)[rows], rule.kinds(facts)[rows]
-            for at in np.flatnonzero(holds).tolist():
-                found[at].append((number, what(int(rows[at]), int(said[at]))))
+        holds, said = rule.holds(facts)[rows], rule.kinds(facts)[rows]
+        for at in np.flatnonzero(holds).tolist():
+            found[at].append((number, what(int(rows[at]), int(said[at]))))
     return [tuple(one) for one in found]
 
 
 # ---- snapshots -------------------------------------------------------------------------------------------------------
 
 
-def judge_device(device: ReplayedDevice, is_right: IsRight, left_out: frozenset[int], sums: Sums) -> None:
+def judge_device(device: ReplayedDevice, is_right: IsRight, sums: Sums) -> None:
     """Add the peak of one device."""
     lives = device.replay.lives
     rows = lives.alive_after(device.replay.peak_entry)
     sizes = lives.requested_bytes[rows]
-    proofs = [number for number in range(len(PROOFS)) if number not in left_out]
-
-    facts, decided = _facts(device.kinds, [PROOFS[number] for number in proofs])
+    facts, decided = _facts(device.kinds, PROOFS)
     without = {}
-    for number in (proofs[place] for place in (decided if not left_out else ())):
-        others = [PROOFS[each] for each in proofs if each != number]
-        rules = [rule for each, rule in enumerate(RULES) if each not in left_out and each != number]
+    for number in decided:
+        others = [rule for each, rule in enumerate(PROOFS) if each != number]
+        rules = [rule for each, rule in enumerate(RULES) if each != number]
         kinds, _ = apply_rules(_facts(device.kinds, others)[0], rules)
         without[number] = Counter[int]()
         for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
             without[number][_verdict(row, int(kinds[row]), is_right)] += size
     said: Counter[Said] = Counter()
-    of_rows = said_of(RULES, facts, rows, left_out, lambda row, kind: _verdict(row, kind, is_right))
+    of_rows = said_of(RULES, facts, rows, lambda row, kind: _verdict(row, kind, is_right))
     for rules_of_row, size in zip(of_rows, sizes.tolist(), strict=True):
         said[rules_of_row] += size
     sums.add(said, without)
@@ -179,17 +174,17 @@ def _facts(finder: KindFinder, proofs: Sequence[Rule]) -> tuple[BlockFacts, set[
     return facts, decided
 
 
-def judge_cuts(path: Path, left_out: frozenset[int], **how: bool) -> Sums:
+def judge_cuts(path: Path, **how: bool) -> Sums:
     """All cuts of one recording."""
     recorded, sums = cut_recordings.record(path.stem, path.parent), Sums()
     for device, true_of in cut_recordings.replayed_cuts(recorded or {}, **how):
         lives = device.replay.lives
         entry, addr = lives.alloc_entry.tolist(), lives.addr.tolist()
-        judge_device(device, lambda row, kind: kind in true_of(entry[row], addr[row]), left_out, sums)  # noqa: B023
+        judge_device(device, lambda row, kind: kind in true_of(entry[row], addr[row]), sums)  # noqa: B023
     return sums
 
 
-def judge_public(name: str, *, without_cpp: bool, left_out: frozenset[int]) -> Sums:
+def judge_public(name: str, *, without_cpp: bool) -> Sums:
     """One public recording."""
     truth, sums = json.loads(snapshot_kinds.TRUTH.read_text("utf-8"))[name], Sums()
     snapshot = load_snapshot(snapshot_kinds.find(name))
@@ -207,7 +202,7 @@ def judge_public(name: str, *, without_cpp: bool, left_out: frozenset[int]) -> S
         held = words[block] == "activation" and kind == Kind.HELD and block in kept
         return held or kind in snapshot_kinds.MEANS[words[block]]
 
-    judge_device(device, is_right, left_out, sums)
+    judge_device(device, is_right, sums)
     return sums
 
 
@@ -323,7 +318,7 @@ def _blocks_at_peak(cycle: CycleFindings, noted: Sequence[tuple[Any, Ints]]) -> 
     of_all, of_peak = (list(zip(*(column.tolist() for column in three), strict=True)) for three in columns)
     row_of = {block: row for row, block in enumerate(of_all)}
     is_one = Counter(of_all)
-    said = said_of(profiles.RULES, facts, np.arange(len(of_all)), (), lambda row, kind: kind)
+    said = said_of(profiles.RULES, facts, np.arange(len(of_all)), lambda row, kind: kind)
     blocks = []
     for block, size, kind in zip(of_peak, at_peak.size_bytes.tolist(), at_peak.kind.tolist(), strict=True):
         row = row_of[block] if is_one[block] == 1 else -1
@@ -343,7 +338,7 @@ def instants_under_bookkeeper(name: str, *size_of: Any) -> tuple[Instant, ...]:
 def enter(name: str) -> None:
     """Make a drawn program one of the harness."""
     if name.startswith("random:") and name not in PROGRAMS:
-        from benchmarks.recorded_program import random_program
+        from benchmarks.random_programs import random_program
 
         PROGRAMS[name] = Entry(name, partial(random_program, int(name.partition(":")[2])))
 
@@ -401,7 +396,7 @@ def judge_compiled(name: str) -> Sums:
         return RIGHT if (said == Kind.ACTIVATION) == (is_saved or is_again) else WRONG
 
     said: Counter[Said] = Counter()
-    for rules, row in zip(said_of(profiles.RULES, _facts_of(cycle, noted), rows, (), what), rows.tolist(), strict=True):
+    for rules, row in zip(said_of(profiles.RULES, _facts_of(cycle, noted), rows, what), rows.tolist(), strict=True):
         said[rules] += size_bytes[row]
     sums.add(said, {})
     return sums
@@ -420,8 +415,7 @@ def record_recordings(folder: Path, num_programs: int, *, is_on_device: bool) ->
         jobs.append(("random", name, partial(run_beside, name, is_on_device=True)))
     if not is_on_device:
         builds = (*compiled_programs.PROGRAMS, *compiled_programs.WITHOUT_INDUCTOR)
-        for label, judge, chosen in (("compiled", judge_compiled, [build.__name__ for build in builds]),):
-            jobs += [(label, name, partial(_value, judge, name)) for name in chosen]
+        jobs += [("compiled", build.__name__, partial(_judged_compiled, build.__name__)) for build in builds]
 
     def run(job: tuple[str, str, Callable[[], Any]]) -> None:
         label, name, ask = job
@@ -434,8 +428,8 @@ def record_recordings(folder: Path, num_programs: int, *, is_on_device: bool) ->
             pass
 
 
-def _value(judge: Callable[[str], Sums], name: str) -> Sums | None:
-    returned = in_fresh_process(judge, name)
+def _judged_compiled(name: str) -> Sums | None:
+    returned = in_fresh_process(judge_compiled, name)
     if returned.value is None:
         print(f"{name}: {(returned.error or '').strip().splitlines()[-1][:150]}", flush=True)
     return returned.value
@@ -446,7 +440,7 @@ def sets_of_recordings(folder: Path) -> dict[str, list[Judged]]:
     sets: dict[str, list[Judged]] = {}
     for path in sorted(folder.glob("*.judged")):
         judged = pickle.loads(path.read_bytes())
-        label = next(one for one in ("null GPU", "CPU", "random", "traces", "compiled") if path.name.startswith(one))
+        label = next(one for one in ("null GPU", "CPU", "random", "compiled") if path.name.startswith(one))
         if isinstance(judged, Sums) and judged.said:
             sets.setdefault(label, []).append(judged)
         elif isinstance(judged, tuple):
@@ -458,7 +452,7 @@ def sets_of_recordings(folder: Path) -> dict[str, list[Judged]]:
     return sets
 
 
-def sets_of_snapshots(folder: Path, num_programs: int, left_out: frozenset[int]) -> dict[str, list[Judged]]:
+def sets_of_snapshots(folder: Path, num_programs: int) -> dict[str, list[Judged]]:
     """The programs' sums in each set of truth."""
     drawn = cut_recordings.names_of(num_programs, "both")
     all_names = [*drawn, *(f"further:{name}" for name in FURTHER)]
@@ -472,12 +466,12 @@ def sets_of_snapshots(folder: Path, num_programs: int, left_out: frozenset[int])
             path = folder / f"{name.replace(':', '_')}.pickle"
             kind = kinds[name.partition(":")[0] if ":" in name else ""]
             for label, how in CUTS.items():
-                run = pool.submit(judge_cuts, path, left_out, **how)
+                run = pool.submit(judge_cuts, path, **how)
                 waiting.append((f"{kind}{label}", run))
         if snapshot_kinds.TRUTH.is_file():
             for name in json.loads(snapshot_kinds.TRUTH.read_text("utf-8")):
                 for without_cpp in (False, True):
-                    run = pool.submit(judge_public, name, without_cpp=without_cpp, left_out=left_out)
+                    run = pool.submit(judge_public, name, without_cpp=without_cpp)
                     waiting.append((f"public{', Python' if without_cpp else ''}", run))
         for label, run in waiting:
             sums = run.result()
@@ -516,13 +510,11 @@ def main() -> None:
     parser.add_argument("table", choices=("snapshots", "recordings"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--programs", type=int, default=110)
-    parser.add_argument("--without", type=int, nargs="*", default=[], metavar="NUMBER")
     parser.add_argument("--on", metavar="CARD")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     if asked.table == "snapshots":
-        sets = sets_of_snapshots(asked.folder, asked.programs, frozenset(asked.without))
-        print_sets(sets) if asked.without else print_table(sets, RULES, asked.table)
+        print_table(sets_of_snapshots(asked.folder, asked.programs), RULES, asked.table)
         return
     if asked.on is not None:
         devices = devices_of(asked.on)

@@ -74,7 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.on is not None:
         devices = devices_of(options.on)
         restart_on([devices.card])
-    _load()
     draw = random.Random(options.seed)
     takes_s = dict.fromkeys(options.programs, 0.0)
     plan = [(name, options.programs[i % len(takes_s)]) for name in options.signals for i in range(options.count)]
@@ -101,10 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [[name, *(str(counts[name, column]) for column in columns)] for name in options.programs]
     print(as_markdown([["program", *columns], *rows]))
     return 1 if wrong else 0
-
-
-def _load() -> None:
-    """Import what each program would, once for all; nothing that has threads begins."""
 
 
 def _run(name: str, on: str | None, folder: Path, signal_name: str | None, after_s: float) -> Trial:

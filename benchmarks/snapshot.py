@@ -2,7 +2,6 @@
 
     python -m benchmarks.snapshot                    a synthetic snapshot of a million entries
     python -m benchmarks.snapshot --file FILE        another snapshot
-    python -m benchmarks.snapshot --pt-snap PATH     also the command `pt-snap`, from an environment of its own
 
 Each program runs in a process of its own, in turns, and the median counts. Memory is that of the largest process, as
 the operating system counted it, and beside it the sampled sum over all processes of the program. Exits with 1 if a
@@ -37,12 +36,7 @@ from tracer.commands.snapshot import show_snapshot
 show_snapshot(Path(sys.argv[1]), Console(), html=Path(sys.argv[2]) if sys.argv[2:] else None)
 """
 PAGE = "page.html"
-PLAIN, TORCHS, WITH_PAGE, PT_SNAP = (
-    "ours: load, explain, print",
-    "torch.cuda._memory_viz stats",
-    "ours, with --html",
-    "pt-snap: import, peak report",
-)
+PLAIN, TORCHS, WITH_PAGE = "ours: load, explain, print", "torch.cuda._memory_viz stats", "ours, with --html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +56,12 @@ class Cost:
     tree_mib: float
 
 
-def measure(command: Sequence[str]) -> Cost:
-    """Run a command once."""
+def measure(command: Sequence[str], output: Path = Path(os.devnull)) -> Cost:
+    """Run a command once; what it prints goes to a file."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:  # a process between, so that RUSAGE_CHILDREN counts this one command
-        _run_and_report(command, writer)
+        _run_and_report(command, writer, output)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         report = pipe.read().split()
@@ -77,9 +71,12 @@ def measure(command: Sequence[str]) -> Cost:
     return Cost(*map(float, report))
 
 
-def _run_and_report(command: Sequence[str], writer: int) -> None:
+def _run_and_report(command: Sequence[str], writer: int, output: Path) -> None:
     start = time.perf_counter()
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with (
+        output.open("w") as file,
+        subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.PIPE) as process,
+    ):
         sampler = _TreeSampler(process.pid)
         assert process.stderr is not None
         complaint = process.stderr.read()
@@ -130,43 +127,24 @@ def median(costs: Sequence[Cost]) -> Cost:
     )
 
 
-def commands(file: Path, pt_snap: Path | None, folder: Path) -> dict[str, list[str]]:
-    """The programs to compare, each as a command."""
-    found = {
-        PLAIN: [sys.executable, "-c", OURS, str(file)],
-        TORCHS: [sys.executable, "-m", "torch.cuda._memory_viz", "stats", str(file)],
-        WITH_PAGE: [sys.executable, "-c", OURS, str(file), str(folder / PAGE)],
-    }
-    if pt_snap is not None:
-        # It keeps a current focus in the home directory; --force, because the second run would find the first one's.
-        database = folder / f"{file.name}.db"
-        imports = f'"{pt_snap}" import "{file}" -o "{folder}" --no-focus --force --format single-db'
-        steps = f'export HOME="{folder}"; {imports} && "{pt_snap}" report peak-memory "{database}"'
-        found[PT_SNAP] = ["sh", "-c", steps]
-    return found
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--file", type=Path)
-    parser.add_argument("--pt-snap", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = arguments.file or Path(folder) / "synthetic.pickle"
         if arguments.file is None:
-            make = [
-                sys.executable,
-                "-m",
-                "benchmarks.synthetic_snapshot",
-                str(file),
-                "--entries",
-                str(arguments.entries),
-            ]
-            subprocess.run(make, cwd=ROOT, check=True)
+            make = [sys.executable, "-m", "benchmarks.synthetic_snapshot", str(file), "--entries"]
+            subprocess.run([*make, str(arguments.entries)], cwd=ROOT, check=True)
         print(f"{file.stat().st_size / 1e6:.0f} MB, {arguments.repeats} runs each in turns")
-        programs = commands(file.resolve(), arguments.pt_snap, Path(folder))
+        path = str(file.resolve())
+        programs = {
+            PLAIN: [sys.executable, "-c", OURS, path],
+            TORCHS: [sys.executable, "-m", "torch.cuda._memory_viz", "stats", path],
+            WITH_PAGE: [sys.executable, "-c", OURS, path, str(Path(folder) / PAGE)],
+        }
         costs: dict[str, list[Cost]] = {name: [] for name in programs}
         for _ in range(arguments.repeats):
             for name, command in programs.items():

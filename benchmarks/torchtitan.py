@@ -26,11 +26,12 @@ from typing import Final
 import torch
 
 from benchmarks.engine import as_markdown
-from benchmarks.null_gpu_commands import ROOT, SCRIPTS, watched
 from tracer.null_gpu.cards import named_card
 from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.process import environment
 
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "benchmarks" / "scripts"
 CARD: Final = "h100-96GB"
 # Inductor checks strides that flash attention's backward and its description disagree on, with keys that all heads
 # share. No size hangs on it.
@@ -140,24 +141,30 @@ def _cells(row: Row, said: Sequence[str], seconds: float) -> list[str]:
 def _watched(row: Row, what: Sequence[str]) -> Iterator[str]:
     """What each rank printed, by a command of its own; of a pipeline's last one rank 0 runs before it."""
     for rank in row.ranks:
-        options = ("--rank", str(rank))
-        ended = watched(
-            Path(what[0]), what[1:], on=f"{row.num_ranks}x{CARD}", options=options, variables=row.variables()
-        )
-        yield ended.stderr
+        with tempfile.TemporaryDirectory() as folder:
+            words = ("run", "--watch", "--on", f"{row.num_ranks}x{CARD}", "--rank", str(rank), "--save-dir", folder)
+            ended = subprocess.run(
+                [sys.executable, str(ROOT / "main.py"), *words, *what], cwd=folder,
+                env={**os.environ, **row.variables(), **_paths()},
+                capture_output=True, text=True, timeout=1800, check=False,
+            )  # fmt: skip
+        yield ended.stdout + ended.stderr
+
+
+def _paths() -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
 
 
 def _bare(row: Row, what: Sequence[str]) -> Iterator[str]:
     """What each rank printed, one behind the other in one job."""
     card = named_card(CARD)
     assert card is not None
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryDirectory() as folder:
         for rank in row.ranks:
             place = RankPlace(rank, row.num_ranks, 8, Path(folder))
             ended = subprocess.run(
                 [sys.executable, str(SCRIPTS / "lone_rank.py"), *what], cwd=folder,
-                env=environment([card] * 8) | place.variables() | row.variables() | {"PYTHONPATH": paths},
+                env=environment([card] * 8) | place.variables() | row.variables() | _paths(),
                 capture_output=True, text=True, timeout=3600, check=False,
             )  # fmt: skip
             yield ended.stdout + ended.stderr

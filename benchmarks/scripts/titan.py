@@ -5,14 +5,15 @@ its tokenizer (by the size of Llama 3's vocabulary) and tensorboard, which is of
 torch 2.6; torch 2.15 takes cuDNN's on an H100, which that day's checkpointing does not save.
 """
 
+import runpy
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from titan_start import begin
 
 folder, config, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 VOCABULARY, STEPS = 128256, 4
@@ -32,5 +33,13 @@ tensorboard.SummaryWriter = object
 sys.modules |= {datasets.__name__: datasets, tensorboard.__name__: tensorboard}
 torch.backends.cuda.enable_cudnn_sdp(False)
 
-settings = folder / "train_configs" / f"{config}.toml"
-begin(folder, "train.py", settings, off=("enable_profiling", "enable_tensorboard"), num_steps=STEPS, options=options)
+settings = (folder / "train_configs" / f"{config}.toml").read_text("utf-8")
+for setting in ("enable_profiling", "enable_tensorboard"):
+    settings = settings.replace(f"{setting} = true", f"{setting} = false")
+with tempfile.TemporaryDirectory() as own_folder:
+    own = Path(own_folder) / "settings.toml"
+    own.write_text(settings, "utf-8")
+    sys.path.insert(0, str(folder))
+    steps = ("--training.steps", str(STEPS), "--metrics.log_freq", "1")
+    sys.argv = [str(folder / "train.py"), "--job.config_file", str(own), *steps, *options]
+    runpy.run_path(sys.argv[0], run_name="__main__")

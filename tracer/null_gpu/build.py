@@ -26,7 +26,6 @@ from tracer.null_gpu.torch_symbols import (
     read_prototypes,
     stub_source,
     torch_symbols,
-    unanswered,
 )
 from tracer.user_cache import build_once, digest_of, how_others_write, temporary_cache, user_cache
 
@@ -245,13 +244,6 @@ def declared_prototypes(toolchain: Toolchain) -> dict[str, Prototype]:
     with suppress(NullGpuError):
         return read_prototypes(as_cpp.result()) | as_c
     return as_c
-
-
-def unanswered_calls(torch: Torch) -> frozenset[str]:
-    """Return the functions that a torch calls and nobody has written, and that return something to the host."""
-    text = "".join(path.read_text("utf-8") for path in SOURCES.glob("*.c"))
-    written = set(re.findall(r"\b[a-z]\w+(?=\()", text))
-    return unanswered(declared_prototypes(find_toolchain(torch)), torch_symbols(torch.folder).names - written)
 
 
 def _includes(toolchain: Toolchain) -> list[str]:

@@ -177,7 +177,6 @@ _NOT_A_PARAMETER_TYPE = re.compile(r"\b(float|double|half|__half|cuComplex|cuDou
 _KEEPS_BOOKS = re.compile(r"(cuda[A-Z]|cu[A-Z]|cupti)")
 _HANDLE = re.compile(r"(_t|_v2|Handle|Info|Algo|Desc|Opaque)\s*\*\s*\w*$|_t\s*\*")
 _MULTIPLIES = re.compile(r"cublas[A-Z]?[gG]emm\w*|cublasLtMatmul")
-_RETURNS_TO_DEVICE = re.compile(r"cublas(?!Lt)|cusolver|cusparse(?!Lt)")
 _SIZE = re.compile(r"size|bytes|lwork|nnz|buffersize", re.IGNORECASE)
 
 
@@ -222,20 +221,6 @@ def stub_source(prototypes: Mapping[str, Prototype], wanted: Iterable[str]) -> s
         prototype = prototypes.get(name)
         lines.append(_undeclared(name) if prototype is None else _declared(prototype, name in called))
     return "\n".join(lines) + "\n"
-
-
-def unanswered(prototypes: Mapping[str, Prototype], called: Iterable[str]) -> frozenset[str]:
-    """Return the called functions that return something to the host, of which nothing is known: it stays unset.
-
-    cuBLAS's, cuSOLVER's and cuSPARSE's return to the device, but for sizes.
-    """
-    known = (prototypes[name] for name in called if name in prototypes and not _RETURNS_TO_DEVICE.match(name))
-    return frozenset(prototype.name for prototype in known if any(_is_unset(prototype)))
-
-
-def _is_unset(prototype: Prototype) -> Iterable[bool]:
-    for index, parameter in enumerate(prototype.parameters):
-        yield _is_output(parameter) and _answer(prototype, index, parameter) is None
 
 
 _PROLOGUE = """#include <stddef.h>

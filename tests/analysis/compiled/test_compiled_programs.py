@@ -17,7 +17,7 @@ from tests.compiled_programs import WITHOUT_INDUCTOR, Block
 from tests.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
-# Of the others `python -m benchmarks.compiled` tells; two of them are in OTHERS through AOTAutograd alone.
+# Two of the others are in OTHERS through AOTAutograd alone.
 INDUCTORS = ["resnet", "fno", "step_function", "checkpointed"]
 FIRST = inspect.getsourcelines(Block.forward)[1]
 BLOCK = (FIRST + 1, FIRST + 2, FIRST + 3)

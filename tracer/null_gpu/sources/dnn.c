@@ -214,7 +214,7 @@ EXPORT cudnnStatus_t cudnnGetRNNWeightParams(cudnnHandle_t handle, cudnnRNNDescr
 }
 /* cuDNN does not publish them; this is what cuDNN 9.19 was seen to answer on an H100: for 966 of 1,084 layers at
    random to 0.1 %, for the others to 6.4 % (the workspace of training in one direction is not quite understood).
-   benchmarks/h100_answers.py compares it. */
+   benchmarks/results.md has how near. */
 typedef struct {
   size_t kept; /* for backward, in states of all steps */
   size_t forward_one_way, forward_both_ways, backward_both_ways; /* for each layer and sample */
