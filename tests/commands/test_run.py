@@ -286,22 +286,51 @@ def test_what_cannot_be_found_is_said(tmp_path: Path, text: str, sentence: str) 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_processes_that_train_are_said_not_to_be_followed(tmp_path: Path) -> None:
-    text = """
+CHILDREN = """
 import torch, torch.multiprocessing as mp
-def work(rank):
-    model = torch.nn.Linear(8, 8)
+def work(rank, size, fails):
+    model = torch.nn.Linear(size, size)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
+    for number in range(6):
+        model(torch.randn(4, size)).sum().backward()
+        optimizer.step()
+        if fails and rank == 1 and number == 4:
+            raise ValueError("the data ran out")
+def idle():
+    pass
 if __name__ == "__main__":
-    mp.start_processes(work, nprocs=2, start_method="fork")
+    alone = mp.get_context("fork").Process(target=idle)
+    alone.start()
+    alone.join()
+    mp.start_processes(work, (256, False), nprocs=2, start_method="fork")
+    mp.start_processes(work, (16, True), nprocs=2, start_method="fork")
 """
-    done = run(tmp_path, script(tmp_path, text))
-    assert done.returncode == 0, done.stderr
-    assert "No training was found in the script's own process: " in done.stderr
-    assert "The script started 2 processes by multiprocessing. `run` records no training there" in done.stderr
+
+
+def test_children_that_train_are_ranks_and_of_several_groups_the_first(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, CHILDREN))
+    assert done.returncode == 1 and "ValueError: the data ran out" in done.stderr
+    assert "No training" not in done.stderr and "Nothing was recorded" not in done.stderr
+    assert f"2 processes of the script trained: rank0, rank1 in {tmp_path / 'out'}, compared in" in done.stderr
+    assert done.stdout.count("Peak: ") == 1
+    ranks = json.loads((tmp_path / "out" / "ranks.json").read_text("utf-8"))["ranks"]
+    of_weights = 256 * 257 * 4
+    assert [(rank["failure"], rank["categories"]["PARAMETER"]) for rank in ranks] == [("", of_weights)] * 2
+    for rank in (0, 1):
+        document = json.loads((tmp_path / "out" / f"rank{rank}" / "peak.json").read_text("utf-8"))
+        assert sum(row["bytes"] for row in document["rows"]) == document["peak_bytes"] == ranks[rank]["peak_bytes"]
+
+
+def test_an_error_of_a_child_that_torch_starts_ends_its_rank(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, CHILDREN.replace("(256, False)", "(256, True)")))
+    assert done.returncode == 1
+    of_rank_1 = (tmp_path / "out" / "ranks.txt").read_text("utf-8").splitlines()[3]
+    assert of_rank_1.startswith("rank 1: ") and of_rank_1.endswith("by ValueError: the data ran out")
+
+
+def test_processes_that_train_nothing_are_told(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, CHILDREN.replace("mp.start_processes", "print")))
+    assert "The script started 1 process by multiprocessing. No training was found there either." in done.stderr
 
 
 @pytest.mark.slow

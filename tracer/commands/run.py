@@ -20,14 +20,15 @@ from tracer.commands.engines import answer_engine, engine_command, run_engines_i
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptOptions, ScriptSchedule
-from tracer.commands.script import BEFORE_SCRIPT, Script, run_script
+from tracer.commands.script import BEFORE_SCRIPT, Script, child_profiled, run_script
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
 from tracer.exporters.screen.terminal import say, screen
 from tracer.exporters.screen.text import say as say_on
 from tracer.null_gpu.job.place import RankPlace
-from tracer.results.files import PHASES_JSON
+from tracer.results.files import PHASES_JSON, RANKS_TEXT
+from tracer.units import some
 
 if TYPE_CHECKING:
     from tracer.capture.device.phase_ledger import PhaseLedger
@@ -114,9 +115,6 @@ def run(
     from tracer.sessions.termination import Termination
 
     ended = _Ending(script.arguments)
-    make_profile = _profile_maker(
-        script, on, device, save_dir, screen, requested=None if watch else requested, is_inference=inference
-    )
     here, closed = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
     if inference and devices is not None:
         run_engines_in_one_process()
@@ -124,10 +122,25 @@ def run(
         steps = schedule.chosen(context, of_calls=inference)
         check_folder(save_dir)
         script.check()
-        profile = make_profile(steps)
+        make_profile = partial(
+            _make_profile,
+            *(script, on, device, save_dir, screen, steps),
+            requested=None if watch else requested,
+            is_inference=inference,
+        )
+        profile = make_profile()
+        in_child = partial(child_profiled, make_profile, quiet=screen.quiet)
         termination.watch()
         # Here, since each call between a script and the interpreter is a frame of every stack that is recorded.
-        with ended, followed(script, profile, save_dir, quiet=screen.quiet, computed=devices is None) as told:
+        with (
+            ended,
+            followed(
+                *(script, profile, save_dir),
+                quiet=screen.quiet,
+                computed=devices is None,
+                profiled_child=in_child,
+            ) as told,
+        ):
             ended.succeeded = run_script(
                 profile, script, quiet=screen.quiet, is_answer=ended.is_answer, around_answer=told
             )
@@ -151,17 +164,18 @@ def _answers_trial(on: OnOptions, script: Script) -> bool:
     return True
 
 
-def _profile_maker(
+def _make_profile(
     script: Script,
     on: OnOptions,
     device: str | None,
     save_dir: Path,
     screen: ScreenOptions,
+    steps: Schedule,
     *,
     requested: RequestedFiles | None,
     is_inference: bool,
-) -> Callable[[Schedule], ScriptProfile]:
-    """Return what makes the profile of a script; without requested files, it is watched instead of profiled."""
+) -> ScriptProfile:
+    """Make the profile of a script; without requested files, it is watched instead of profiled."""
     from tracer.capture.device.allocator_history import record_from_start
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.training_profile import TrainingProfile
@@ -171,54 +185,73 @@ def _profile_maker(
     common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": settings}
     watched = partial(_watch, screen=not screen.quiet, **common)
     if requested is None:
-        return lambda _: ScriptProfile(partial(watched, save_dir=save_dir), is_inference=is_inference)
+        return ScriptProfile(partial(watched, save_dir=save_dir), is_inference=is_inference)
     profiled = partial(
         TrainingProfile,
         save_dir=save_dir,
         screen="none" if screen.quiet else "full",
         top=screen.top,
+        schedule=steps,
         keep_recording=requested.keep_recording,
         **common,
     )
     make_later = partial(watched, save_dir=save_dir / LATER, on_signal=None, is_later=True)
-
-    def make(steps: Schedule) -> ScriptProfile:
-        record_from_start()
-        return ScriptProfile(partial(profiled, schedule=steps), make_later=make_later, is_inference=is_inference)
-
-    return make
+    record_from_start()
+    return ScriptProfile(profiled, make_later=make_later, is_inference=is_inference)
 
 
 @contextmanager
 def followed(
-    script: Script, profile: ScriptProfile, save_dir: Path, *, quiet: bool, computed: bool
+    script: Script,
+    profile: ScriptProfile,
+    save_dir: Path,
+    *,
+    quiet: bool,
+    computed: bool,
+    profiled_child: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Iterator[AbstractContextManager[None]]:
     """Within the block memory that the profile leaves out is followed: of engines, phases and other ranks.
 
     The context that it gives prints and writes it around the answer.
+
+    Args:
+        profiled_child: See `children_followed`.
     """
     from tracer.engines.run import engine_reports
     from tracer.sessions.child_phases import children_followed
     from tracer.sessions.folder import SessionFolder
-    from tracer.sessions.jobs.ranks import read_ranks, shared_sentences
+    from tracer.sessions.jobs.ranks import ranks_of_children, read_ranks, shared_sentences, write_ranks
     from tracer.sessions.phase_reports import follow_trl, ledger_of_process
 
     folder = SessionFolder(save_dir)
+    if folder.rank is not None:  # whose children have its variables
+        profiled_child = None
     is_quiet = quiet or not folder.is_of_first_rank
     with engine_reports() as reports, ExitStack() as phases:
         phases.callback(follow_trl())
-        phases.enter_context(children_followed())
+        phases.enter_context(children_followed(profiled_child))
         ledger = phases.enter_context(ledger_of_process(Path(script.path).name))
 
         @contextmanager
         def told() -> Iterator[None]:
             phases.close()
+            children = ranks_of_children(reports)
+            if profiled_child is not None:
+                profile.children_recorded = len(children.ranks)
             tell_reports(reports, folder.path, profile.page, quiet=is_quiet, computed=computed)
             yield
             _tell_phases(ledger, reports, folder.path, quiet=is_quiet, computed=computed)
-            if is_quiet or (rank := folder.rank) is None or rank.job_folder is not None:
+            summary, rank = children, folder.rank
+            if children.ranks:
+                write_ranks(children, save_dir)
+            if rank is not None and rank.job_folder is None:
+                summary = read_ranks(folder.save_dir, rank.world_size, run=rank.run)
+            if is_quiet:
                 return
-            summary = read_ranks(folder.save_dir, rank.world_size, run=rank.run)
+            if children.ranks:
+                names = ", ".join(f"rank{each.index}" for each in children.ranks)
+                processes = some(len(children.ranks), "process")
+                say(f"{processes} of the script trained: {names} in {save_dir}, compared in {RANKS_TEXT}.")
             with screen() as console:
                 for sentence in shared_sentences(summary):
                     say_on(console, sentence)

@@ -134,9 +134,28 @@ def run_script(
 def _tell(profile: ScriptProfile, *, quiet: bool) -> tuple[str, ...]:
     if not quiet:
         say_all(f"Note: {note}" for note in profile.notes)
-    if profile.session is None:
+    if profile.session is None and not profile.children_recorded:
         say("Nothing was recorded.")
     return profile.tell()
+
+
+@contextmanager
+def child_profiled(make_profile: Callable[[], ScriptProfile], *, quiet: bool) -> Iterator[None]:
+    """Profile a training within the block, in a process that the script has started; the first rank prints its answer.
+
+    A process that trains nothing is silent.
+    """
+    from tracer.arrays import numpys_own_names
+    from tracer.sessions.termination import signals_deferred
+
+    profile = make_profile()
+    try:
+        with profile:
+            yield
+    finally:
+        if profile.session is not None or profile.is_incomplete:
+            with signals_deferred(), numpys_own_names():
+                say_all(_tell(profile, quiet=quiet))
 
 
 def _show(error: BaseException, hook: Callable[..., object]) -> None:

@@ -69,15 +69,17 @@ class _StartedProcesses:
             setattr(BaseProcess, "start", self._original)  # noqa: B010
             self._original = None
 
-    @property
-    def sentence(self) -> str:
-        """Say that they were not followed; empty where there were none."""
+    def sentence(self, *, are_recorded: bool) -> str:
+        """Say what is known of them; empty where there were none."""
         if not self.number:
             return ""
-        return (
-            f" The script started {some(self.number, 'process')} by multiprocessing. `run` records no "
-            "training there: use profile_training in the function that such a process runs."
+        found = (
+            "No training was found there either. Where such a process does not find this package, use profile_training "
+            "in the function that it runs."
+            if are_recorded
+            else "Training there is recorded by `run` alone."
         )
+        return f" The script started {some(self.number, 'process')} by multiprocessing. {found}"
 
 
 def _of_processes() -> str:
@@ -191,6 +193,8 @@ class ScriptProfile:
         self._forget_forks: Callable[[], object] = lambda: None
         self._origins = ParameterOrigins()
         self._started = _StartedProcesses()
+        # How many children by multiprocessing have recorded a training; None where that is not looked for
+        self.children_recorded: int | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -202,8 +206,11 @@ class ScriptProfile:
                 return ()
             if self._is_inference:
                 return (NO_CALL,)
+            if self.children_recorded:
+                return ()
             found = NO_MODEL_HERE if self._started.number else NO_MODEL
-            return (f"{found}{self._of_inference}{_of_processes() or self._started.sentence}",)
+            of_children = self._started.sentence(are_recorded=self.children_recorded is not None)
+            return (f"{found}{self._of_inference}{_of_processes() or of_children}",)
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
 
     @property

@@ -15,6 +15,7 @@ import torch
 
 from tracer.capture.device import devices
 from tracer.capture.sources.source_line import SourceLine
+from tracer.command_line import role
 from tracer.errors import error_words
 from tracer.exporters.files import remove, write_atomically, write_json
 from tracer.null_gpu import process
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tracer.results.watch_report import WatchReport
 
 
+_RANK = "rank"
 WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
 """How long rank 0 waits for the others. torchrun kills what is left of a failed run after 30 seconds."""
 
@@ -58,11 +60,33 @@ class Rank:
 
 def rank_folder(save_dir: Path, index: int) -> Path:
     """`rank3` below the folder of results."""
-    return save_dir / f"rank{index}"
+    return save_dir / f"{_RANK}{index}"
 
 
 def this_rank() -> Rank | None:
-    """This process's rank; None where there is only one, or no environment of torchrun's."""
+    """This process's rank; None where there is only one, or no environment of torchrun's.
+
+    A child of the script, which its parent records as a rank, has the number that the parent gave it unless it has one.
+    """
+    rank = _rank_of_environment()
+    if (child := role("child")) is None:
+        return rank
+    folder, index = child
+    if rank is None:
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            index = distributed.get_rank()
+        rank = Rank(index, index + 1, index, "")
+    return replace(rank, job_folder=Path(folder))
+
+
+def ranks_of_children(folder: Path) -> RanksSummary:
+    """Return what children of the script, which were recorded as ranks, have left for their parent."""
+    indices = sorted(int(path.parent.name.removeprefix(_RANK)) for path in folder.glob(f"{_RANK}*/{RANK_JSON}"))
+    return read_some(folder, indices, len(indices))
+
+
+def _rank_of_environment() -> Rank | None:
     try:
         index, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_index = int(os.environ.get("LOCAL_RANK", index))
