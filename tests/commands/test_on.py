@@ -18,7 +18,7 @@ import main
 from tracer.capture.kept_run import ValuesRead
 from tracer.errors import NullGpuError
 from tracer.exporters.document import Document
-from tracer.exporters.recording_file.checked_columns import RECORDING
+from tracer.exporters.recording_file.kept_run_file import RECORDING
 from tracer.exporters.screen.values import print_values
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Card

@@ -10,7 +10,7 @@ import pytest
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.exporters.document import Document
-from tracer.exporters.recording_file.checked_columns import RECORDING
+from tracer.exporters.recording_file.kept_run_file import RECORDING
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,17 @@
-"""All that was observed of a run, and when, where and with what: stored, so that all can be said again, anywhere."""
+"""The facts of a run: when, where and with what it was made, its times, and what was observed beside its cycles."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.recording import Recording
-from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode
+from tracer.capture.objects.known_storages import KnownStorages, Parameter
 from tracer.capture.sources.operator_lines import source_text
-from tracer.capture.sources.source_files import is_user_code
-from tracer.capture.sources.source_line import SourceLine
 from tracer.command_line import this_command
-
-if TYPE_CHECKING:
-    from tracer.capture.objects.known_storages import ObjectsAtFailure
-    from tracer.capture.objects.parameter_origins import Parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,60 +127,6 @@ class RunFacts:
     def run_facts(self) -> dict[str, Any]:
         """These by name."""
         return {field.name: getattr(self, field.name) for field in fields(RunFacts)}
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A file that a recording or a parameter names."""
-
-    path: str  # As they name it
-    # Its path from the root of the user's project, or None for a file that is not of the project.
-    project_name: str | None
-    text: str | None  # Its source, from which lines were read; None for files that are not the user's
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptCycle:
-    """A cycle's recording, and whether all of its steps were recorded to their end."""
-
-    recording: Recording
-    is_whole: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class KeptRun(RunFacts):
-    """Observations of a run, without conclusions."""
-
-    cycles: tuple[KeptCycle, ...]  # Cycles with memory on the device, in order; none if not one step was recorded
-    snapshot: dict[str, Any] | None  # The allocator's own, on CUDA; elsewhere None
-    failure: tuple[str, ...]  # What ended the run early, in the lines that were shown; none if nothing did
-    ran_out_of_memory: bool  # Whether that was for want of memory
-    device_bytes: int | None = None  # The device's memory; None if it was not known
-    notes: tuple[str, ...]  # Sentences on what could not be observed
-    sources: tuple[SourceFile, ...]  # Every file that the recordings and the parameters name
-    # What torch.compile made of the user's code, with the source of every generated file.
-    compiled: CompiledCode = NOTHING_COMPILED
-    at_failure: ObjectsAtFailure | None = None  # What objects told when memory ran out; None where it did not
-    # What CUDA graphs work in, as peak.json has it: captures are not recorded in cycles.
-    graph_pools: tuple[dict[str, Any], ...] = ()
-    num_later: int | None = 0  # Cycles behind the one that the snapshot is of; None if it is of none
-
-    @property
-    def num_events(self) -> int:
-        """Number of profiler events in all cycles."""
-        return sum(cycle.recording.num_events for cycle in self.cycles)
-
-
-def named_files(recordings: Iterable[Recording], lines: Iterable[SourceLine]) -> dict[str, bool]:
-    """Every file that these name, and whether it is the user's, whose source was read."""
-    is_users_by_file: dict[str, bool] = {}
-    for recording in recordings:
-        frames, strings = recording.frames, recording.strings
-        user = set(np.unique(frames.file[frames.user]).tolist())
-        is_users_by_file |= {strings[file]: file in user for file in np.unique(frames.file).tolist() if strings[file]}
-    for line in lines:
-        is_users_by_file.setdefault(line.file, is_user_code(line.file))
-    return is_users_by_file
 
 
 def source_of(path: str, *, is_users: bool) -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import cache
 from inspect import Parameter, signature
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from tracer.errors import TracerError
 from tracer.snapshot.remarks import printable
@@ -16,15 +18,17 @@ from tracer.snapshot.remarks import printable
 _MAX_NUMBER = 1 << 53
 MAX_BYTES: Final = 64 << 20
 _MAX_RECORDS = 1_000_000
-_WORDS: Final = {
+_WORDS: Final[dict[type, str]] = {
     int: "a whole number from 0 to 2**53",
+    float: "a number",
     str: "a text",
     bool: "true or false",
     list: "a list",
     dict: "an object",
 }
+# Fields of which -1 says that there is none.
+_CAN_LACK = {"module_id", "num_outputs", "shapes"}
 _Record = TypeVar("_Record")
-_Value = TypeVar("_Value")
 
 
 class Source(NamedTuple):
@@ -52,129 +56,128 @@ def read_document(path: Path, source: Source, *, at_most: int = MAX_BYTES, hint:
 class Document:
     """A JSON object, read from a file or already parsed."""
 
-    def __init__(self, data: bytes | dict[str, Any], source: Source, *, at_most: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        data: bytes | dict[str, Any],
+        source: Source,
+        *,
+        at_most: int = MAX_BYTES,
+        columns: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    ) -> None:
+        """Take a document.
+
+        Args:
+            columns: Arrays beside it: one that a field holds has the path to it as its name, such as `known.time_ns`.
+        """
         self._source = source
+        self._columns = columns or {}
         self._values = data if isinstance(data, dict) else _parse(data, source, at_most)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
-    def unchecked(self) -> dict[str, Any]:
-        """All of it as it is, for who checks it by other rules."""
-        return dict(self._values)
-
-    def check_format(self, name: str, version: int, what: str) -> None:
-        """Refuse a file of another program or of a later version.
+    def check_format(self, name: str, version: int, what: str) -> int:
+        """Refuse a file of another program or of a later version; return its version.
 
         Args:
             what: What it has to be, for people: `a recording of this program`.
         """
         if self._values.get("format") != name:
             raise self._source.refusal(f" is not {what}.")
-        if (number := self.number("version")) > version:
+        number: int = self.read("version", int)
+        if number > version:
             raise self._source.error(
                 f"{self._source.name} is of format version {number}, and this program reads up to {version}.",
                 hint="Use the version of this program that wrote it, or a later one.",
             )
+        return number
 
     def refusal(self, complaint: str) -> TracerError:
         """The error that refuses the document; the complaint goes on behind its name."""
         return self._source.refusal(complaint)
 
-    def _value(self, name: str, kind: type) -> Any:
-        value = self._values.get(name)
-        if type(value) is not kind:
-            raise self._source.refusal(f": {name} is not {_WORDS[kind]}.")
-        return value
+    def read(self, name: str, kind: Any) -> Any:
+        """Return the value of a name, which has to be of a type such as `str | None` or `tuple[PeakRow, ...]`.
 
-    def number(self, name: str) -> int:
-        """A whole number from 0 on."""
-        value: int = self._value(name, int)
-        if not 0 <= value <= _MAX_NUMBER:
-            raise self._source.refusal(f": {name} is not {_WORDS[int]}.")
-        return value
-
-    def truth(self, name: str) -> bool:
-        """True or false."""
-        return bool(self._value(name, bool))
-
-    def text(self, name: str) -> str:
-        """A text, without what a terminal obeys."""
-        return printable(self._value(name, str))
-
-    def source(self, name: str) -> str:
-        """A source file's text, as it is: it is read and never shown."""
-        return str(self._value(name, str))
-
-    def numbers(self, name: str, *, below: int = _MAX_NUMBER + 1) -> tuple[int, ...]:
-        """A list of numbers, each from 0 to `below` - 1, such as row numbers."""
-        values = self._value(name, list)
-        if not all(type(value) is int and 0 <= value < below for value in values):
-            raise self._source.refusal(f": {name} is not a list of numbers below {below:,}.")
-        return tuple(values)
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts."""
-        values = self._value(name, list)
-        if not all(type(value) is str for value in values):
-            raise self._source.refusal(f": {name} is not a list of texts.")
-        return tuple(map(printable, values))
-
-    def documents(self, name: str, *, at_most: int) -> list[Document]:
-        """A list of documents."""
-        values = self._value(name, list)
-        if len(values) > at_most or not all(type(value) is dict for value in values):
-            raise self._source.refusal(f": {name} is not a list of {at_most:,} objects at most.")
-        return [Document(value, self._source) for value in values]
-
-    def document(self, name: str) -> Document:
-        """A document inside this one."""
-        return Document(self._value(name, dict), self._source)
-
-    def or_none(self, name: str, read: Callable[[Document, str], _Value]) -> _Value | None:
-        """A value that may be missing or null, as in `document.or_none("phase", Document.text)`."""
-        return None if self._values.get(name) is None else read(self, name)
+        Texts lose what a terminal obeys, but for the source in a field `text`, which is read and never shown.
+        """
+        return self._value(name, self._values.get(name), kind)
 
     def record(self, kind: type[_Record]) -> _Record:
         """The document as a dataclass or named tuple, each field by its own name and read by its own type.
 
         A field with a default may be missing: files of an earlier version do not have what came later.
         """
-        make: Any = kind  # mypy does not take a class for hashable
-        fields = [(name, type_) for name, type_, is_needed in _fields(make) if is_needed or name in self]
-        record: _Record = make(**{name: self._field(name, type_) for name, type_ in fields})
+        record: _Record = self._record("", self._values, kind)
         return record
 
-    def _field(self, name: str, type_: Any) -> Any:
-        if isinstance(type_, UnionType):
-            return None if self._values.get(name) is None else self._field(name, get_args(type_)[0])
-        if type_ in _READERS:
-            return _READERS[type_](self, name)
-        if get_origin(type_) is tuple:
-            return tuple(entry.record(get_args(type_)[0]) for entry in self.documents(name, at_most=_MAX_RECORDS))
-        return self.document(name).record(type_)
+    def _record(self, at: str, values: Mapping[str, Any], kind: Any) -> Any:
+        read = {
+            name: self._value(f"{at}{name}", values.get(name), type_)
+            for name, type_, is_needed in _fields(kind)
+            if is_needed or name in values
+        }
+        try:
+            return kind(**read)
+        except ValueError as error:  # of a table whose columns differ in length
+            raise self._source.refusal(f": {at}{error}.") from error
 
-    def settings(self, name: str) -> dict[str, object]:
-        """Texts, numbers and lists of these by name; a list comes back as the tuple that it was."""
-        return {printable(key): _setting(value) for key, value in self._value(name, dict).items()}
+    def _value(self, at: str, value: Any, kind: Any) -> Any:
+        """Return a value as its type; `at` is the path to it, such as `cycles.0.is_whole`."""
+        if isinstance(kind, UnionType):
+            return None if value is None else self._value(at, value, get_args(kind)[0])
+        origin, inner = get_origin(kind) or kind, get_args(kind)
+        if origin is np.ndarray:
+            return self._column(at, *get_args(inner[1]))
+        if origin in (object, Any):
+            return _setting(value)
+        if origin in (tuple, frozenset):
+            entries = self._checked(at, value, list)
+            if len(entries) > _MAX_RECORDS:
+                raise self._source.refusal(f": {at} is not a list of {_MAX_RECORDS:,} entries at most.")
+            return origin(self._value(f"{at}.{row}", entry, inner[0]) for row, entry in enumerate(entries))
+        if inner:
+            return {
+                self._key(at, key, inner[0]): self._value(f"{at}.{key}", entry, inner[1])
+                for key, entry in self._checked(at, value, dict).items()
+            }
+        if kind not in _WORDS:
+            return self._record(f"{at}.", self._checked(at, value, dict), kind)
+        value = self._checked(at, value, kind)
+        if kind is str:
+            return value if at.endswith(".text") else printable(value)
+        if kind is int and not (-1 if _CAN_LACK.intersection(at.split(".")) else 0) <= value <= _MAX_NUMBER:
+            raise self._source.refusal(f": {at} is not {_WORDS[int]}.")
+        return value
 
+    def _checked(self, at: str, value: Any, kind: type) -> Any:
+        if type(value) is not kind:
+            raise self._source.refusal(f": {at} is not {_WORDS[kind]}.")
+        return value
 
-_READERS: dict[Any, Callable[[Document, str], Any]] = {
-    int: Document.number,
-    bool: Document.truth,
-    str: Document.text,
-    tuple[str, ...]: Document.texts,
-    tuple[int, ...]: Document.numbers,
-}
+    def _key(self, at: str, key: str, kind: type) -> Any:
+        if kind is str:
+            return printable(key)
+        if not key.isdecimal() or len(key) > len(str(_MAX_NUMBER)):
+            raise self._source.refusal(f": {at} has a key that is no number.")
+        return int(key)
+
+    def _column(self, at: str, kind: type[np.generic]) -> np.ndarray[Any, Any]:
+        column = self._columns.get(at)
+        if column is None or column.dtype != kind:
+            found = "missing" if column is None else f"of {column.dtype}"
+            raise self._source.refusal(f": column {at}, of {np.dtype(kind)}, is {found}.")
+        return column
 
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
     parameters, types = signature(kind).parameters, get_type_hints(kind)
-    return tuple((name, type_, parameters[name].default is Parameter.empty) for name, type_ in types.items())
+    return tuple((name, types[name], each.default is Parameter.empty) for name, each in parameters.items())
 
 
 def _setting(value: object) -> object:
+    """Texts, numbers and lists of these; a list comes back as the tuple that it was."""
     if isinstance(value, list):
         return tuple(_setting(entry) if not isinstance(entry, list) else printable(str(entry)) for entry in value)
     if isinstance(value, dict):

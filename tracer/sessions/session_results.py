@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tracer.capture.device.devices import allocator_counters
 from tracer.capture.kept_run import RunOrigin
-from tracer.capture.objects.parameter_origins import Parameter
+from tracer.capture.objects.known_storages import Parameter
 from tracer.errors import RecordingError
 from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
 
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
-from tracer.capture.kept_run import KeptCycle, KeptRun, SourceFile, named_files, source_of
+from tracer.capture.kept_run import source_of
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
-from tracer.exporters.document import Document
-from tracer.exporters.json_documents.peak import (
-    graph_pool_from,
-)
-from tracer.exporters.recording_file.checked_columns import RECORDING
+from tracer.capture.sources.source_files import is_user_code
+from tracer.exporters.recording_file.kept_run_file import KeptCycle, KeptRun, SourceFile
 from tracer.exporters.screen.run import failure_lines
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
@@ -33,18 +33,24 @@ def kept_run(results: RunResults) -> KeptRun:
         device_bytes=results.origin.device_bytes if failure is None else failure.allocator.get("device"),
         at_failure=None if failed is None else failed.objects,
         notes=tuple(note for note in results.notes if note not in results.history.notes),
-        sources=_sources(results),
+        sources=tuple(_sources(results)),
         compiled=findings.compiled if findings is not None else NOTHING_COMPILED,
-        graph_pools=tuple(map(asdict, findings.graph_pools if findings is not None else ())),
+        graph_pools=findings.graph_pools if findings is not None else (),
     )
 
 
-def _sources(results: RunResults) -> tuple[SourceFile, ...]:
-    cycles = results.findings.cycles if results.findings is not None else ()
-    lines = (line for parameter in results.parameters for line in parameter.lines)
-    files = named_files([cycle.recording for cycle in cycles], (*lines, *results.known.lines.values()))
+def _sources(results: RunResults) -> Iterator[SourceFile]:
+    """Every file that the recordings and the parameters name, with the source of the user's, as lines were read."""
+    is_users_by_file: dict[str, bool] = {}
+    for cycle in results.findings.cycles if results.findings is not None else ():
+        frames, strings = cycle.recording.frames, cycle.recording.strings
+        user = set(np.unique(frames.file[frames.user]).tolist())
+        is_users_by_file |= {strings[file]: file in user for file in np.unique(frames.file).tolist() if strings[file]}
+    for line in (*(line for each in results.parameters for line in each.lines), *results.known.lines.values()):
+        is_users_by_file.setdefault(line.file, is_user_code(line.file))
     in_project = results.name_in_project
-    return tuple(SourceFile(path, in_project(path), source_of(path, is_users=users)) for path, users in files.items())
+    for path, is_users in is_users_by_file.items():
+        yield SourceFile(path, in_project(path), source_of(path, is_users=is_users))
 
 
 def results_of(run: KeptRun) -> RunResults:
@@ -86,5 +92,4 @@ def _findings(run: KeptRun, history: RunHistory) -> Findings | None:
         ],
         compiled=run.compiled,
     )
-    pools = tuple(graph_pool_from(Document(document, RECORDING)) for document in run.graph_pools)
-    return replace(history.joined(findings, run.known), graph_pools=pools)
+    return replace(history.joined(findings, run.known), graph_pools=run.graph_pools)

@@ -16,7 +16,8 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.capture.device.device_blocks import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
+from tracer.capture.objects.known_storages import Parameter
+from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.source_files import project_root
 from tracer.errors import OutputError, Terminated, TracerError, UsageError

@@ -34,8 +34,8 @@ from tracer.analysis.operators.memory_report import (
     weights,
 )
 from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
-from tracer.capture.objects.known_storages import Role
-from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
+from tracer.capture.objects.known_storages import Parameter, Role
+from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.objects.storage_observer import StorageObserver, input_tensors
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.source_line import SourceLine

@@ -12,12 +12,12 @@ import torch
 
 from tests.pieces import Pieces
 from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_allocator_history
-from tracer.capture.kept_run import KeptRun
 from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.recording import Allocations, Kernels, Recording
 from tracer.capture.sources.compiled_code import CompiledCode, CompiledGraph
 from tracer.exporters.memory_snapshot import snapshot_of_recording
+from tracer.exporters.recording_file.kept_run_file import KeptRun
 from tracer.results.failure import Failure
 from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tracer.errors import RecordingError
-from tracer.exporters.recording_file.checked_columns import read_columns, write_columns
+from tracer.exporters.recording_file.npz import read_columns, write_columns
 
 COLUMN = st.one_of(*(arrays.arrays(kind, st.integers(0, 50)) for kind in (np.int64, np.bool_, np.float64, np.uint8)))
 COLUMNS = {"a.b": np.arange(1000), "none": np.empty(0, np.int64), "yes": np.array([True, False]), "x": np.ones(3)}

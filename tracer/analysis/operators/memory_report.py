@@ -14,8 +14,7 @@ from tracer.analysis.profiles.classify_blocks import Cycle
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.source_lines import frames_of_op
 from tracer.arrays import Bool, Bools, ColumnTable, Int, PerBlock, PerSavedTensor, Rows
-from tracer.capture.objects.known_storages import KnownStorages, Role
-from tracer.capture.objects.parameter_origins import Parameter
+from tracer.capture.objects.known_storages import KnownStorages, Parameter, Role
 from tracer.capture.recording import OpKind, Recording
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, is_accumulate_grad

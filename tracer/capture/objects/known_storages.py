@@ -106,3 +106,14 @@ class ObjectsAtFailure:
     in_graphs: frozenset[int] | None  # Addresses of all that graphs kept; None for graphs too large to follow
     untrained: frozenset[int]  # Addresses of what graphs kept for parameters that nothing trains
     float64: frozenset[int]  # Addresses of tensors of 64-bit floating point, and of such that graphs kept
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a model."""
+
+    name: str  # Dotted, the first of its names if it is shared
+    size_bytes: int  # Bytes of its elements
+    wants_gradient: bool  # Whether autograd computes one
+    module: str  # Dotted name of the module that owns it, "" for the model itself
+    lines: tuple[SourceLine, ...]  # The lines that constructed it, innermost first; empty where that is not known

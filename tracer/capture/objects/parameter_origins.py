@@ -12,7 +12,6 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from types import FrameType
 from typing import Any, Self, cast
@@ -25,22 +24,11 @@ from torch.nn.modules.module import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from tracer.capture.objects.known_storages import Parameter
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.capture.sources.source_files import is_own_code, is_package_code, is_user_code, whole_path
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_private import torch_tensors
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter of a model."""
-
-    name: str  # Dotted, the first of its names if it is shared
-    size_bytes: int  # Bytes of its elements
-    wants_gradient: bool  # Whether autograd computes one
-    module: str  # Dotted name of the module that owns it, "" for the model itself
-    lines: tuple[SourceLine, ...]  # The lines that constructed it, innermost first; empty where that is not known
-
 
 _STACKS: dict[int, tuple[ref[Tensor], tuple[SourceLine, ...]]] = {}
 """By `id()`, for as long as the tensor lives."""

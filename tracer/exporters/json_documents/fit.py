@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tracer.errors import UsageError
-from tracer.exporters.document import Document, Source, read_document
+from tracer.exporters.document import Source, read_document
 from tracer.exporters.json_documents.header import json_header
 from tracer.results.fit import FitReport
 
@@ -36,6 +36,7 @@ def read_fit_json(path: Path) -> tuple[str, ...]:
     """Names of the changes with which the script fits."""
     document = read_document(path, Source(str(path), UsageError, _HINT), at_most=_MAX_BYTES, hint=_HINT)
     document.check_format(_FORMAT, _VERSION, "what fit wrote")
-    if (names := document.or_none("apply", Document.texts)) is None:
+    names: tuple[str, ...] | None = document.read("apply", tuple[str, ...] | None)
+    if names is None:
         raise UsageError(f"{path} says that nothing fits.", hint="Ask fit about a larger GPU, or a smaller batch.")
     return names

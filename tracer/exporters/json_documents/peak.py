@@ -26,7 +26,6 @@ NAME, VERSION = "peak", 1
 FORMAT = f"torch-timeline {NAME}"
 MAX_STACKS, MAX_FRAMES = 200, 40  # Of the largest rows, and of each stack the innermost: less than 1 MB
 MAX_BYTES = 256 * MIB  # Of a file to be read: a row has some 400 bytes, so this is half a million rows
-MAX_ROWS = 1_000_000
 _DAMAGED = "The file is damaged or of another program; profile the run again."
 
 
@@ -89,19 +88,6 @@ def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
     return {**oom_values(failed.event), "is_peak": is_peak, "rows": rows}
 
 
-def graph_pool_from(document: Document) -> GraphPool:
-    """The pool in a document that may be anybody's, as `peak_document` has it.
-
-    Raises:
-        TracerError: It is none, or its rows do not sum to its peak.
-    """
-    from tracer.analysis.profiles.findings import GraphPool
-
-    pool = document.record(GraphPool)
-    _check_sum(document, pool.rows, pool.peak_bytes)
-    return pool
-
-
 def saved_peak_document(peak: SavedPeak) -> dict[str, object]:
     """Return the part of a peak.json that a comparison reads back."""
     rows = [asdict(row) for row in peak.rows]
@@ -123,15 +109,14 @@ def saved_peak_from(document: Document) -> SavedPeak:
         TracerError: It is no peak.json or a later version's, or its rows do not sum to its peak.
     """
     from tracer.analysis.peak_diff import SavedPeak
-    from tracer.exporters.document import Document
 
     if "format" in document or "version" in document:  # files from before there was a version have neither
         document.check_format(FORMAT, VERSION, "a peak.json of this program")
     saved = SavedPeak(
-        rows=tuple(row.record(PeakRow) for row in document.documents("rows", at_most=MAX_ROWS)),
-        bytes=document.number("peak_bytes"),
-        device=document.text("device"),
-        phase=document.or_none("phase", Document.text),
+        rows=document.read("rows", tuple[PeakRow, ...]),
+        bytes=document.read("peak_bytes", int),
+        device=document.read("device", str),
+        phase=document.read("phase", str | None),
     )
     _check_sum(document, saved.rows, saved.bytes)
     return saved
@@ -172,8 +157,8 @@ def read_baseline(path: Path) -> dict[str, SavedPeak]:
 
     document = read_document(path, Source(str(path), SnapshotError, _BASELINE_HINT), hint=_NO_BASELINE)
     document.check_format(_BASELINE_FORMAT, _BASELINE_VERSION, "a baseline of peaks")
-    peaks = document.document("peaks")
-    return {name: _peak_of_baseline(peaks.document(name)) for name in peaks.unchecked()}
+    peaks = document.read("peaks", dict[str, _BaselinePeak])
+    return {name: _saved(document, peak) for name, peak in peaks.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +177,15 @@ class _BaselineRow:
     dtype: str | None = None
     is_compiled: bool = False
 
-    def to_row(self) -> PeakRow:
-        return PeakRow(**asdict(self), torch_category=None, evidence="", phase="")
+
+@dataclass(frozen=True, slots=True)
+class _BaselinePeak:
+    """A peak of a baseline file."""
+
+    device: str
+    peak_bytes: int
+    rows: tuple[_BaselineRow, ...]
+    phase: str | None = None
 
 
 def _baseline_peak(peak: SavedPeak) -> dict[str, object]:
@@ -216,19 +208,12 @@ def _baseline_peak(peak: SavedPeak) -> dict[str, object]:
     return {"device": peak.device, "peak_bytes": peak.bytes, "phase": peak.phase, "rows": rows}
 
 
-def _peak_of_baseline(document: Document) -> SavedPeak:
+def _saved(document: Document, peak: _BaselinePeak) -> SavedPeak:
     from tracer.analysis.peak_diff import SavedPeak
-    from tracer.exporters.document import Document
 
-    rows = document.documents("rows", at_most=MAX_ROWS)
-    saved = SavedPeak(
-        rows=tuple(row.record(_BaselineRow).to_row() for row in rows),
-        bytes=document.number("peak_bytes"),
-        device=document.text("device"),
-        phase=document.or_none("phase", Document.text),
-    )
-    _check_sum(document, saved.rows, saved.bytes)
-    return saved
+    rows = tuple(PeakRow(**asdict(row), torch_category=None, evidence="", phase="") for row in peak.rows)
+    _check_sum(document, rows, peak.peak_bytes)
+    return SavedPeak(rows=rows, bytes=peak.peak_bytes, device=peak.device, phase=peak.phase)
 
 
 _DIFF_VERSION = 1

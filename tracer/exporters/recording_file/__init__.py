@@ -1,4 +1,1 @@
-"""recording.npz: what was observed in a run, as columns, written and read back. docs/recording.md describes it.
-
-What takes columns raises RecordingError where one is missing, or is not what it has to be.
-"""
+"""recording.npz: what was observed in a run, written and read back. docs/recording.md describes it."""

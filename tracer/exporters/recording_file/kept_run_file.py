@@ -1,4 +1,8 @@
-"""recording.npz: a `KeptRun` as named columns and one document, and back."""
+"""recording.npz: what was observed in a run, without conclusions. docs/recording.md describes it.
+
+One walk writes it: a `KeptRun` becomes a JSON document, and each array in it a column with the path to it as its name,
+`cycles.0.recording.ops.start_ns`. `Document` reads it back by the types of the fields, and every index is looked at.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +10,74 @@ import json
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tracer.capture.kept_run import (
-    PHASES,
-    KeptCycle,
-    KeptRun,
-    PhaseTimings,
-    RunOrigin,
-    SourceFile,
-    ValuesRead,
-)
-from tracer.capture.objects.known_storages import ObjectsAtFailure
-from tracer.capture.objects.parameter_origins import Parameter
-from tracer.capture.sources.source_line import SourceLine
+from tracer.analysis.profiles.findings import GraphPool
+from tracer.arrays import ColumnTable, Ints
+from tracer.capture.kept_run import PHASES, RunFacts
+from tracer.capture.objects.known_storages import ObjectsAtFailure, Role
+from tracer.capture.recording import CallKind, OpKind, Recording
+from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode
 from tracer.errors import RecordingError, SnapshotError
-from tracer.exporters.document import Document
-from tracer.exporters.json_documents.peak import graph_pool_from
-from tracer.exporters.recording_file.checked_columns import (
-    DAMAGED,
-    RECORDING,
-    Columns,
-    read_columns,
-    text_columns,
-    write_columns,
-)
-from tracer.exporters.recording_file.recording_columns import (
-    Arrays,
-    compiled_columns,
-    compiled_from,
-    known_columns,
-    known_from,
-    recording_columns,
-    recording_from,
-)
+from tracer.exporters.document import Document, Source
+from tracer.exporters.recording_file.npz import DAMAGED, Arrays, read_columns, write_columns
 from tracer.snapshot.load import checked_objects
 
-FORMAT, VERSION = "torch-timeline recording", 2
-_HISTORY = "history.pickle"
-MAX_CYCLES = 10_000
+FORMAT, VERSION = "torch-timeline recording", 3
+RECORDING = Source("The recording", RecordingError, DAMAGED)
+_RUN, _HISTORY = "run", "history.pickle"
+_MAX_DOCUMENT_BYTES = 256 << 20
+_MAX_BYTES = 1 << 50  # Of one block or of all together: more than any machine has, and far from where 64 bits end
+_MAX_NUMBER = 1 << 62
 _DEVICE = re.compile(r"cpu|[a-z]+(:\d{1,4})?")
 
 
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file that a recording or a parameter names."""
+
+    path: str  # As they name it
+    # Its path from the root of the user's project, or None for a file that is not of the project.
+    project_name: str | None
+    text: str | None  # Its source, from which lines were read; None for files that are not the user's
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptCycle:
+    """A cycle's recording, and whether all of its steps were recorded to their end."""
+
+    recording: Recording
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class KeptRun(RunFacts):
+    """Observations of a run, without conclusions."""
+
+    cycles: tuple[KeptCycle, ...]  # Cycles with memory on the device, in order; none if not one step was recorded
+    snapshot: dict[str, Any] | None = None  # The allocator's own, on CUDA; elsewhere None
+    failure: tuple[str, ...]  # What ended the run early, in the lines that were shown; none if nothing did
+    ran_out_of_memory: bool  # Whether that was for want of memory
+    device_bytes: int | None = None  # The device's memory; None if it was not known
+    notes: tuple[str, ...]  # Sentences on what could not be observed
+    sources: tuple[SourceFile, ...]  # Every file that the recordings and the parameters name
+    # What torch.compile made of the user's code, with the source of every generated file.
+    compiled: CompiledCode = NOTHING_COMPILED
+    at_failure: ObjectsAtFailure | None = None  # What objects told when memory ran out; None where it did not
+    graph_pools: tuple[GraphPool, ...] = ()  # What CUDA graphs work in: captures are not recorded in cycles
+    num_later: int | None = 0  # Cycles behind the one that the snapshot is of; None if it is of none
+
+    @property
+    def num_events(self) -> int:
+        """Number of profiler events in all cycles."""
+        return sum(cycle.recording.num_events for cycle in self.cycles)
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
 def save_kept_run(path: Path, kept: KeptRun) -> None:
     """Write recording.npz, whole or not at all."""
     write_columns(path, kept_run_columns(kept))
@@ -59,90 +85,40 @@ def save_kept_run(path: Path, kept: KeptRun) -> None:
 
 def kept_run_columns(kept: KeptRun) -> Arrays:
     """The columns of a run, by the names that docs/recording.md has."""
-    columns: Arrays = {"run": np.frombuffer(json.dumps(_document(kept)).encode(), np.uint8)}
-    for number, cycle in enumerate(kept.cycles):
-        columns |= recording_columns(cycle.recording, f"cycle{number}")
-    columns |= {**known_columns(kept.known), **_module_columns(kept), **_source_columns(kept)}
-    columns |= compiled_columns(kept.compiled)
-    columns |= {**_parameter_columns(kept), "losses": np.array(kept.losses, np.float64)}
-    if kept.at_failure is not None:
-        for name in ("in_graphs", "untrained", "float64"):
-            if (addresses := getattr(kept.at_failure, name)) is not None:
-                columns[name] = np.array(sorted(addresses), np.int64)
-    if kept.timings is not None:
-        columns |= {f"timings.{name}": np.array(kept.timings.durations_ms[name], np.float64) for name in PHASES}
+    columns: Arrays = {}
+    settings = {name: _setting(value) for name, value in kept.settings.items()}
+    document = _plain(replace(kept, settings=settings, snapshot=None), "", columns)
+    text = json.dumps({"format": FORMAT, "version": VERSION, **document})
+    columns = {_RUN: np.frombuffer(text.encode(), np.uint8), **columns}
     if kept.snapshot is not None:
         columns[_HISTORY] = np.frombuffer(pickle.dumps(kept.snapshot, protocol=4), np.uint8)
     return columns
 
 
-def _document(kept: KeptRun) -> dict[str, Any]:
-    """All that is no column."""
-    timings, origin = kept.timings, kept.origin
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "device": kept.device,
-        "cycles": [{"is_whole": cycle.is_whole, "num_events": cycle.recording.num_events} for cycle in kept.cycles],
-        "num_later": kept.num_later,
-        "num_steps": kept.num_steps,
-        "command": origin.command,
-        "date": origin.date,
-        "torch": origin.torch,
-        "python": origin.python,
-        "device_name": origin.device_name,
-        "caveat": origin.caveat,
-        "settings": {str(name): _plain(value) for name, value in kept.settings.items()},
-        "notes": list(kept.notes),
-        "failure": list(kept.failure),
-        "ran_out_of_memory": kept.ran_out_of_memory,
-        "device_bytes": kept.device_bytes,
-        "was_evaluating": kept.at_failure is not None and kept.at_failure.is_evaluating,
-        "was_training": kept.at_failure is not None and kept.at_failure.is_training,
-        "unused_parameters": None if kept.unused_parameters is None else list(kept.unused_parameters),
-        "timings": None if timings is None else {"device": timings.device, "clock": timings.clock},
-        "values_read": None if kept.values_read is None else asdict(kept.values_read),
-        "cuda_graphs": list(kept.graph_pools),
-    }
+def _plain(value: Any, at: str, columns: Arrays) -> Any:
+    """Return a value as JSON has it, with null for each array, which joins the columns under the path to it."""
+    if isinstance(value, np.ndarray):
+        columns[at] = value
+        return None
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif isinstance(value, frozenset):
+        value = sorted(value)
+    if isinstance(value, Mapping):
+        prefix = f"{at}." if at else ""
+        return {str(key): _plain(entry, f"{prefix}{key}", columns) for key, entry in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(entry, f"{at}.{row}", columns) for row, entry in enumerate(value)]
+    return value
 
 
-def _plain(value: object) -> object:
+def _setting(value: object) -> object:
     """A setting as JSON has it; a tuple is a list there, and what is neither is its text."""
     if isinstance(value, tuple):
-        return [_plain(entry) if not isinstance(entry, tuple) else str(entry) for entry in value]
+        return tuple(_setting(entry) if not isinstance(entry, tuple) else str(entry) for entry in value)
     return value if value is None or type(value) in (bool, int, float, str) else str(value)
-
-
-def _module_columns(kept: KeptRun) -> Arrays:
-    return {
-        "modules.id": np.array(list(kept.module_names), np.int64),
-        **text_columns("modules.name", kept.module_names.values()),
-    }
-
-
-def _source_columns(kept: KeptRun) -> Arrays:
-    sources = kept.sources
-    return {
-        **text_columns("sources.path", [source.path for source in sources]),
-        **text_columns("sources.project_name", [source.project_name or "" for source in sources]),
-        **text_columns("sources.text", [source.text or "" for source in sources]),
-        "sources.is_of_project": np.array([source.project_name is not None for source in sources], np.bool_),
-        "sources.has_text": np.array([source.text is not None for source in sources], np.bool_),
-    }
-
-
-def _parameter_columns(kept: KeptRun) -> Arrays:
-    parameters, row = kept.parameters, {source.path: row for row, source in enumerate(kept.sources)}
-    lines = [line for parameter in parameters for line in parameter.lines]
-    return {
-        **text_columns("parameters.name", [parameter.name for parameter in parameters]),
-        **text_columns("parameters.module", [parameter.module for parameter in parameters]),
-        "parameters.size_bytes": np.array([parameter.size_bytes for parameter in parameters], np.int64),
-        "parameters.wants_gradient": np.array([parameter.wants_gradient for parameter in parameters], np.bool_),
-        "parameters.line_ends": np.cumsum([len(parameter.lines) for parameter in parameters], dtype=np.int64),
-        "parameter_lines.source": np.array([row[line.file] for line in lines], np.int64),
-        "parameter_lines.line": np.array([line.line for line in lines], np.int64),
-    }
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -152,125 +128,151 @@ def load_kept_run(path: Path) -> KeptRun:
     Raises:
         RecordingError: It cannot be read, is damaged, of another version, or another program's.
     """
-    return kept_run_from(Columns(read_columns(path)))
+    return kept_run_from(read_columns(path))
 
 
-def kept_run_from(columns: Columns) -> KeptRun:
+def kept_run_from(columns: Arrays) -> KeptRun:
     """The run of which these are the columns."""
-    document = Document(columns.blob("run"), RECORDING)
-    document.check_format(FORMAT, VERSION, "a recording of this program")
-    if (version := document.number("version")) < VERSION:
+    if _RUN not in columns:
+        raise RECORDING.refusal(f" has no column {_RUN}.")
+    document = Document(columns[_RUN].tobytes(), RECORDING, at_most=_MAX_DOCUMENT_BYTES, columns=columns)
+    if (version := document.check_format(FORMAT, VERSION, "a recording of this program")) < VERSION:
         raise RecordingError(
             f"The recording is of format version {version}, which is not read any more.",
             hint="Use the version of this program that wrote it, or profile again with --keep-recording.",
         )
-    cycles = document.documents("cycles", at_most=MAX_CYCLES)
-    device = document.text("device")
-    if not _DEVICE.fullmatch(device):
-        raise RecordingError(f"{device[:80]!r} is not the name of a device.", hint=DAMAGED)
-    sources = _sources_from(columns)
-    return KeptRun(
-        cycles=tuple(_cycle_from(columns, number, cycle) for number, cycle in enumerate(cycles)),
-        device=device,
-        known=known_from(columns),
-        module_names=_module_names_from(columns),
-        snapshot=_snapshot_from(columns, device),
-        parameters=_parameters_from(columns, sources),
-        timings=_timings_from(columns, document),
-        unused_parameters=document.or_none("unused_parameters", Document.texts),
-        losses=tuple(columns.floats("losses").tolist()),
-        num_later=document.or_none("num_later", Document.number),
-        num_steps=document.number("num_steps"),
-        failure=document.texts("failure"),
-        ran_out_of_memory=document.truth("ran_out_of_memory"),
-        device_bytes=document.or_none("device_bytes", Document.number),
-        at_failure=_at_failure_from(columns, document),
-        notes=document.texts("notes"),
-        settings=document.settings("settings"),
-        origin=RunOrigin(
-            **{name: document.text(name) for name in ("command", "date", "torch", "python", "device_name", "caveat")},
-            device_bytes=document.or_none("device_bytes", Document.number),
-        ),
-        sources=sources,
-        compiled=compiled_from(columns),
-        values_read=found.record(ValuesRead) if (found := document.or_none("values_read", Document.document)) else None,
-        graph_pools=_graph_pools_from(document),
-    )
+    kept = document.record(KeptRun)
+    _check(kept)
+    return replace(kept, snapshot=_snapshot_from(columns[_HISTORY], kept.device) if _HISTORY in columns else None)
 
 
-def _graph_pools_from(document: Document) -> tuple[dict[str, Any], ...]:
-    pools = document.documents("cuda_graphs", at_most=MAX_CYCLES)
-    for pool in pools:
-        graph_pool_from(pool)
-    return tuple(pool.unchecked() for pool in pools)
-
-
-def _cycle_from(columns: Columns, number: int, document: Document) -> KeptCycle:
-    num_events = document.number("num_events")
-    return KeptCycle(recording_from(columns, f"cycle{number}", num_events=num_events), document.truth("is_whole"))
-
-
-def _module_names_from(columns: Columns) -> Mapping[int, str]:
-    names = columns.texts("modules.name")
-    return dict(zip(columns.ints("modules.id", length=len(names)).tolist(), names, strict=True))
-
-
-def _sources_from(columns: Columns) -> tuple[SourceFile, ...]:
-    paths = columns.texts("sources.path")
-    names = columns.texts("sources.project_name", length=len(paths))
-    texts = columns.texts("sources.text", length=len(paths), as_is=True)
-    in_project = columns.bools("sources.is_of_project", length=len(paths)).tolist()
-    has_text = columns.bools("sources.has_text", length=len(paths)).tolist()
-    rows = zip(paths, names, texts, in_project, has_text, strict=True)
-    return tuple(
-        SourceFile(path, name if is_in else None, text if has else None) for path, name, text, is_in, has in rows
-    )
-
-
-def _parameters_from(columns: Columns, sources: tuple[SourceFile, ...]) -> tuple[Parameter, ...]:
-    names = columns.texts("parameters.name")
-    modules = columns.texts("parameters.module", length=len(names))
-    sizes = columns.bytes_column("parameters.size_bytes", length=len(names)).tolist()
-    wanting = columns.bools("parameters.wants_gradient", length=len(names)).tolist()
-    file = columns.ints("parameter_lines.source", low=0, high=len(sources) - 1).tolist()
-    line = columns.ints("parameter_lines.line", length=len(file)).tolist()
-    ends = columns.ends("parameters.line_ends", total=len(file), length=len(names)).tolist()
-    lines = [SourceLine(sources[at].path, number) for at, number in zip(file, line, strict=True)]
-    rows = zip(names, sizes, wanting, modules, [0, *ends], ends, strict=False)
-    return tuple(Parameter(name, size, wants, of, tuple(lines[a:b])) for name, size, wants, of, a, b in rows)
-
-
-def _snapshot_from(columns: Columns, device: str) -> dict[str, Any] | None:
-    if _HISTORY not in columns:
-        return None
+def _snapshot_from(pickled: Any, device: str) -> dict[str, Any]:
     try:
-        snapshot = checked_objects(columns.blob(_HISTORY))
+        snapshot = checked_objects(pickled.tobytes())
     except SnapshotError as error:
-        raise RecordingError("The recording's allocator data is damaged.", hint=DAMAGED) from error
+        raise RECORDING.refusal("'s allocator data is damaged.") from error
     lists = ("segments", "device_traces")
     if isinstance(snapshot, dict) and ":" in device and all(isinstance(snapshot.get(name), list) for name in lists):
         return snapshot
-    raise RecordingError("The recording's allocator data is damaged.", hint=DAMAGED)
+    raise RECORDING.refusal("'s allocator data is damaged.")
 
 
-def _at_failure_from(columns: Columns, document: Document) -> ObjectsAtFailure | None:
-    if "untrained" not in columns:
-        return None
-    return ObjectsAtFailure(
-        is_evaluating=document.truth("was_evaluating"),
-        is_training=document.truth("was_training"),
-        in_graphs=frozenset(columns.ints("in_graphs").tolist()) if "in_graphs" in columns else None,
-        **{name: frozenset(columns.ints(name).tolist()) for name in ("untrained", "float64")},
-    )
+def _check(kept: KeptRun) -> None:
+    """Refuse a run with values of the right types that cannot be."""
+    if not _DEVICE.fullmatch(kept.device):
+        raise RECORDING.refusal(f": {kept.device[:80]!r} is not the name of a device.")
+    for number, cycle in enumerate(kept.cycles):
+        _check_recording(cycle.recording, f"cycles.{number}.recording")
+    known = kept.known
+    _check_columns(known, "known", "known", {"names": len(known.names), "devices": len(known.devices)})
+    if kept.timings is not None:
+        times = [kept.timings.durations_ms.get(name, ()) for name in PHASES]
+        if len(set(map(len, times))) > 1 or not times[0] or not np.isfinite(times).all():
+            raise RECORDING.refusal(": phases were not timed equally often, or not in numbers.")
+    for graph in kept.compiled.graphs:
+        if any(row >= len(graph.nodes) for rows in graph.buffers.values() for row in rows):
+            raise RECORDING.refusal(": a compiled buffer is of a node that is not there.")
+    for pool in kept.graph_pools:
+        if sum(row.bytes for row in pool.rows) != pool.peak_bytes:
+            raise RECORDING.refusal(": rows of a CUDA graph's pool do not sum to its peak.")
 
 
-def _timings_from(columns: Columns, document: Document) -> PhaseTimings | None:
-    timings = document.or_none("timings", Document.document)
-    if timings is None:
-        return None
-    durations_ms = {name: tuple(columns.floats(f"timings.{name}").tolist()) for name in PHASES}
-    if not np.isfinite([value for values in durations_ms.values() for value in values]).all():
-        raise RecordingError("Times of phases are not all numbers.", hint=DAMAGED)
-    if len({len(values) for values in durations_ms.values()}) > 1 or not durations_ms[PHASES[0]]:
-        raise RecordingError("Phases were not timed equally often.", hint=DAMAGED)
-    return PhaseTimings(timings.text("device"), timings.text("clock"), durations_ms)
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A column of rows of another table."""
+
+    table: str
+    can_lack: bool = True  # Whether -1 stands for none
+    is_before: bool = False  # Whether the row is one before the column's own, as that of what encloses it
+
+
+INDEXES: dict[str, Index] = {
+    "allocations.key": Index("keys"),
+    "allocations.device": Index("devices", can_lack=False),
+    "allocations.op": Index("ops"),
+    "allocations.call": Index("calls"),
+    "keys.device": Index("devices", can_lack=False),
+    "keys.shape": Index("shapes"),
+    "keys.dtype": Index("strings"),
+    "flow.edge_node": Index("nodes", can_lack=False),
+    "flow.edge_key": Index("keys", can_lack=False),
+    "ops.name": Index("strings", can_lack=False),
+    "ops.parent": Index("ops", is_before=True),
+    "ops.call": Index("calls"),
+    "ops.inline_frame": Index("frames"),
+    "ops.last_frame": Index("frames"),
+    "ops.input_shapes": Index("shapes", can_lack=False),
+    "calls.parent": Index("calls", is_before=True),
+    "calls.op": Index("ops"),
+    "calls.frame": Index("frames"),
+    "calls.function": Index("frames"),
+    "calls.module": Index("modules"),
+    "spans.name": Index("strings", can_lack=False),
+    "frames.file": Index("strings", can_lack=False),
+    "frames.function": Index("strings", can_lack=False),
+    "modules.name": Index("strings", can_lack=False),
+    "gradient_keys": Index("keys", can_lack=False),
+    "parameter_keys": Index("keys", can_lack=False),
+    "optimizer_state_keys": Index("keys", can_lack=False),
+    "known.name": Index("names", can_lack=False),
+    "known.device": Index("devices", can_lack=False),
+    "known.ends_device": Index("devices", can_lack=False),
+    "known.asleep_device": Index("devices", can_lack=False),
+}
+_KINDS: dict[str, int] = {"ops.kind": max(OpKind), "calls.kind": max(CallKind), "known.role": max(Role)}
+_SIGNED_BYTES = {"allocations.size_bytes", "allocations.total_allocated_bytes", "allocations.total_reserved_bytes"}
+
+
+def _check_recording(recording: Recording, at: str) -> None:
+    flow = recording.flow
+    for kind in ("node_", "edge_"):
+        if len({len(getattr(flow, field.name)) for field in fields(flow) if field.name.startswith(kind)}) > 1:
+            raise RECORDING.refusal(f": columns of {at}.flow differ in length.")
+    parts = {field.name: getattr(recording, field.name) for field in fields(recording)}
+    tables = {name: part for name, part in parts.items() if is_dataclass(part)}
+    sizes = {name: len(part) for name, part in parts.items() if isinstance(part, (tuple, ColumnTable))}
+    for name, table in tables.items():
+        _check_columns(table, name, f"{at}.{name}", {**sizes, "nodes": len(flow.node_time_ns)})
+    _check_columns(recording, "", at, sizes)
+    if any(len(recording.shapes[row]) != 1 for row in set(recording.keys.shape.tolist()) - {-1}):
+        raise RECORDING.refusal(f": storages of {at} have no shape, or several.")
+    # Each number is allocated once, and freed once and later, as `event_tree` leaves them.
+    size, number = recording.allocations.size_bytes, recording.allocations.allocation_id
+    if any(len(np.unique(number[rows])) < np.count_nonzero(rows) for rows in (size > 0, size < 0)):
+        raise RECORDING.refusal(f": allocations of {at} have the same number.")
+    # Nodes are in time order, and edges in that of node and key, each pair once.
+    node, key = np.diff(flow.edge_node), np.diff(flow.edge_key)
+    if (np.diff(flow.node_time_ns) < 0).any() or (node < 0).any() or ((node == 0) & (key <= 0)).any():
+        raise RECORDING.refusal(f": the data flow of {at} is not in order.")
+
+
+def _check_columns(table: Any, name: str, at: str, sizes: Mapping[str, int]) -> None:
+    """Check each column of integers by what its name says of its values.
+
+    Args:
+        sizes: Rows of each table that a column may name.
+    """
+    for field in fields(table):
+        column = getattr(table, field.name)
+        if isinstance(column, np.ndarray) and column.dtype == np.int64:
+            _check_column(column, f"{name}.{field.name}".removeprefix("."), f"{at}.{field.name}", sizes)
+
+
+def _check_column(column: Ints, name: str, at: str, sizes: Mapping[str, int]) -> None:
+    index, is_size = INDEXES.get(name), name.endswith("_bytes")
+    low, high = -_MAX_NUMBER, _MAX_NUMBER
+    if index is not None:
+        low, high = -1 if index.can_lack else 0, sizes[index.table] - 1
+    elif name in _KINDS:
+        low, high = 0, _KINDS[name]
+    elif is_size:
+        low, high = -_MAX_BYTES if name in _SIGNED_BYTES else 0, _MAX_BYTES
+    elif name.endswith(("_ns", "thread")):
+        low = -1
+    if len(column) and not (low <= int(column.min()) and int(column.max()) <= high):
+        raise RECORDING.refusal(f": column {at} has values outside {low} to {high}.")
+    if index is not None and index.is_before and (column >= np.arange(len(column))).any():
+        raise RECORDING.refusal(f": column {at} has rows that enclose themselves.")
+    # Sizes can be summed in 64 bits. The counters are not sums of their own rows.
+    if is_size and ".total_" not in name and float(np.abs(column).sum(dtype=np.float64)) > _MAX_NUMBER:
+        raise RECORDING.refusal(f": column {at} has more bytes than there are.")
