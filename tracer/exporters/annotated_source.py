@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tracer.analysis.line_memory import LineMemory
+if TYPE_CHECKING:
+    from tracer.analysis.profiles.line_memory import LineMemory
 
 CONTEXT_LINES = 3
 _MAX_LINE_CHARS = 200

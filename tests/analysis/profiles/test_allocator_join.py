@@ -19,10 +19,10 @@ from tests.snapshot.allocator_model import SEGMENT_BYTES, AllocatorModel, rounde
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import join_entries, reserved_ranges
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
-from tracer.analysis.profiles.counted_blocks import counted_blocks
 from tracer.analysis.profiles.findings import (
     CycleFindings,
     Findings,
+    counted_blocks,
     find_in_cycle,
     put_together,
     with_allocator_history,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.histories import START_NS, Event, History, Key, histories, known_of, levels_of, recording_of
 from tracer.analysis.profiles.block_lifetimes import AsleepPieces, follow_blocks
 from tracer.analysis.profiles.caveats import asleep_sentences
-from tracer.analysis.profiles.counted_blocks import counted_blocks
-from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.analysis.profiles.findings import CycleFindings, counted_blocks, find_in_cycle
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 

@@ -11,8 +11,7 @@ from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
 from tests.histories import Event, Key, known_of, levels_of, recording_of
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.counted_blocks import counted_blocks
-from tracer.analysis.profiles.findings import find_in_cycle
+from tracer.analysis.profiles.findings import counted_blocks, find_in_cycle
 from tracer.capture.objects.known_storages import Role
 
 

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.training_steps import Recorded
-from tracer.analysis.line_memory import LineMemory
 from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.line_memory import line_memory
+from tracer.analysis.profiles.attribution import Phase
+from tracer.analysis.profiles.line_memory import LineMemory, line_memory
 from tracer.analysis.profiles.peak import group_rows
+from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.capture.sources.source_line import SourceLine
 
 
@@ -31,16 +32,32 @@ def test_lines_have_the_bytes_of_the_peaks_rows_and_backward_those_of_its_forwar
     assert all(one.backward_bytes == of_backward[at] for at, one in found.items())
 
 
-def test_a_lines_own_peak_is_the_most_that_its_blocks_ever_have_together(recorded: Callable[[str], Recorded]) -> None:
-    """Counted event by event for the three largest lines."""
+def test_a_slow_count_agrees_on_a_lines_own_peak_and_on_where_it_was_freed(
+    recorded: Callable[[str], Recorded],
+) -> None:
+    """Block by block and event by event, for the largest lines."""
     cycle = recorded("transformer").cycles[-1]
     rows, group = group_rows(cycle, None, cycle.blocks, by_step=False)
     lifetimes, sizes = cycle.lifetimes, cycle.blocks.size_bytes.tolist()
-    for one in line_memory(cycle)[:3]:
+    made, freed, end = lifetimes.made_at.tolist(), lifetimes.freed_at.tolist(), len(lifetimes.events)
+
+    def place(block: int) -> tuple[str | None, SourceLine | None]:
+        if freed[block] == end:
+            return None, None
+        event = lifetimes.events[freed[block]]
+        phase = Phase(int(cycle.attribution.allocation_phase[event])).name.lower()
+        return phase, line_of_frame(cycle.recording, int(cycle.attribution.allocation_frame[event]))
+
+    for one in line_memory(cycle)[:8]:
         mine = [at for at, number in enumerate(group.tolist()) if one.at in _lines(rows[number])]
-        lives = [(int(lifetimes.made_at[at]), int(lifetimes.freed_at[at]), sizes[at]) for at in mine]
-        most = max(sum(size for a, b, size in lives if a <= now < b) for now in range(-1, len(lifetimes.events)))
-        assert one.own_peak_bytes == most
+        assert one.own_peak_bytes == max(
+            sum(sizes[at] for at in mine if made[at] <= now < freed[at]) for now in range(-1, end)
+        )
+        at_peak = [at for at in mine if made[at] <= cycle.peak.position < freed[at]]
+        of_places = Counter[tuple[str | None, SourceLine | None]]()
+        for at in at_peak or mine:
+            of_places[place(at)] += sizes[at]
+        assert of_places[one.freed_in, one.freed_at] == max(of_places.values())
 
 
 def test_what_backward_frees_says_so(recorded: Callable[[str], Recorded]) -> None:

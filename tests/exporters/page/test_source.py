@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.exporters.page import page_samples as samples
-from tracer.analysis.line_memory import LineMemory
+from tracer.analysis.profiles.line_memory import LineMemory
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.annotated_source import annotated_files
 

@@ -1,21 +1,34 @@
-"""Memory of each line of source in a profiled cycle."""
+"""Memory of lines of source: what each allocated that the peak held, its own peak, and where that was freed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.line_memory import BlocksOfLines, FreedPlace, LineMemory, line_memory_of
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.counted_blocks import counted_blocks
-from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.profiles.findings import CycleFindings, counted_blocks
 from tracer.analysis.profiles.peak import group_rows
 from tracer.analysis.profiles.source_lines import line_of_frame
-from tracer.arrays import Ints
+from tracer.analysis.snapshots.sizes import most_at_once
+from tracer.arrays import Grouped, Ints, grouped
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.sources.source_line import SourceLine
+
+
+@dataclass(frozen=True, slots=True)
+class LineMemory:
+    """Memory that a line allocated, by itself or in a library that it called; what backward allocates for it counts."""
+
+    at: SourceLine
+    peak_bytes: int  # In use at the run's peak
+    backward_bytes: int  # Of these, allocated by backward for operators of this line
+    own_peak_bytes: int  # The most that was in use at once
+    # Phase in which most of what the peak held was freed, or of all where it held nothing; None where most never is.
+    freed_in: str | None
+    freed_at: SourceLine | None  # The line that freed most of it; None where no Python code did
 
 
 def line_memory(cycle: CycleFindings, known: KnownStorages | None = None) -> tuple[LineMemory, ...]:
@@ -24,27 +37,40 @@ def line_memory(cycle: CycleFindings, known: KnownStorages | None = None) -> tup
     A block counts once in each file: on the innermost line that led to it, which is the user's line where a library
     allocated it.
     """
-    counted = counted_blocks(cycle)
-    blocks = counted.blocks
-    rows, group = group_rows(cycle, known, blocks, history=cycle.history, by_step=False)
+    counted, position = counted_blocks(cycle), cycle.peak.position
+    rows, group = group_rows(cycle, known, counted.blocks, history=cycle.history, by_step=False)
     number = {line: at for at, line in enumerate(dict.fromkeys(line for row in rows for line in _lines(row)))}
+    # Pairs of a block and a line: columns [pairs].
     block, line = _blocks_of_lines(rows, group, number)
-    freed_at, end = counted.freed_at[block], counted.num_events
-    event = cycle.lifetimes.events[np.minimum(freed_at, max(end - 1, 0))]
-    pairs = BlocksOfLines(
-        line=line,
-        size_bytes=blocks.size_bytes[block],
-        made_at=counted.made_at[block],
-        freed_at=freed_at,
-        is_of_backward=blocks.phase[block] == Phase.BACKWARD,
-        freed_phase=np.where(freed_at < end, cycle.attribution.allocation_phase[event], -1),
-        freed_line=np.where(freed_at < end, cycle.attribution.allocation_frame[event], -1),
+    size_bytes, made_at, freed_at = counted.blocks.size_bytes[block], counted.made_at[block], counted.freed_at[block]
+    at_peak_bytes = size_bytes * ((made_at <= position) & (freed_at > position))
+    by_line = Grouped(tuple(number), line)
+    peak_bytes = by_line.sums(at_peak_bytes)
+    backward_bytes = by_line.sums(at_peak_bytes * (counted.blocks.phase[block] == Phase.BACKWARD))
+    lasting = np.flatnonzero(freed_at > made_at)
+    own_peaks = most_at_once(line[lasting], made_at[lasting], freed_at[lasting], size_bytes[lasting])
+    own_peak_bytes = dict(zip(*map(np.ndarray.tolist, own_peaks), strict=True))
+    # The phase and the frame that freed most of each line: of places by their bytes, the last one of the line.
+    event = cycle.lifetimes.events[np.minimum(freed_at, max(counted.num_events - 1, 0))]
+    phase, frame = (
+        np.where(freed_at < counted.num_events, column[event], -1)
+        for column in (cycle.attribution.allocation_phase, cycle.attribution.allocation_frame)
     )
-
-    def place(phase: int, frame: int) -> FreedPlace:
-        return Phase(phase).name.lower() if phase >= 0 else None, line_of_frame(cycle.recording, frame)
-
-    return line_memory_of(tuple(number), pairs, position=cycle.peak.position, place=place)
+    places = grouped([line, phase, frame], lambda *of: of)
+    counted_bytes = np.where(np.array(peak_bytes, np.int64)[line] > 0, at_peak_bytes, size_bytes)
+    freed = {of: place for _, (of, *place) in sorted(zip(places.sums(counted_bytes), places.keys, strict=True))}
+    found = [
+        LineMemory(
+            of,
+            peak_bytes[at],
+            backward_bytes[at],
+            own_peak_bytes.get(at, 0),
+            Phase(freed[at][0]).name.lower() if freed[at][0] >= 0 else None,
+            line_of_frame(cycle.recording, freed[at][1]),
+        )
+        for of, at in number.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.peak_bytes, -one.own_peak_bytes, one.at)))
 
 
 def _lines(row: PeakRow) -> Iterator[SourceLine]:

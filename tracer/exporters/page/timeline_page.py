@@ -15,8 +15,7 @@ from tracer.analysis.profiles.caveats import (
     not_recorded,
 )
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
-from tracer.analysis.profiles.counted_blocks import CountedBlocks, counted_blocks
-from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.findings import CountedBlocks, CycleFindings, Findings, counted_blocks
 from tracer.analysis.profiles.line_memory import line_memory
 from tracer.analysis.profiles.peak import LOOP_OWNER, PeakReport, group_rows
 from tracer.analysis.snapshots.timeline import Band, BandKind
