@@ -22,7 +22,7 @@ import main
 from tests.processes import run_python
 from tests.snapshot.explained import explain_snapshot
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.groups import SnapshotRow
+from tracer.analysis.snapshots.peak import SnapshotRow
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.sessions.stored_results import results_of

@@ -15,7 +15,7 @@ from tests.exporters.recording_file.samples import on_cpu, on_cuda
 from tests.snapshot.dumps import block, frame, segment, snapshot
 from tests.watched import report_of
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.groups import SnapshotRow
+from tracer.analysis.snapshots.peak import SnapshotRow
 from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.null_gpu import cudnn
 from tracer.null_gpu.nccl_buffers import NcclBuffers

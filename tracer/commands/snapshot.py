@@ -281,7 +281,7 @@ def _explained(path: Path, device: int | None, tries: Tries) -> ExplainedSnapsho
 
 
 def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> None:
-    from tracer.analysis.snapshots.steps import step_levels
+    from tracer.analysis.snapshots.timeline import step_levels
     from tracer.exporters.json_documents.header import json_value
     from tracer.exporters.json_documents.snapshot import snapshot_json
 
@@ -295,7 +295,7 @@ def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> N
 
 
 def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int) -> None:
-    from tracer.analysis.snapshots.steps import step_levels
+    from tracer.analysis.snapshots.timeline import step_levels
     from tracer.exporters.screen.allocator import print_allocator
     from tracer.exporters.screen.snapshot import print_snapshot, print_steps
 

@@ -16,9 +16,8 @@ from tracer.units import format_bytes, some
 if TYPE_CHECKING:
     from tracer.analysis.snapshots.findings import DeviceFinding
     from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
-    from tracer.analysis.snapshots.groups import CallerShare, SnapshotRow
     from tracer.analysis.snapshots.oom import OutOfMemory
-    from tracer.analysis.snapshots.peak import Share
+    from tracer.analysis.snapshots.peak import CallerShare, Share, SnapshotRow
     from tracer.analysis.snapshots.sites import Site
 
 _MAX_FAILURES = 5

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.caveats import room_sentences
 from tracer.analysis.profiles.findings import Findings
-from tracer.analysis.profiles.room import room_sentences
 from tracer.capture.kept_run import RunFacts
 from tracer.capture.sources.source_files import ProjectFiles, is_package_code, is_user_code
 from tracer.errors import MissingPackageError

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.snapshots.peak import SnapshotRow
 from tracer.analysis.step_findings import StepFindings
 from tracer.arrays import totals_by
 from tracer.capture.kept_run import ValuesRead

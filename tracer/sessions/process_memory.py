@@ -11,7 +11,7 @@ from tracer.analysis.peak_diff import SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.block_facts import KIND_OF_ROLE
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.groups import SnapshotRow
+from tracer.analysis.snapshots.peak import SnapshotRow
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.seen_in_training import SeenInTraining, SeenTensor, allocations_of

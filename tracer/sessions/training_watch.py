@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tracer.analysis.snapshots.steps import StepEnds
+from tracer.analysis.snapshots.timeline import StepEnds
 from tracer.analysis.step_findings import explain_steps
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tracer.analysis.profiles.failed_allocation import explain_failure, held_now
 from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
-from tracer.analysis.snapshots.steps import StepEnds, outlived_groups
+from tracer.analysis.snapshots.peak import SnapshotRow, group_rows
+from tracer.analysis.snapshots.timeline import StepEnds, outlived_groups
 from tracer.analysis.step_findings import StepFindings, explain_steps
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.devices import allowed_bytes, device_memory, is_accelerator

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.training_steps import WORKLOADS, Recorded, record
 from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
-from tracer.analysis.profiles.backward_passes import backward_passes, loader_calls, outermost_calls, records_grad
+from tracer.analysis.profiles.storage_uses import backward_passes, loader_calls, outermost_calls, records_grad
 from tracer.analysis.profiles.time_spans import enclosing
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import OpKind, Recording

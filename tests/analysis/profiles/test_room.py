@@ -10,8 +10,8 @@ from tests.allocator.recorded import MIB
 from tests.analysis.snapshots.allocator_samples import fragmented
 from tests.exporters.recording_file.samples import on_cpu
 from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.caveats import room_sentences
 from tracer.analysis.profiles.peak import PeakReport
-from tracer.analysis.profiles.room import room_sentences
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import first_changes
 from tracer.analysis.snapshots.modelled import model_device

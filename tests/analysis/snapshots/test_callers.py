@@ -13,7 +13,7 @@ from tests.analysis.snapshots.test_findings import BASE, MALLOC, MIB, TORCH, UNW
 from tests.snapshot.dumps import Row, block, entry, frame, segment, snapshot, write
 from tests.snapshot.explained import explain_snapshot
 from tracer.analysis.snapshots.findings import SnapshotFinding
-from tracer.analysis.snapshots.groups import CallerShare, SnapshotRow
+from tracer.analysis.snapshots.peak import CallerShare, SnapshotRow
 from tracer.exporters.json_documents.header import record_values
 from tracer.snapshot.load import load_snapshot
 

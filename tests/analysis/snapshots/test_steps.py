@@ -14,7 +14,7 @@ from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snaps
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, replay_snapshot
 from tracer.analysis.snapshots.kind_finder import HeldNow, ReplayedDevice
-from tracer.analysis.snapshots.steps import (
+from tracer.analysis.snapshots.timeline import (
     StepEnds,
     first_whole_step,
     outlived_groups,

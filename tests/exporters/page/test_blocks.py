@@ -21,7 +21,7 @@ from tests.snapshot.dumps import REAL_FILES
 from tests.training_steps import Recorded
 from tracer.analysis.profiles.findings import put_together
 from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.groups import group_rows
+from tracer.analysis.snapshots.peak import group_rows
 from tracer.arrays import Ints
 from tracer.exporters.page.blocks import KeptBlocks, keep_blocks, unpacked
 from tracer.exporters.page.data import page_data

@@ -20,8 +20,8 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.allocator_model import SEGMENT_BYTES
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.groups import group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.analysis.snapshots.peak import group_rows
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.page.job_page import job_page

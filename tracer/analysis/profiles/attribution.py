@@ -15,7 +15,7 @@ import numpy as np
 
 from tracer.analysis.compiled.origins import CompiledOrigins
 from tracer.analysis.profiles.collectives import carried_modules, made_for_collectives
-from tracer.analysis.profiles.frame_ranks import Whose, whose_frames
+from tracer.analysis.profiles.source_lines import Whose, whose_frames
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.arrays import Bool, Bools, Int, Ints, PerAllocation, PerCall, PerFrame, PerOp, Rows
 from tracer.capture.recording import CallKind, OpKind, Recording

@@ -16,11 +16,16 @@ import numpy as np
 
 from tracer.analysis.kinds import FactsOf, Kind
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.backward_passes import OutermostCalls, backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_reducer
 from tracer.analysis.profiles.observed_storages import DeviceRecording
-from tracer.analysis.profiles.storage_uses import StorageUses
+from tracer.analysis.profiles.storage_uses import (
+    OutermostCalls,
+    StorageUses,
+    backward_passes,
+    outermost_calls,
+    records_grad,
+)
 from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.arrays import Bool, Bools, Int, PerBlock, PerKey, at

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracer.analysis.compiled.origins import CompiledOrigins, Origin
 from tracer.analysis.profiles.attribution import Attribution
-from tracer.analysis.profiles.frame_ranks import Whose
+from tracer.analysis.profiles.source_lines import Whose
 from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
 

@@ -26,26 +26,3 @@ def enclosing(start: Ints, end: Ints, times_ns: Ints) -> Ints:
         return np.full(len(times_ns), -1, np.int64)
     at = np.searchsorted(start, times_ns, side="right") - 1
     return np.where((at >= 0) & (times_ns < end[at]), at, -1).astype(np.int64)
-
-
-def covered(start: Ints, end: Ints, edges: Ints) -> Ints:
-    """Nanoseconds between each edge and the next that some span covers [edges - 1]."""
-    starts, ends = merged(start, end)
-    if not len(starts):
-        return np.zeros(max(len(edges) - 1, 0), np.int64)
-    before = np.concatenate([[0], np.cumsum(ends - starts)])
-    at = np.searchsorted(starts, edges, side="right")
-    last = np.maximum(at - 1, 0)
-    # Of the span that an edge lies in, what is behind the edge is not covered by then.
-    beyond = np.where(at > 0, np.maximum(ends[last] - edges, 0), 0)
-    return np.diff(before[at] - beyond)
-
-
-def gaps(start: Ints, end: Ints, first_ns: int, last_ns: int) -> TimeSpans:
-    """Spans between two moments in which none of the given spans lies."""
-    starts, ends = merged(start, end)
-    inside = (ends > first_ns) & (starts < last_ns)
-    begins = np.concatenate([[first_ns], ends[inside]])
-    stops = np.concatenate([starts[inside], [last_ns]])
-    real = stops > begins
-    return begins[real], stops[real]

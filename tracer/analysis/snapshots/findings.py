@@ -9,10 +9,9 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
-from tracer.analysis.snapshots.groups import SnapshotRow
 from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, ReplayedDevice, kind_finders
 from tracer.analysis.snapshots.oom import MAX_EXPLAINED, OutOfMemory, explain_ooms
-from tracer.analysis.snapshots.peak import Peak, find_peak, never_freed
+from tracer.analysis.snapshots.peak import Peak, SnapshotRow, find_peak, never_freed
 from tracer.analysis.snapshots.sites import Sites
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action

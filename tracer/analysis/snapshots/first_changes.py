@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tracer.analysis.snapshots.causes import (
+    activations,
+    caches,
+    copies,
+    earlier_failure,
+    evaluation,
+    growth,
+    optimizer,
+    precision,
+    repeated_parts,
+    reserving,
+)
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
-from tracer.analysis.snapshots.causes.find import causes_of
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled
@@ -15,6 +26,46 @@ from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.sites import Site
 from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.units import MIB, format_bytes
+
+# Every cause, the most avoidable first.
+_OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
+    earlier_failure.held_by_traceback,
+    growth.growth,
+    growth.grown_by_cat,
+    evaluation.evaluation_with_gradients,
+    evaluation.untrained_graphs,
+    evaluation.retained_graphs,
+    precision.autocast_copies,
+    copies.checkpoint_left,
+    copies.other_models,
+    activations.variables_over_the_step,
+    precision.float64,
+    activations.graph_of_gradient,
+    optimizer.gradients_freed_late,
+    precision.one_hot,
+    optimizer.gradients_of_samples,
+    activations.logits,
+    optimizer.optimizer_temporaries,
+    optimizer.state_to_come,
+    optimizer.gradient_of_embedding,
+    activations.attention_matrix,
+    activations.decoding_at_full_size,
+    copies.copies_of_weights,
+    copies.frozen_models,
+    copies.gathered_whole,
+    copies.gradients_beside_buckets,
+    caches.data_on_device,
+    caches.kv_cache,
+    activations.long_batch,
+    reserving.one_request,
+    repeated_parts.repeated_parts,
+    activations.largest_line,
+)
+_OF_RESERVING: Final[tuple[Callable[[Case, Modelled], Iterator[Cause]], ...]] = (
+    reserving.stranded_in_streams,
+    reserving.fragmentation,
+    reserving.emptied_cache,
+)
 
 MAX_CHANGES: Final = 3
 LEAST_PERCENT: Final = 1
@@ -115,7 +166,9 @@ def first_changes(
     if modelled is None or not (modelled.history.num_allocations or modelled.history.failed):
         return None
     modelled = modelled.as_it_failed
-    causes = causes_of(Case(replayed, device, objects), modelled)
+    case = Case(replayed, device, objects)
+    causes = [cause for ask in _OF_BLOCKS for cause in ask(case)]
+    causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled)]
     tried = [(cause, _tried(cause, modelled)) for cause in causes]
     helping = [(cause, change) for cause, change in tried if change is not None and _helps(change, modelled)]
     if not modelled.baseline.unserved:

@@ -10,8 +10,8 @@ from typing import Final, Literal
 from tracer.analysis.kinds import BEFORE_RECORDING, Kind
 from tracer.analysis.snapshots.changed_requests import Trial, TriedRequests
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable, fragmentation_after, usable_after
-from tracer.analysis.snapshots.groups import SnapshotRow, group_rows
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.analysis.snapshots.peak import SnapshotRow, group_rows
 from tracer.analysis.snapshots.sites import NO_FRAMES, Site
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import totals_by

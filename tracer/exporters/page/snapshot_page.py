@@ -11,8 +11,7 @@ import numpy as np
 from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.fragmentation import address_ranges
-from tracer.analysis.snapshots.groups import group_lives
-from tracer.analysis.snapshots.peak import Peak
+from tracer.analysis.snapshots.peak import Peak, group_lives
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
 from tracer.exporters.history_sections import (
     device_sections,

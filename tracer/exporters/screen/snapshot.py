@@ -10,7 +10,7 @@ from rich.console import Console
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.first_changes import FirstChanges
 from tracer.analysis.snapshots.peak import Peak
-from tracer.analysis.snapshots.steps import StepLevel
+from tracer.analysis.snapshots.timeline import StepLevel
 from tracer.exporters.history_sections import (
     device_sections,
     failure_sections,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracer.analysis.snapshots.groups import SnapshotRow
+from tracer.analysis.snapshots.peak import SnapshotRow
 from tracer.analysis.snapshots.sites import NO_FRAMES
 from tracer.analysis.step_findings import GrowthOverSteps
 from tracer.arrays import totals_by

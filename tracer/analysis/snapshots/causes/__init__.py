@@ -1,4 +1,4 @@
 """Why memory is full, and which change removes it: each cause in a file with what shows it and what to say.
 
-`find.py` has them in order, most avoidable first. Nothing here is tried: `first_changes` replays each change.
+Nothing here is tried: `first_changes` asks them in order, most avoidable first, and replays each change.
 """

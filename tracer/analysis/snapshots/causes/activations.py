@@ -14,7 +14,7 @@ from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
 from tracer.analysis.snapshots.causes.source import source_at
 from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.analysis.snapshots.frames import is_python
-from tracer.analysis.snapshots.groups import group_lives
+from tracer.analysis.snapshots.peak import group_lives
 from tracer.analysis.snapshots.sites import NO_FRAMES, Site
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Bools, Ints, at, grouped
