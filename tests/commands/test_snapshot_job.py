@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks.job import complaints, make_job
-from tests.analysis.snapshots.allocator_samples import full
 from tests.commands.dying_reader import dying_reader
 from tests.commands.test_snapshots import run
-from tests.exporters.page.test_html import data_in
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import block, entry, segment, snapshot, write
 from tracer.errors import TracerError
@@ -25,8 +23,6 @@ from tracer.sessions.jobs import read_recordings as reading
 from tracer.sessions.jobs.read_recordings import (
     num_processes_for,
     read_job,
-    read_page,
-    read_pages,
     read_rank,
     recordings,
 )
@@ -120,31 +116,9 @@ def test_no_recording_is_one_sentence(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_about_one_recording_is_refused(tmp_path: Path) -> None:
-    status, _, err = run("snapshot", job(tmp_path / "job"), "--sqlite", tmp_path / "report.sqlite")
-    assert status == 1 and "--sqlite is about one recording" in err
-
-
-@pytest.mark.usefixtures("read_here")
-def test_the_page_of_a_job_has_the_odd_ranks_pages(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    status, _, err = run("snapshot", job(tmp_path / "job"), "--html", page)
-    assert status == 0 and f"Wrote {page}" in err
-    data = data_in(page.read_text())
-    assert data["selector"] == "rank" and data["shown"] == 0
-    assert [one["device"] for one in data["pages"]] == ["all ranks", "rank 0", "rank 3"]
-    assert [one["peak"]["bytes"] for one in data["pages"][1:]] == [4 * MIB, 9 * MIB]
-    bars = data["pages"][0]["ranks"]
-    assert [one["state"] for one in bars] == ["readable"] * 5 + ["unreadable", "missing", "readable"]
-    assert [one["bytes"] // MIB for one in bars] == [4, 4, 4, 9, 4, 0, 0, 4]
-    assert [one["has_page"] for one in bars] == [True, False, False, True, False, False, False, False]
-
-
-def test_a_page_over_a_recording_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    recording = job(tmp_path / "job") / "rank0" / "memory_snapshot.pkl"
-    before = recording.read_bytes()
-    status, _, err = run("snapshot", tmp_path / "job", "--html", recording)
-    assert status == 1 and "is named twice" in err
-    assert recording.read_bytes() == before
+    for option in (("--sqlite", tmp_path / "report.sqlite"), ("--html", tmp_path / "page.html"), ("--open",)):
+        status, _, err = run("snapshot", job(tmp_path / option[0]), *option)
+        assert status == 1 and f"{option[0]} is about one recording" in err
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,17 +128,6 @@ def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch
     assert ("cannot be reached" in err) or ("is not installed" in err)
 
 
-@pytest.mark.usefixtures("read_here")
-def test_the_page_of_a_rank_that_ran_out_says_what_to_try_first(tmp_path: Path) -> None:
-    path = write(tmp_path / "rank3.pickle", full().snapshot())
-    (peak,) = read_job([path], num_processes=1)
-    page = read_page(peak, 2)
-    assert page is not None
-    (section,) = [section for section in page["sections"] if section["title"] == "What to try first"]
-    (tried,) = section["tables"]
-    assert tried["columns"][-2]["name"] == "requests that then fit" and tried["rows"]
-
-
 @pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="needs distributed, the extra `cluster`")
 def test_a_dask_cluster_finds_what_this_machine_finds(tmp_path: Path) -> None:
     from distributed import LocalCluster
@@ -172,10 +135,7 @@ def test_a_dask_cluster_finds_what_this_machine_finds(tmp_path: Path) -> None:
     files = recordings([job(tmp_path / "job")])
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
         there = read_job(files, dask=cluster.scheduler_address)
-        shown = [one for one in there if not one.problem]
-        pages = read_pages(shown, dask=cluster.scheduler_address)
     here = read_job(files, num_processes=1)
-    assert pages == {one.name: read_page(one, len(shown) + 1) for one in shown} and len(pages) == 6
     assert sorted(there, key=lambda one: one.file) == sorted(here, key=lambda one: one.file)
 
 
@@ -279,8 +239,6 @@ def test_recordings_whose_names_tell_no_rank_are_runs_by_name(tmp_path: Path) ->
         assert words not in out
     found = json.loads(run("snapshot", tmp_path, "--json")[1])
     assert (found["missing"], found["worst_against_typical"]) == ([], [])
-    page = tmp_path / "page.html"
-    assert run("snapshot", tmp_path, "--html", page)[0] == 0 and "Memory of several runs" in page.read_text("utf-8")
 
 
 def test_a_folder_that_goes_and_a_file_that_cannot_be_read_are_sentences(

@@ -16,15 +16,15 @@ from tracer.commands.options import option
 from tracer.commands.usage import OUTPUTS
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace
-from tracer.results.files import PAGE, RANKS_PAGE
+from tracer.results.files import PAGE
 
 Html = Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")]
 Open = Annotated[bool, option("Show the page in the browser.", OUTPUTS, "--open")]
 
 
 def pages_of(folder: Path | None) -> Sequence[Path]:
-    """Return the pages that a run may write to a folder, the one to show first."""
-    return () if folder is None else (folder / RANKS_PAGE, folder / PAGE.file_name)
+    """Return the pages that a run may write to a folder, the one to show first; of a job that of its first rank."""
+    return () if folder is None else (folder / PAGE.file_name, folder / "rank0" / PAGE.file_name)
 
 
 def page_to_open(html: Path | None, *, is_opened: bool) -> Path | None:

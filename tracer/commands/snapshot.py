@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
     from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
-    from tracer.analysis.snapshots.job import JobFinding
 
 
 _OTHER_FILE = "Name another file with --html or --sqlite."
@@ -68,9 +67,7 @@ def snapshot(
     device: Annotated[int | None, number("Index of the only device to look at.", DEVICE, least=0)] = None,
     *,
     tries: Tries,
-    html: Annotated[
-        Path | None, option("Also write an HTML page of all devices, or of all ranks.", OUTPUTS, metavar="<path>")
-    ] = None,
+    html: Annotated[Path | None, option("Also write an HTML page of all devices.", OUTPUTS, metavar="<path>")] = None,
     open_: Open = False,
     sqlite: Annotated[
         Path | None, option("Also write the memory report of that device.", OUTPUTS, metavar="<path>")
@@ -89,12 +86,12 @@ def snapshot(
     """
     with errors_for_people():
         _refuse_addresses(file)
+    if is_job(file):
+        about_one = {"html": html, "open": open_ or None, "sqlite": sqlite, "gpu-memory": tries.gpu_memory}
+        _answer_job(file, about_one, device=device, dask=dask, as_json=as_json, top=top, quiet=quiet)
+        return
     html = page_to_open(html, is_opened=open_)
     context.with_resource(opened([html] if html else [], is_wanted=open_))
-    if is_job(file):
-        about_one = {"sqlite": sqlite, "gpu-memory": tries.gpu_memory}
-        _answer_job(file, about_one, device=device, dask=dask, as_json=as_json, top=top, html=html, quiet=quiet)
-        return
     with errors_for_people():
         with screen(is_shown=as_json or not quiet) as console:
             shown = show_snapshot(
@@ -124,7 +121,6 @@ def _answer_job(
     dask: str | None,
     as_json: bool,
     top: int,
-    html: Path | None,
     quiet: bool,
 ) -> None:
     """The command for the recordings of a job; `about_one` are the options that it refuses, by name."""
@@ -133,11 +129,9 @@ def _answer_job(
             if value is not None:
                 raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
         with screen(is_shown=as_json or not quiet) as console:
-            worst = show_job(paths, console, device=device, dask=dask, as_json=as_json, top=top, html=html)
-            if html is not None and not quiet:
-                say_all([f"Wrote {html}  (open with a browser)"])
+            worst = show_job(paths, console, device=device, dask=dask, as_json=as_json, top=top)
         if not as_json and not quiet:
-            say_all(after_job(worst, paths, has_page=html is not None))
+            say_all(after_job(worst, paths))
 
 
 def _next(shown: ExplainedSnapshot, path: Path, *, has_page: bool) -> tuple[str, ...]:
@@ -177,9 +171,8 @@ def show_job(
     dask: str | None,
     as_json: bool,
     top: int,
-    html: Path | None = None,
 ) -> str | None:
-    """Explain the ranks of a job on a console, and as a page if that is wanted.
+    """Explain the ranks of a job on a console.
 
     Returns:
         The file of the worst one; None where none could be read.
@@ -190,28 +183,16 @@ def show_job(
     from tracer.sessions.jobs.read_recordings import read_job, recordings
 
     files = recordings(paths)
-    if html is not None:
-        with _hint_for_outputs():
-            check_outputs([html], files, hint=_OTHER_FILE)
     finding = explain_job(read_job(files, device=device, dask=dask))
     if not finding.ranks:
         first = finding.unreadable[0]
         which = "The recording cannot" if len(files) == 1 else f"None of {len(files):,} recordings can"
         raise SnapshotError(f"{which} be read. {first.file}: {first.problem}")
-    if html is not None:
-        _write_job(finding, html, dask=dask, named=paths)
     if as_json:
         print_json(job_json(finding), console)
     else:
         print_job(finding, console, top=top)
     return None if finding.worst is None else finding.worst.file
-
-
-def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequence[Path]) -> None:
-    from tracer.sessions.jobs.read_recordings import write_job
-
-    with _hint_for_outputs():
-        write_job(finding, html, run={"recordings": ", ".join(map(str, named))}, dask=dask)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

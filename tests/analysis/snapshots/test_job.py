@@ -22,7 +22,7 @@ from tracer.analysis.snapshots.job import (
     rank_peak,
     role_of_file,
 )
-from tracer.exporters.page.job_page import job_page
+from tracer.exporters.screen.job import answer_sentences
 
 
 def peak(rank: int | None, size: int, *, oom: str = "", problem: str = "", kind: str = "activation") -> RankPeak:
@@ -106,7 +106,7 @@ def test_a_second_recording_of_a_rank_hides_no_other() -> None:
     assert finding.num_ranks == "8 ranks in 9 recordings"
     assert [rank.name for rank in finding.ranks[:3]] == ["rank 0 (rank0.pickle)", "rank 0 (r0)", "rank 1"]
     assert finding.worst is not None and finding.worst.name == "rank 0 (rank0.pickle)"
-    assert "Worst of 8 ranks in 9 recordings: rank 0" in job_page(finding, (), run={}).answer[0]
+    assert "Worst of 8 ranks in 9 recordings: rank 0" in answer_sentences(finding)[0]
     assert explain_job([peak(0, 1), peak(1, 1)]).num_ranks == "2 ranks"
 
 

@@ -27,7 +27,7 @@ SLOW = Table("Slow", (*columns("duration", "time"), *columns("text", "module")),
 def html_of(pages: Sequence[Page]) -> str:
     """The page of some devices as text."""
     data = [page_data(page, num_pages=len(pages)) for page in pages]
-    return html_of_data({"shown": 0, "selector": "device", "up": None, "pages": data})
+    return html_of_data({"shown": 0, "up": None, "pages": data})
 
 
 def peak_row(size: int, **given: object) -> PeakRow:

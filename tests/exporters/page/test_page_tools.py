@@ -9,17 +9,14 @@ from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from tests.analysis.snapshots.test_findings import BASE, load
 from tests.exporters.page import page_samples as samples
 from tests.exporters.page.tab import CLIPBOARD, plot_area, settled, until, view
-from tests.exporters.page.test_job_page import planted
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
-from tracer.exporters.page.job_page import job_page
-from tracer.exporters.page.model import Page, Series
+from tracer.exporters.page.model import Page
 from tracer.units import format_bytes
 
 pytestmark = pytest.mark.browser
@@ -218,30 +215,6 @@ def test_segments_that_came_and_went_are_found(opened: Callable[..., Any], tmp_p
             "20.00 MiB of it in segments without a block, which empty_cache() gives back"
             in tab.locator("#space > p").first.inner_text()
         )
-
-
-# ------------------------------------------------------------------------------------------------------------ ranks
-def rank_page(rank: int, *megabytes: int) -> Page:
-    """A page whose timeline goes through these levels, one a millisecond."""
-    times, levels = np.arange(len(megabytes)) * 1_000_000, np.array(megabytes) * MIB
-    return Page(title="x", device=f"rank {rank}", times=times, series=(Series("ACTIVATION", levels),))
-
-
-def test_ranks_are_read_side_by_side(opened: Callable[..., Any]) -> None:
-    job = job_page(planted(), {"rank 5", "rank 0"}, run={})
-    with opened([job, rank_page(0, 1, 5, 3), rank_page(5, 2, 9, 9, 4)]) as tab:
-        frame, said = tab.locator("#ranks .frame"), tab.locator("#ranks .readout")
-        assert tab.locator("#ranks .lane-key").inner_text().split("\n") == ["rank 0", "typical", "rank 5", "worst"]
-        area = plot_area(tab.locator("#ranks"))
-        for share, words in ((0.5, "rank 5 9.00 MiB, rank 0 5.00 MiB."), (0.9, "2.711 ms: rank 5 9.00 MiB.")):
-            tab.mouse.move(area["x"] + share * area["width"], area["y"] + 50)
-            settled(tab)
-            assert words in said.inner_text()
-        frame.focus()
-        tab.keyboard.press("ArrowLeft")
-        assert said.inner_text() != "2.711 ms: rank 5 9.00 MiB."
-        tab.locator("#ranks .chip").last.click()
-        until(tab, "document.querySelector('#subtitle').textContent.startsWith('rank 5')")
 
 
 # ------------------------------------------------------------------------------------------------------ to take along

@@ -13,14 +13,11 @@ import pytest
 from benchmarks.synthetic_snapshot import make_snapshot
 from tests.exporters.page.tab import CLIPBOARD, plot_area, settled
 from tests.exporters.page.test_diff_page import AFTER, BEFORE
-from tests.exporters.page.test_job_page import planted
-from tests.exporters.page.test_page_tools import rank_page
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.training_steps import Recorded
 from tracer.analysis.peak_diff import diff_peaks
 from tracer.analysis.profiles.findings import put_together
 from tracer.exporters.page.diff_page import diff_pages
-from tracer.exporters.page.job_page import job_page
 from tracer.exporters.page.model import Page, without_times
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.snapshot.load import load_snapshot
@@ -28,15 +25,13 @@ from tracer.snapshot.load import load_snapshot
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
-@pytest.fixture(params=["run", "snapshot", "job", "diff", "null GPU"])
+@pytest.fixture(params=["run", "snapshot", "diff", "null GPU"])
 def pages(request: pytest.FixtureRequest, recorded: Callable[[str], Recorded], tmp_path: Path) -> list[Page]:
     """A page of each kind."""
     if request.param == "snapshot":
         path = tmp_path / "s.pickle"
         path.write_bytes(pickle.dumps(make_snapshot(20_000)))
         return [page_of(load_snapshot(path))]
-    if request.param == "job":
-        return [job_page(planted(), {"rank 5", "rank 0"}, run={}), rank_page(0, 1, 5, 3), rank_page(5, 2, 9, 4)]
     if request.param == "diff":
         return diff_pages([diff_peaks(BEFORE, AFTER)], before="before", after="after")
     findings = put_together(recorded("fno_2d_new_zeros").cycles[:1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import pytest
 
 from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
 from tests.analysis.snapshots.test_findings import BASE, load
-from tests.exporters.page import page_samples as samples
-from tests.exporters.page.tab import hover, rows_text, settled, sum_of_rows, until
-from tests.exporters.page.test_job_page import planted
+from tests.exporters.page.tab import hover, rows_text, sum_of_rows, until
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.allocator_model import SEGMENT_BYTES
@@ -24,7 +21,6 @@ from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.peak import group_rows
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import device_timeline
-from tracer.exporters.page.job_page import job_page
 from tracer.exporters.page.model import Page
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.exporters.page.timeline_page import timeline_page
@@ -52,34 +48,6 @@ def test_a_device_is_chosen_and_kept_in_the_address(opened: Callable[..., Any], 
         tab.reload()
         tab.wait_for_selector("html[data-drawn]")
         assert "60.00 MiB on device 1" in tab.locator("h1").inner_text()
-
-
-def test_the_ranks_of_a_job_by_mouse_and_keyboard(opened: Callable[..., Any]) -> None:
-    page, single = job_page(planted(), {"rank 5"}, run={}), replace(samples.small_page(), device="rank 5")
-    hostile = replace(page, ranks=(replace(page.ranks[0], file=samples.IMAGE), *page.ranks[1:]))
-    with opened([hostile, single]) as tab:
-        assert tab.locator("h1").inner_text() == "Rank 5 ran out of memory."
-        status = tab.locator(".rank-status")
-        assert "rank 5: 1.27 GiB (1,363,148,800 B); ran out of memory; odd one out" in status.inner_text()
-        assert tab.locator(".rank-bar").count() == 14
-        tab.locator(".rank-bar[tabindex='0']").focus()
-        tab.keyboard.press("Home")
-        assert "rank 0: 1000.00 MiB (1,048,576,000 B), like 9 others" in status.inner_text()
-        assert samples.IMAGE in status.inner_text()
-        assert tab.evaluate("document.querySelectorAll('img').length") == 0
-        for _ in range(3):
-            tab.keyboard.press("ArrowRight")
-        assert "rank 3: not readable. is no pickle" in status.inner_text()
-        tab.locator(".rank-bar").nth(5).hover()
-        settled(tab)
-        assert status.inner_text().startswith("rank 5: 1.27 GiB")
-        heights = [box["height"] for box in (one.bounding_box() for one in tab.locator(".rank-level.readable").all())]
-        assert heights[0] / max(heights) == pytest.approx(1000 / 1300, abs=0.02)
-        tab.locator(".rank-bar").nth(5).focus()
-        tab.keyboard.press("Enter")
-        until(tab, "document.querySelector('h1').textContent.startsWith('Peak: ')")
-        until(tab, "location.hash.includes('5')")
-        assert tab.locator(".rank-bar").count() == 0
 
 
 def test_segments_follow_the_moment(opened: Callable[..., Any], tmp_path: Path) -> None:

@@ -142,7 +142,6 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
             {**asdict(replace(section, tables=())), "tables": list(map(_table, section.tables))}
             for section in page.sections
         ],
-        "ranks": [{**asdict(rank), "kinds": _by_name(rank.kinds)} for rank in page.ranks],
         "categories": {
             words_of(name): {"light": light, "dark": dark, "meaning": meaning_of(name)}
             for name, (light, dark) in {**CATEGORIES, **SIDES}.items()

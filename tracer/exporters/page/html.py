@@ -17,7 +17,7 @@ from typing import Any
 
 from tracer.exporters.files import write_atomically
 from tracer.exporters.page.data import Names, folders_up, page_data, page_json, relative_paths
-from tracer.exporters.page.model import Page, Selector
+from tracer.exporters.page.model import Page
 from tracer.working_folder import working_folder
 
 _POLICY = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -27,7 +27,7 @@ _DATA_BEGINS = '<script type="application/json" id="data">'
 _SCRIPTS = (
     "data", "elements", "words", "editor", "stack", "moments", "view", "plot", "timeline", "lanes",
     "kept_block", "search", "picture", "controls", "tree", "icicle", "table",
-    "answer", "ranks", "moment", "allocator", "space", "source", "sections", "main",
+    "answer", "moment", "allocator", "space", "source", "sections", "main",
 )  # fmt: skip
 
 
@@ -49,13 +49,12 @@ def write_prepared(
     path: Path,
     *,
     shown: int = 0,
-    selector: Selector = "device",
     names: Names = lambda path: None,
     root: Path | None = None,
 ) -> None:
     """Write pages whose data were made elsewhere, each with its share of the room."""
     up, named = folders_up(path, root or working_folder()), relative_paths(pages, names)
-    data = {"shown": shown, "selector": selector, "up": up, "pages": named}
+    data = {"shown": shown, "up": up, "pages": named}
     write_atomically(path, html_of_data(data).encode())
 
 
@@ -63,8 +62,8 @@ def html_of_data(data: Mapping[str, Any]) -> str:
     """The page as text.
 
     Args:
-        data: JSON values: `pages`, what `page_data` returned for each; `shown`, which of them comes first; `selector`,
-            what they are chosen by; and `up`, how many folders above the page's own one the sources are, or None.
+        data: JSON values: `pages`, what `page_data` returned for each; `shown`, which of them comes first; and `up`,
+            how many folders above the page's own one the sources are, or None.
     """
     first = data["pages"][data["shown"]]
     title = f"{first['title']} - memory on {first['device']}"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 Axis = Literal["time", "entry"]
 MarkKind = Literal["peak", "tagged", "oom"]
 Source = Literal["profile", "snapshot"]
-RankState = Literal["readable", "unreadable", "missing"]
-Selector = Literal["device", "rank"]  # What a page's parts are chosen by, where it has several
 
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}|[a-z]+")
 
@@ -123,25 +121,6 @@ class PageSpace:
     first_row: int  # Row of `Page.times` after the first entry of the ranges' lives
 
 
-@dataclass(frozen=True, slots=True)
-class PageRank:
-    """A rank of a job, drawn as a bar."""
-
-    name: str  # "rank 3", or its file
-    rank: int | None  # Its number; None where that is not known
-    state: RankState  # "readable"; "unreadable", and `words` say why; or "missing"
-    bytes: int = 0
-    kinds: Mapping[str, int] = field(default_factory=dict)  # Likewise
-    is_odd: bool = False  # Whether few are like it
-    is_worst: bool = False  # Whether it is the one that matters most
-    is_typical: bool = False  # Whether it is the one that the worst is compared with
-    ran_out: bool = False  # Whether it had no memory left
-    alike: int = 1  # How many ranks are in its group, itself among them
-    words: str = ""  # What else is to be said
-    file: str = ""
-    has_page: bool = False  # Whether a page of its own, named as it, is in the file too
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
     """Everything on one page, for one device and one recording."""
@@ -174,7 +153,6 @@ class Page:
     headline_notes: tuple[str, ...] = ()  # Sentences that belong to the answer itself
     notes: tuple[str, ...] = ()  # Sentences on what could not be measured
     sections: tuple[Section, ...] = ()  # Further findings, in their order
-    ranks: tuple[PageRank, ...] = ()  # Ranks of a job, in their order
     sources: tuple[AnnotatedFile, ...] = ()  # The user's files with bytes beside their lines, the largest first
 
     def __post_init__(self) -> None:

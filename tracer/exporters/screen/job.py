@@ -1,12 +1,9 @@
-"""A whole job on a terminal: ranks that are alike, the odd ones, and what the worst one has more.
-
-Its page says the same sentences.
-"""
+"""A whole job on a terminal: ranks that are alike, the odd ones, and what the worst one has more."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from os.path import abspath, commonpath, relpath
 from pathlib import Path
 
@@ -35,16 +32,12 @@ def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
         say(console, line)
     if finding.worst is not None:
         say(console, f"Recording of {finding.worst.name}: {finding.worst.file}")
-    for section in job_sections(finding, sums, {}):
+    for section in job_sections(finding, sums):
         print_section(section, console, top=top)
 
 
-def job_sections(finding: JobFinding, gpus: Sequence[GpuSum], files: Mapping[str, str]) -> Iterator[Section]:
-    """Yield groups of equal ranks, what the worst has more, memory on other ranks' GPUs, and what cannot be read.
-
-    Args:
-        files: Names of recordings, where they are not shown as they are.
-    """
+def job_sections(finding: JobFinding, gpus: Sequence[GpuSum]) -> Iterator[Section]:
+    """Yield groups of equal ranks, what the worst has more, memory on other ranks' GPUs, and what cannot be read."""
     if finding.are_runs:
         yield Section("Runs", (), (_runs_table(finding),))
     elif finding.groups:
@@ -52,7 +45,7 @@ def job_sections(finding: JobFinding, gpus: Sequence[GpuSum], files: Mapping[str
     if finding.difference is not None and finding.worst is not None and finding.typical is not None:
         yield _difference(finding.difference, finding.worst.name, finding.typical.name)
     yield from _shared(gpus)
-    yield from _not_there(finding, files)
+    yield from _not_there(finding)
 
 
 def job_files(finding: JobFinding) -> dict[str, str]:
@@ -94,14 +87,11 @@ def _whose(holding: Holding) -> str:
     return f"{place}, as the nearest rank that ran" if holding.is_assumed else place
 
 
-def _not_there(finding: JobFinding, files: Mapping[str, str]) -> tuple[Section, ...]:
+def _not_there(finding: JobFinding) -> tuple[Section, ...]:
     if not finding.unreadable and not finding.missing:
         return ()
     sentence = f"There is no recording of rank {numbers_of(finding.missing)}." if finding.missing else ""
-    rows = tuple(
-        (recording.name, files.get(recording.file, recording.file), recording.problem)
-        for recording in finding.unreadable
-    )
+    rows = tuple((recording.name, recording.file, recording.problem) for recording in finding.unreadable)
     tables = (
         (Table("Not readable", columns("text", "run" if finding.are_runs else "rank", "file", "why"), rows),)
         if rows
@@ -235,7 +225,7 @@ def job_words(job: NullJob) -> list[str]:
         return [
             *lines,
             f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}{behind(worst.line)}.",
-            *(of_card(job) if worst.crowded is not None else ()),
+            *(_of_card(job) if worst.crowded is not None else ()),
             *guest_sentences(job.gpus),
         ]
     if worst is None or worst.peak_bytes is None:
@@ -253,10 +243,10 @@ def job_words(job: NullJob) -> list[str]:
         for run in job.runs
         if run.peak_bytes is None and run.failure
     ]
-    return [*lines, *of_card(job), *guest_sentences(job.gpus)]
+    return [*lines, *_of_card(job), *guest_sentences(job.gpus)]
 
 
-def of_card(job: NullJob) -> Iterator[str]:
+def _of_card(job: NullJob) -> Iterator[str]:
     """Return sentences on the fullest GPU: memory of torch, memory beside it, and whether both fit."""
     gpu = job.fullest
     if gpu is None:

@@ -87,11 +87,9 @@ def after_snapshot(
     return _line(ideas)
 
 
-def after_job(worst: str | None, paths: Sequence[Path], *, has_page: bool) -> tuple[str, ...]:
+def after_job(worst: str | None, paths: Sequence[Path]) -> tuple[str, ...]:
     """After a job's recordings were put beside each other."""
     ideas = [] if worst is None else [f"look at the worst rank alone by {command_line('snapshot', worst)}"]
-    if worst is not None and not has_page:
-        ideas.append(f"look at all in a browser by {command_line('snapshot', *paths, '--html', 'job.html')}")
     return _line([*ideas, f"print all of the answer by {command_line('snapshot', *paths, '--json')}"])
 
 

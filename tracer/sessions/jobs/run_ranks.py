@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from tracer.capture.sources.source_line import SourceLine
-from tracer.errors import TracerError, UsageError
-from tracer.exporters.files import remove, write_atomically
-from tracer.exporters.screen.job import of_card
+from tracer.errors import UsageError
+from tracer.exporters.files import write_atomically
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
 from tracer.null_gpu.job.place import (
@@ -30,9 +29,8 @@ from tracer.null_gpu.job.place import (
     shared_bytes_left,
     taken_left,
 )
-from tracer.results.files import PAGE, RANK_JSON, RANKS_PAGE, SNAPSHOT
+from tracer.results.files import RANK_JSON
 from tracer.results.null_job import NullJob, RankRun
-from tracer.results.null_run import CAVEAT
 from tracer.sessions.jobs.child_processes import ChildProcesses, end_with_parent
 from tracer.sessions.jobs.ranks import RanksSummary, failure_left, rank_folder, read_some, write_ranks
 from tracer.sessions.termination import Termination
@@ -124,7 +122,6 @@ def run_job(
             answer = replace(answer, runs=tuple(_again(ran, again) for ran in answer.runs))
     if save_dir is not None:
         write_ranks(summary, save_dir)
-        write_ranks_page(answer, save_dir, tell=tell)
     return answer
 
 
@@ -288,41 +285,3 @@ def _num_at_once(num_ranks: int) -> int:
 
 def _end(ran: RankRun) -> str:
     return "done" if ran.status == 0 else f"ended with status {ran.status}"
-
-
-def write_ranks_page(job: NullJob, save_dir: Path, *, tell: Callable[[str], None]) -> None:
-    """Write `ranks.html`, where two ranks at least have recorded and have pages themselves; else there is none.
-
-    Args:
-        job: The ranks that ran; other ranks' files in the folder are not read.
-    """
-    path = save_dir / RANKS_PAGE
-    files = [file for run in job.runs if (file := _recording(run, save_dir)) is not None]
-    if len(files) < 2:
-        remove(path)
-        return
-    try:
-        if _write(files, path, save_dir, job):
-            tell(f"Wrote {path}  (open with {PAGE.read_with})")
-    except TracerError as error:  # the answer in the terminal is worth more than its page
-        tell(f"Note: {path} was not written: {error}")
-
-
-def _recording(run: RankRun, save_dir: Path) -> Path | None:
-    folder = rank_folder(save_dir, run.rank)
-    file = folder / SNAPSHOT.file_name
-    is_there = run.peak_bytes is not None and file.exists() and (folder / PAGE.file_name).exists()
-    return file if is_there else None
-
-
-def _write(files: Sequence[Path], path: Path, save_dir: Path, job: NullJob) -> bool:
-    from tracer.analysis.snapshots.job import explain_job
-    from tracer.sessions.jobs.read_recordings import read_job, write_job
-
-    finding = replace(explain_job(read_job(files)), missing=())  # the ranks between were not meant to run
-    if finding.worst is None:
-        remove(path)
-        return False
-    run = {"job": job.words, "fullest GPU": " ".join(of_card(job)), "recordings": str(save_dir)}
-    write_job(finding, path, run=run, caveat=CAVEAT, gpus=job.gpus)
-    return True

@@ -1,7 +1,7 @@
 // The words first, then the timeline, then what was in it. Each device has a page of its own in the data.
 
-const SECTIONS = ["answer", "ranks", "timeline", "peak", "source", "space", "run"];
-const NAVIGATION = { ranks: "Ranks", timeline: "Timeline", peak: "In use", source: "Source", space: "Segments" };
+const SECTIONS = ["answer", "timeline", "peak", "source", "space", "run"];
+const NAVIGATION = { timeline: "Timeline", peak: "In use", source: "Source", space: "Segments" };
 
 // Links to all sections, in their order; of a long title its begin.
 const showNavigation = () => {
@@ -31,15 +31,12 @@ const clearPage = () => {
   });
 };
 
-// By what a page is chosen, in the address and for people.
-const SELECTORS = { device: "Device ", rank: "Rank " };
-
-const pageSelector = (selector, pages, shown, choose) => {
+const pageSelector = (pages, shown, choose) => {
   if (pages.length < 2) return null;
   const select = el("select", { id: "page" }, pages.map((page, index) => el("option", { value: String(index) }, `${page.device}${page.peak ? `, ${formatBytes(page.peak.bytes)}` : ""}${page.alarm.length && page.peak ? ", out of memory" : ""}`)));
   select.value = String(shown);
   select.addEventListener("change", () => choose(Number(select.value)));
-  return el("p", { class: "device" }, el("label", { for: "page" }, SELECTORS[selector]), select);
+  return el("p", { class: "device" }, el("label", { for: "page" }, "Device "), select);
 };
 
 // One device: everything that is shown of it, and how it is drawn again.
@@ -48,12 +45,11 @@ class DevicePage {
     Object.assign(this, { data, colorOf });
   }
 
-  words(selector, open, pages) {
+  words(selector) {
     const { data } = this;
     document.getElementById("title").textContent = data.title;
     document.getElementById("subtitle").textContent = [data.device, data.subtitle].filter((part) => part).join(", ");
     showAnswer(data, selector);
-    if (data.ranks.length) this.ranks = new RankSection(data.ranks, open, pages.filter((page) => page !== data && page.source), Object.keys(data.categories));
     showSources(data.sources ?? []);
     showRun(data);
     showSections(data.sections);
@@ -71,7 +67,6 @@ class DevicePage {
     this.color();
     showNavigation();
     this.timeline?.draw();
-    await this.ranks?.drawOverTime();
   }
 
   async drawMoment(address) {
@@ -104,14 +99,13 @@ class DevicePage {
   draw() {
     this.color();
     this.timeline?.draw();
-    this.ranks?.overTime?.draw();
     this.moment?.icicle.draw();
     this.space?.draw();
   }
 }
 
 const start = async () => {
-  const { pages, shown, selector, up } = readData(), prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  const { pages, shown, up } = readData(), prefersDark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(prefersDark.matches ? "dark" : "light");
   startEditor(up);
   const address = readAddress(), named = pages.findIndex((page) => page.device === address.page);
@@ -119,14 +113,13 @@ const start = async () => {
   const keepAddress = (page, index) => {
     const { view, columns, data } = page, number = (row) => momentNumber(data, columns, row);
     const isMoved = page.moment?.moments.canMove && (view.row !== view.peak || view.other !== null);
-    writeAddress({ [selector]: index === shown ? null : data.device, t: isMoved ? number(view.row) : null, with: isMoved && view.other !== null ? number(view.other) : null, ...stretchShown(page.timeline) });
+    writeAddress({ device: index === shown ? null : data.device, t: isMoved ? number(view.row) : null, with: isMoved && view.other !== null ? number(view.other) : null, ...stretchShown(page.timeline) });
   };
   const open = async (index, given = {}) => {
     const page = new DevicePage(pages[index], makeColors(pages[index].categories, pages[index].timeline.series));
     clearPage();
     current = page;
-    const turn = (other) => open(other).then(() => document.getElementById("page").focus());
-    page.words(pageSelector(selector, pages, index, turn), (name) => turn(pages.findIndex((one) => one.device === name)), pages);
+    page.words(pageSelector(pages, index, (other) => open(other).then(() => document.getElementById("page").focus())));
     await page.drawTimeline();
     performance.mark("first-chart");
     await painted();

@@ -27,7 +27,7 @@ const readAddress = () => {
   knownAddress = location.hash;
   const parts = new URLSearchParams(location.hash.slice(1)), number = (name) => (/^-?\d{1,15}$/.test(parts.get(name) ?? "") ? Number(parts.get(name)) : null);
   const [from, to] = (parts.get("view") ?? "").split("~").map(Number), stretch = Number.isFinite(from) && to > from ? [from, to] : null;
-  return { moment: number("t"), other: number("with"), stretch, byEvent: parts.get("by") === "event", page: parts.get("device") ?? parts.get("rank") };
+  return { moment: number("t"), other: number("with"), stretch, byEvent: parts.get("by") === "event", page: parts.get("device") };
 };
 const writeAddress = (parts) => {
   if (location.hash !== knownAddress) return;
