@@ -2,17 +2,145 @@
 
 from __future__ import annotations
 
-from tests.on_null_gpu import jobs_engines
-from tests.on_null_gpu.jobs_engines import MIB
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace as Settings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
 from tests.truth.isolate import Elsewhere
+from tracer.capture.device.phase_memory import PhaseMemory
+from tracer.engines.run import read_reports
 from tracer.engines.start import GRAPHS, StartStage
+from tracer.engines.vllm_workers import follow_workers
 from tracer.null_gpu.cards import CONTEXT_BYTES
+from tracer.sessions.phase_reports import ledger_of_process
+
+MIB = 1 << 20
+CONFIG = Settings(
+    model_config=Settings(model="small", max_model_len=1024, enforce_eager=False, dtype=torch.float16),
+    cache_config=Settings(gpu_memory_utilization=0.5, cache_dtype="auto"),
+    parallel_config=Settings(world_size=1, data_parallel_size=1, tensor_parallel_size=1),
+    scheduler_config=Settings(max_num_batched_tokens=256, max_num_seqs=8),
+)
+
+
+class Runner:
+    """Has the model: 4 MiB of weights, 16 MiB of activations, and a workspace of 2 MiB that stays."""
+
+    def __init__(self, cached_bytes: int) -> None:
+        self.cached_bytes = cached_bytes  # Of a batch before the capture, which releases them
+        self.model = nn.Module()
+        self.workspace: Tensor | None = None
+
+    def load(self) -> None:
+        self.model.weight = nn.Parameter(torch.empty(2 * MIB, dtype=torch.float16, device="cuda:0"))
+
+    def profile_run(self) -> None:
+        self.workspace = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda:0")
+        torch.empty(16 * MIB, dtype=torch.uint8, device="cuda:0")
+
+    def capture_model(self) -> int:
+        """Capture into a pool of 32 MiB and 16 MiB beside it, and return how much less of the card is free."""
+        torch.empty(self.cached_bytes, dtype=torch.uint8, device="cuda:0")
+        before_bytes, _ = torch.cuda.mem_get_info(0)
+        torch.cuda.empty_cache()
+        self.pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(self.pool):
+            self.graphs = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda:0")
+        self.buffer = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda:0")
+        return before_bytes - torch.cuda.mem_get_info(0)[0]
+
+
+class Worker:
+    """Has the methods of vLLM's worker in the order in which its executors call them."""
+
+    def __init__(self, cache_bytes: int, cached_bytes: int) -> None:
+        self.vllm_config, self.rank, self.cache_bytes, self.cached_bytes = CONFIG, 0, cache_bytes, cached_bytes
+        self.model_runner: Any = None
+        self.cache: list[Tensor] = []
+
+    def init_device(self) -> None:
+        torch.cuda.init()
+        self.model_runner = Runner(self.cached_bytes)
+
+    def load_model(self) -> None:
+        self.model_runner.load()
+
+    def determine_available_memory(self) -> int:
+        torch.cuda.reset_peak_memory_stats(0)
+        self.model_runner.profile_run()
+        torch.cuda.empty_cache()
+        return self.cache_bytes if self.cache_bytes > 0 else torch.cuda.mem_get_info(0)[0] + self.cache_bytes
+
+    def get_kv_cache_spec(self) -> dict[str, Settings]:
+        layer = Settings(max_memory_usage_bytes=lambda config: 4 * MIB)
+        return {"layers.0": layer, "layers.1": layer}
+
+    def initialize_from_config(self, config: Settings) -> None:
+        self.pool = torch.cuda.MemPool()  # as with sleep mode
+        with torch.cuda.use_mem_pool(self.pool):
+            self.cache = [torch.empty(config.size, dtype=torch.uint8, device="cuda:0")]
+
+    def compile_or_warm_up_model(self) -> None:
+        self.model_runner.capture_model()
+
+    def execute_model(self, num_bytes: int) -> None:
+        torch.empty(num_bytes, dtype=torch.uint8, device="cuda:0")
+
+    def sleep(self, level: int) -> None:
+        self.cache.clear()
+        del self.pool
+        torch.cuda.empty_cache()
+
+
+def report(cache_bytes: int, cached_bytes: int = 20 * MIB) -> dict[str, Any]:
+    """Start a worker with so much KV cache, and return its report; its failure is in it.
+
+    Args:
+        cache_bytes: Below zero for all of the card but so much.
+        cached_bytes: Cached when CUDA graphs are captured.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+
+        class Followed(Worker):
+            pass
+
+        follow_workers(Followed, Path(folder), "small 1")
+        worker = Followed(cache_bytes, cached_bytes)
+        group = Settings(kv_cache_spec=Settings(block_size=16))
+        try:
+            worker.init_device()
+            worker.load_model()
+            available_bytes = worker.determine_available_memory()
+            worker.get_kv_cache_spec()
+            worker.initialize_from_config(Settings(size=available_bytes, num_blocks=64, kv_cache_groups=[group]))
+            worker.compile_or_warm_up_model()
+            worker.execute_model(48 * MIB)
+            worker.execute_model(8 * MIB)
+            worker.sleep(level=1)
+        except torch.OutOfMemoryError:
+            pass
+        start = read_reports(Path(folder))
+    assert start is not None
+    return asdict(start.worst)
+
+
+def report_with_phases(cache_bytes: int) -> tuple[dict[str, Any], tuple[PhaseMemory, ...]]:
+    """Return the report, and the phases of the worker's process."""
+    with ledger_of_process("worker") as ledger:
+        found = report(cache_bytes)
+    return found, ledger.phases.phases
+
 
 GIB = 1 << 30
 
 
 def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
-    found, phases = elsewhere(jobs_engines.report_with_phases, 64 * MIB)
+    found, phases = elsewhere(report_with_phases, 64 * MIB)
     assert found["stage"] == StartStage.READY and not found["failure"]
     assert found["weights_bytes"] == 4 * MIB
     assert found["activation_bytes"] == 16 * MIB
@@ -33,17 +161,17 @@ def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
 
 
 def test_what_a_capture_takes_beside_the_pools_counts_too(elsewhere: Elsewhere) -> None:
-    assert elsewhere(jobs_engines.report, 64 * MIB, cached_bytes=0)["graphs_bytes"] == (32 + 16) * MIB
+    assert elsewhere(report, 64 * MIB, cached_bytes=0)["graphs_bytes"] == (32 + 16) * MIB
 
 
 def test_memory_that_ends_is_reported_with_the_stage_that_it_ended_in(elsewhere: Elsewhere) -> None:
-    found = elsewhere(jobs_engines.report, 100 * GIB)
+    found = elsewhere(report, 100 * GIB)
     assert found["stage"] == StartStage.PROFILE
     assert found["is_out_of_memory"] and found["failure"].startswith("CUDA out of memory")
 
 
 def test_memory_that_ends_while_graphs_are_captured_is_told_from_the_rest_of_the_warm_up(elsewhere: Elsewhere) -> None:
     """24 MiB are left, of which a graph's pool needs 32."""
-    found = elsewhere(jobs_engines.report, -24 * MIB)
+    found = elsewhere(report, -24 * MIB)
     assert found["stage"] == StartStage.CACHE
     assert found["is_out_of_memory"] and found["failed_in"] == GRAPHS

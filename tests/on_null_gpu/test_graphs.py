@@ -2,13 +2,196 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from tests.on_null_gpu import jobs_graphs
-from tests.on_null_gpu.jobs_graphs import BATCH, WIDTH, Make, Told
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
 from tests.truth.isolate import Elsewhere
+from tracer.analysis.peak_row import PeakRow
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
+from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
+from tracer.exporters.screen.profile import print_peak
 from tracer.sessions.schedule import Schedule
+from tracer.sessions.stored_results import kept_run, results_of
+from tracer.sessions.training_profile import profile_training
+
+WIDTH, BATCH = 512, 4096
+LATE = Schedule(4, 1, 1, 1)
+"""Long after the capture."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a profile said, and what the allocator counted."""
+
+    peak_bytes: int
+    rows_bytes: int
+    counted_bytes: int
+    pools: tuple[dict[str, Any], ...]
+    uncounted_bytes: int
+    screen: str
+    is_same_when_read_back: bool
+    is_as_before: bool
+
+
+Replay = Callable[[], object]
+Make = Callable[[nn.Module, torch.optim.Optimizer, Tensor], Replay]
+
+
+def profiled(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> Told:
+    """Profile a loop whose step is what `make` returns, which captures graphs when it is called."""
+    torch.manual_seed(0)
+    methods = [torch.cuda.CUDAGraph.__dict__[name] for name in ("capture_begin", "capture_end", "reset")]
+    model = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+    batch, folder = torch.randn(BATCH, WIDTH, device="cuda"), Path(tempfile.mkdtemp())
+    with profile_training(model, optimizer, save_dir=folder, schedule=schedule) as session:
+        replay = make(model, optimizer, batch)
+        for _ in range(num_steps):
+            replay()
+            torch.cuda.reset_peak_memory_stats()
+            session.step()
+    results, counted = session.results, json.loads((folder / "peak.json").read_text())
+    assert results is not None and results.findings is not None
+    pools, peak = results.findings.graph_pools, results.findings.worst.peak
+    assert counted["cuda_graphs"] == json.loads(json.dumps([asdict(pool) for pool in pools]))
+    save_kept_run(folder / "kept.npz", kept_run(results))
+    again = results_of(load_kept_run(folder / "kept.npz")).findings
+    assert again is not None
+    console = Console(file=io.StringIO(), width=1000)
+    print_peak(results.findings, console)
+    return Told(
+        peak_bytes=peak.peak_bytes,
+        rows_bytes=sum(row.bytes for row in peak.rows),
+        counted_bytes=peak.allocator_peak_bytes,
+        pools=tuple(asdict(pool) for pool in pools),
+        uncounted_bytes=results.findings.graph_bytes,
+        screen=console.file.getvalue(),  # type: ignore[attr-defined]
+        is_same_when_read_back=again.graph_pools == pools,
+        is_as_before=methods
+        == [torch.cuda.CUDAGraph.__dict__[name] for name in ("capture_begin", "capture_end", "reset")],
+    )
+
+
+def warm_up(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        model(batch).sum().backward()
+        optimizer.step()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def whole_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Replay:
+    """Forward and backward, which add to gradients that stay."""
+    warm_up(model, optimizer, batch)
+    graph = torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=False)
+    with torch.cuda.graph(graph):
+        model(batch).sum().backward()
+
+    def replay() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        batch.copy_(torch.randn(BATCH, WIDTH))
+        graph.replay()
+        optimizer.step()
+
+    return replay
+
+
+def deleted(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Replay:
+    """A graph that is gone before the recorded steps, which do without."""
+    whole_step(model, optimizer, batch)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def reset(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Replay:
+    """A graph that is alive and has given up what it captured."""
+    graph = torch.cuda.CUDAGraph()
+    warm_up(model, optimizer, batch)
+    with torch.cuda.graph(graph):
+        model(batch).sum().backward()
+    graph.reset()
+    return deleted(model, optimizer, batch)
+
+
+def two_of_one_pool(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Replay:
+    """Forward in one, backward in another, which needs what the first left."""
+    warm_up(model, optimizer, batch)
+    pool, first, second = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=False)
+    with torch.cuda.graph(first, pool=pool):
+        loss = model(batch).sum()
+    with torch.cuda.graph(second, pool=pool):
+        loss.backward()
+
+    def replay() -> None:
+        first.replay()
+        second.replay()
+        optimizer.step()
+
+    return replay
+
+
+def graphed_callable(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Replay:
+    """torch's own, of a model."""
+    graphed = torch.cuda.make_graphed_callables(model, (batch.clone().requires_grad_(),))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        graphed(batch.clone().requires_grad_()).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def teacher(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Replay:
+    """A graph of inference beside a step that is not captured."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        target = model(batch)
+
+    def step() -> None:
+        graph.replay()
+        optimizer.zero_grad()
+        (model(batch) - target).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def captured_while_recorded(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Replay:
+    """The first step makes its graph."""
+    graphs: list[Replay] = []
+
+    def step() -> None:
+        if not graphs:
+            graphs.append(whole_step(model, optimizer, batch))
+        graphs[0]()
+
+    return step
+
+
+def lines_of(pool: dict[str, Any]) -> set[tuple[str, int]]:
+    """File and line of a pool's rows that have them."""
+    rows = (PeakRow(**row) for row in pool["rows"])
+    return {(Path(row.file).name, row.line or 0) for row in rows if row.file is not None}
+
 
 HIDDEN_BYTES = 4 * BATCH * 4 * WIDTH
 """Of the result of the first layer, of ReLU's, and of their gradients."""
@@ -27,32 +210,32 @@ def assert_laws(told: Told) -> None:
     assert told.is_same_when_read_back and told.is_as_before
 
 
-@pytest.mark.parametrize("make", [jobs_graphs.whole_step, jobs_graphs.two_of_one_pool])
+@pytest.mark.parametrize("make", [whole_step, two_of_one_pool])
 def test_a_graph_captured_before_the_recorded_steps_is_explained(elsewhere: Elsewhere, make: Make) -> None:
-    told = elsewhere(jobs_graphs.told, make)
+    told = elsewhere(profiled, make)
     assert_laws(told)
     (pool,) = told.pools
     # What ReLU made and its gradient are in the graph's memory, and in no row of a step that only replays.
     assert told.uncounted_bytes >= 2 * HIDDEN_BYTES and told.peak_bytes < 2 * HIDDEN_BYTES
-    if make is jobs_graphs.two_of_one_pool or not are_workspaces_kept():  # else the sum of a gradient is at the peak
+    if make is two_of_one_pool or not are_workspaces_kept():  # else the sum of a gradient is at the peak
         assert {row["category"] for row in pool["rows"]} >= {"ACTIVATION", "AUTOGRAD_DETAIL"}
         activations = [row for row in pool["rows"] if row["category"] == "ACTIVATION"]
         assert sum(row["bytes"] for row in activations) >= HIDDEN_BYTES
         assert "1" in {row["module"] for row in activations}
-    assert {file for file, _ in jobs_graphs.lines_of(pool)} == {"jobs_graphs.py"}
+    assert {file for file, _ in lines_of(pool)} == {"test_graphs.py"}
     assert "of CUDA graphs;" in told.screen and "With it the step takes" in told.screen
     assert "In the memory of" in told.screen
 
 
-@pytest.mark.parametrize("make", [jobs_graphs.deleted, jobs_graphs.reset])
+@pytest.mark.parametrize("make", [deleted, reset])
 def test_of_a_graph_that_is_gone_nothing_is_said(elsewhere: Elsewhere, make: Make) -> None:
-    told = elsewhere(jobs_graphs.told, make)
+    told = elsewhere(profiled, make)
     assert_laws(told)
     assert told.pools == () and told.uncounted_bytes == 0 and "CUDA graph" not in told.screen
 
 
 def test_what_make_graphed_callables_captures_is_of_one_pool(elsewhere: Elsewhere) -> None:
-    told = elsewhere(jobs_graphs.told, jobs_graphs.graphed_callable)
+    told = elsewhere(profiled, graphed_callable)
     assert_laws(told)
     (pool,) = told.pools
     assert pool["num_graphs"] == 2 and pool["has_backward"]
@@ -61,7 +244,7 @@ def test_what_make_graphed_callables_captures_is_of_one_pool(elsewhere: Elsewher
 
 
 def test_a_graph_of_inference_has_no_backward(elsewhere: Elsewhere) -> None:
-    told = elsewhere(jobs_graphs.told, jobs_graphs.teacher)
+    told = elsewhere(profiled, teacher)
     assert_laws(told)
     (pool,) = told.pools
     assert not pool["has_backward"] and pool["peak_bytes"] >= HIDDEN_BYTES
@@ -69,7 +252,7 @@ def test_a_graph_of_inference_has_no_backward(elsewhere: Elsewhere) -> None:
 
 
 def test_a_capture_that_a_cycle_records_is_explained_from_it(elsewhere: Elsewhere) -> None:
-    told = elsewhere(jobs_graphs.told, jobs_graphs.captured_while_recorded, Schedule(0, 0, 3, 1))
+    told = elsewhere(profiled, captured_while_recorded, Schedule(0, 0, 3, 1))
     assert_laws(told)
     (pool,) = told.pools
     assert pool["peak_bytes"] >= 2 * HIDDEN_BYTES

@@ -2,15 +2,141 @@
 
 from __future__ import annotations
 
-from tests.on_null_gpu import jobs_phases
-from tests.on_null_gpu.jobs_phases import MIB
+import os
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+
 from tests.truth.isolate import Elsewhere
-from tracer.capture.device.phase_memory import BETWEEN
+from tracer.capture.device import phase_ledger
+from tracer.capture.device.phase_ledger import PhaseLedger
+from tracer.capture.device.phase_memory import BETWEEN, PhaseMemory, ProcessPhases
+from tracer.capture.torch_private.torch_profiler import OpenRegions
 from tracer.null_gpu.cards import CONTEXT_BYTES
+
+MIB = 1 << 20
+NUM_STEPS = 40
+
+
+def alternate() -> tuple[ProcessPhases, int]:
+    """64 MiB stay; a rollout takes 512 MiB and gives them back, and a training step 128 MiB, which stay in the cache.
+
+    Returns:
+        The phases, and the program's own `max_memory_allocated`.
+    """
+    torch.cuda.reset_peak_memory_stats()
+    with PhaseLedger("alternate.py") as ledger:
+        weights = _block(64)
+        for _ in range(NUM_STEPS):
+            with record_function("rollout"):
+                with record_function("generate"):
+                    cache = _block(512)
+                del cache
+                torch.cuda.empty_cache()
+            with record_function("train"):
+                _block(128)
+        most_bytes = torch.cuda.max_memory_allocated()
+        del weights
+    return ledger.phases, most_bytes
+
+
+def reset_within() -> tuple[PhaseMemory, int, int]:
+    """The program resets torch's peak behind 256 MiB of a phase, and allocates 32 MiB.
+
+    Returns:
+        The phase, and the program's own peaks: after these, and after a later phase of 16 MiB.
+    """
+    with PhaseLedger("resets.py") as ledger:
+        with record_function("train"):
+            _block(256)
+            torch.cuda.reset_peak_memory_stats()
+            _block(32)
+            first_bytes = torch.cuda.max_memory_allocated()
+        with record_function("evaluate"):
+            _block(16)
+        later_bytes = torch.accelerator.max_memory_allocated()
+    return ledger.phases.phases[0], first_bytes, later_bytes
+
+
+def name_each_step() -> tuple[ProcessPhases, list[str]]:
+    """Each step has a name of its own, of which three are followed, and trains in it; it takes 1 MiB more each time.
+
+    Returns:
+        The phases, and the names of the innermost ones as they were entered and left.
+    """
+    entered: list[str] = []
+    with patch.object(phase_ledger, "_MOST_PHASES", 4), PhaseLedger("steps.py", entered=entered.append) as ledger:
+        for number in range(1, NUM_STEPS + 1):
+            with record_function(f"step {number}"), record_function("train"):
+                _block(number)
+    return ledger.phases, entered
+
+
+def slept() -> tuple[PhaseMemory, PhaseMemory]:
+    """An engine reserves 64 MiB and sleeps, when 60 MiB of them are not on the device; 10 MiB outside of torch stay.
+
+    Returns:
+        The phase in which it sleeps, and that of a training step meanwhile.
+    """
+    mapped_bytes = 0
+    with PhaseLedger("colocated.py", held_bytes=lambda _: mapped_bytes + 10 * MIB) as ledger:
+        with record_function("sleep"):
+            weights = _block(64)
+            mapped_bytes = 64 * MIB
+            with record_function("still awake"):
+                pass
+            mapped_bytes = 4 * MIB
+        with record_function("train"):
+            pass
+        del weights
+    asleep, _, train = ledger.phases.phases[:3]
+    return asleep, train
+
+
+def change_device() -> list[PhaseMemory]:
+    """A block of 256 MiB on the second device comes and goes, and a phase after that ends on this device."""
+    with PhaseLedger("moves.py") as ledger:
+        with record_function("first"), torch.cuda.device(1):
+            _block(256)
+        with record_function("second"):
+            torch.cuda.set_device(1)
+    torch.cuda.set_device(0)
+    return [phase for phase in ledger.phases.phases if phase.name == "second"]
+
+
+def train_and_fork() -> list[str]:
+    """Torch opens regions around an optimizer's step, which others look at, too; a forked child has none."""
+    model = nn.Linear(8, 8, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    num_ended = 0
+
+    def count(ledger: PhaseLedger) -> None:
+        nonlocal num_ended
+        num_ended += 1
+
+    with PhaseLedger("trains.py", ended=count) as ledger:
+        regions = OpenRegions()
+        regions.start()
+        model(torch.ones(8, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        regions.stop()
+        if not (child := os.fork()):
+            with record_function("of the child"):
+                pass
+            os._exit(num_ended)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    return [phase.name for phase in ledger.phases.phases]
+
+
+def _block(size_mib: int) -> torch.Tensor:
+    return torch.empty(size_mib * MIB, dtype=torch.uint8, device="cuda")
 
 
 def test_each_phase_has_the_peaks_of_its_own_times(elsewhere: Elsewhere) -> None:
-    found, most_bytes = elsewhere(jobs_phases.alternate)
+    found, most_bytes = elsewhere(alternate)
     phases = {phase.name: phase for phase in found.phases}
     assert [*phases] == ["rollout", "generate", "train", BETWEEN]
     rollout, generate, train, between = phases.values()
@@ -26,34 +152,34 @@ def test_each_phase_has_the_peaks_of_its_own_times(elsewhere: Elsewhere) -> None
     for phase in found.phases:
         parts = phase.allocated_bytes + phase.cached_bytes + phase.outside_bytes - phase.unmapped_bytes
         assert parts == phase.held_bytes and not phase.unmapped_bytes
-    assert rollout.num_times == jobs_phases.NUM_STEPS  # of which the last ones are not all looked at
+    assert rollout.num_times == NUM_STEPS  # of which the last ones are not all looked at
 
 
 def test_a_program_that_resets_torchs_peaks_finds_them_so_and_its_phases_keep_theirs(elsewhere: Elsewhere) -> None:
-    phase, first_bytes, later_bytes = elsewhere(jobs_phases.reset_within)
+    phase, first_bytes, later_bytes = elsewhere(reset_within)
     assert (phase.name, phase.allocated_bytes) == ("train", 256 * MIB)
     assert first_bytes == later_bytes == 32 * MIB
 
 
 def test_a_name_for_each_step_costs_no_other_phase_its_place(elsewhere: Elsewhere) -> None:
-    found, entered = elsewhere(jobs_phases.name_each_step)
+    found, entered = elsewhere(name_each_step)
     assert [phase.name for phase in found.phases] == ["step 1", "train", "step 2", "step 3", BETWEEN]
     train = found.phases[1]
     # Of 40 times the first 32 are looked at.
-    assert (train.num_times, train.allocated_bytes) == (jobs_phases.NUM_STEPS, 32 * MIB)
+    assert (train.num_times, train.allocated_bytes) == (NUM_STEPS, 32 * MIB)
     assert entered[-4:] == ["step 40", "train", "step 40", ""]
 
 
 def test_what_is_outside_of_torch_stays_while_an_engine_sleeps(elsewhere: Elsewhere) -> None:
-    sleep, train = elsewhere(jobs_phases.sleep)
+    sleep, train = elsewhere(slept)
     assert (sleep.outside_bytes, sleep.unmapped_bytes, sleep.held_bytes) == (10 * MIB, 0, 74 * MIB)
     assert (train.outside_bytes, train.unmapped_bytes, train.held_bytes) == (10 * MIB, 60 * MIB, 14 * MIB)
 
 
 def test_a_phase_has_no_peak_of_a_device_from_before_it_moved_there(elsewhere: Elsewhere) -> None:
-    (second,) = elsewhere(jobs_phases.change_device)
+    (second,) = elsewhere(change_device)
     assert (second.device, second.allocated_bytes, second.cached_bytes) == (1, 0, 256 * MIB)
 
 
 def test_regions_of_torch_itself_are_no_phases(elsewhere: Elsewhere) -> None:
-    assert elsewhere(jobs_phases.train_and_fork) == [BETWEEN]
+    assert elsewhere(train_and_fork) == [BETWEEN]

@@ -2,24 +2,137 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from tests.on_null_gpu import jobs_predictions
-from tests.on_null_gpu.jobs_predictions import MIB
 from tests.truth.isolate import Elsewhere
+from tracer.commands.predict import OnNullGpu
 from tracer.commands.workload_options import PredictedWorkload
+from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
+from tracer.null_gpu.process import limited_to
+from tracer.results.prediction import OutOfMemoryAt, Prediction, Sizes
+from tracer.sessions.script_run import FirstStepsDone, ScriptProfile
+from tracer.sessions.trials.bisections import largest_fitting
+from tracer.sessions.trials.null_gpu_prediction import predict_script
+from tracer.sessions.trials.script_trial import script_sizes
 
-LAYERS = PredictedWorkload(
-    model=f"{jobs_predictions.__name__}:layers", model_input=["512x1024"], batch_size=16, optimizer="sgd"
-)
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Told:
+    """A prediction: its sizes, and what stands beside them."""
+
+    need: Sizes
+    memory: Sizes
+    fits: bool | None
+    failed_at: OutOfMemoryAt | None
+    rows_bytes: int
+    assumptions: tuple[str, ...]
+    num_steps: int
+
+
+def _told(answer: Prediction) -> Told:
+    rows = answer.findings.worst.peak.rows if answer.findings is not None else ()
+    return Told(
+        answer.need,
+        answer.memory,
+        answer.fits,
+        answer.failed_at,
+        sum(row.bytes for row in rows),
+        answer.assumptions,
+        answer.results.num_steps,
+    )
+
+
+def card_with(usable_bytes: int) -> Card:
+    """A card whose allocator can reserve so much."""
+    return replace(H100, memory_bytes=usable_bytes + CONTEXT_BYTES)
+
+
+def model(workload: PredictedWorkload, usable_bytes: int | None = None) -> Told:
+    """Predict a model on a card."""
+    card = card_with(usable_bytes) if usable_bytes is not None else H100
+    with limited_to(card.usable_bytes, 1):
+        return _told(OnNullGpu(Devices(card)).predict(workload))
+
+
+def largest_batch(workload: PredictedWorkload, usable_bytes: int) -> int:
+    """The largest batch that fits."""
+    card = card_with(usable_bytes)
+    engine = OnNullGpu(Devices(card))
+    with limited_to(card.usable_bytes, 1):
+        return largest_fitting(
+            lambda size: engine.trial(replace(workload, batch_size=size)), card.usable_bytes, workload.batch_size
+        )
+
+
+def predict_file(file: Path, num_steps: int = 0) -> Told | None:
+    """What is said of a script."""
+    torch.cuda.reset_peak_memory_stats()
+    devices = Devices(card_with(64 << 30))
+    answer = predict_script(lambda profile: _ran(file, profile), devices, num_steps=num_steps, settings={})
+    return None if answer is None else _told(answer)
+
+
+def try_file(file: Path, num_steps: int = 0) -> tuple[bool, Sizes | None]:
+    """Whether a script came to its end, and its peaks, by counters alone."""
+    torch.cuda.reset_peak_memory_stats()
+    ran: list[bool] = []
+
+    def run(profile: ScriptProfile) -> bool:
+        ran.append(_ran(file, profile))
+        return ran[-1]
+
+    counted = script_sizes(run, num_steps=num_steps)
+    return (counted is None or counted.has_fit), None if counted is None else counted.sizes
+
+
+def _ran(file: Path, profile: ScriptProfile) -> bool:
+    try:
+        with profile:
+            exec(compile(file.read_text("utf-8"), str(file), "exec"), {"__name__": "__main__"})
+    except FirstStepsDone:
+        return True
+    except torch.OutOfMemoryError:
+        return False
+    return True
+
+
+def tied() -> nn.Module:
+    """An embedding and an output layer with one weight, on the meta device."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(4096, 256)
+            self.output = nn.Linear(256, 4096, bias=False)
+            self.output.weight = self.embedding.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.output(self.embedding(ids))
+            return result
+
+    with torch.device("meta"):
+        return Tied()
+
+
+def layers() -> nn.Module:
+    """Four layers, whose activations are most of what a large batch needs."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(4)))
+
+
+LAYERS = PredictedWorkload(model=f"{__name__}:layers", model_input=["512x1024"], batch_size=16, optimizer="sgd")
 
 
 def test_what_does_not_fit_is_asked_what_it_would_need(elsewhere: Elsewhere) -> None:
     """The need is that of memory without end, and the place that of the card."""
-    told = elsewhere(jobs_predictions.model, LAYERS, 200 * MIB)
-    free = elsewhere(jobs_predictions.model, LAYERS)
+    told = elsewhere(model, LAYERS, 200 * MIB)
+    free = elsewhere(model, LAYERS)
     assert told.fits is False and free.fits and free.rows_bytes == free.need.peak_allocated_bytes
     assert told.need == free.need and told.memory.peak_reserved_bytes <= 200 * MIB
     assert told.rows_bytes == told.need.peak_allocated_bytes
@@ -28,10 +141,10 @@ def test_what_does_not_fit_is_asked_what_it_would_need(elsewhere: Elsewhere) -> 
 
 @pytest.mark.slow  # a trial for each batch: test_changes_search.py has the search alone
 def test_the_largest_batch_is_found_in_one_process(elsewhere: Elsewhere) -> None:
-    largest = elsewhere(jobs_predictions.largest_batch, LAYERS, 700 * MIB)
+    largest = elsewhere(largest_batch, LAYERS, 700 * MIB)
     assert largest > 16
     fits, lacks = (
-        elsewhere(jobs_predictions.model, PredictedWorkload(**{**vars(LAYERS), "batch_size": size}), 700 * MIB).fits
+        elsewhere(model, PredictedWorkload(**{**vars(LAYERS), "batch_size": size}), 700 * MIB).fits
         for size in (largest, largest + 1)
     )
     assert fits is True and lacks is False
@@ -39,9 +152,9 @@ def test_the_largest_batch_is_found_in_one_process(elsewhere: Elsewhere) -> None
 
 def test_a_model_on_the_meta_device_has_its_shared_weight_once(elsewhere: Elsewhere) -> None:
     workload = PredictedWorkload(
-        model=f"{jobs_predictions.__name__}:tied", model_input=["64:int64:0-4096"], batch_size=2, loss="mean-square"
+        model=f"{__name__}:tied", model_input=["64:int64:0-4096"], batch_size=2, loss="mean-square"
     )
-    told = elsewhere(jobs_predictions.model, workload)
+    told = elsewhere(model, workload)
     # The weight, its gradient and two averages are 4 MiB each; logits, their gradient and what is between are 2 MiB.
     assert 4 * (4 << 20) <= told.need.peak_requested_bytes - 3 * (8 << 20) <= 5 * (4 << 20) + (8 << 20)
 
@@ -73,7 +186,7 @@ def test_a_script_runs_until_its_memory_repeats(
 ) -> None:
     file = tmp_path / "train.py"
     file.write_text(LOOP.format(before=before, more=more), "utf-8")
-    told = elsewhere(jobs_predictions.predict_file, file, steps)
+    told = elsewhere(predict_file, file, steps)
     assert told is not None and told.fits
     assert told.num_steps in ((4, 5) if num_steps == 4 else (num_steps,))
     assert any("No two of them" in sentence for sentence in told.assumptions) == (num_steps == 10)
@@ -83,7 +196,7 @@ def test_a_script_runs_until_its_memory_repeats(
 def test_a_script_that_runs_out_of_memory_does_not_fit(elsewhere: Elsewhere, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(LOOP.format(before="held = torch.empty(40 << 30, dtype=torch.uint8, device='cuda')", more=""))
-    told = elsewhere(jobs_predictions.predict_file, file)
+    told = elsewhere(predict_file, file)
     assert told is not None and told.fits is False
     assert told.failed_at is not None and told.failed_at.line is not None and told.failed_at.line.line == 6
 
@@ -91,7 +204,7 @@ def test_a_script_that_runs_out_of_memory_does_not_fit(elsewhere: Elsewhere, tmp
 def test_a_trial_has_the_peaks_of_the_prediction_and_records_nothing(elsewhere: Elsewhere, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(LOOP.format(before="", more=""), "utf-8")
-    told, tried = elsewhere(jobs_predictions.predict_file, file), elsewhere(jobs_predictions.try_file, file)
+    told, tried = elsewhere(predict_file, file), elsewhere(try_file, file)
     assert told is not None and tried == (True, told.need)
 
 
@@ -100,7 +213,7 @@ def test_a_trial_counts_what_there_was_as_memory_ran_out_before_the_model_is_cal
 ) -> None:
     file = tmp_path / "train.py"
     file.write_text("import torch\nheld = [torch.empty(20 << 30, dtype=torch.uint8, device='cuda') for _ in range(9)]")
-    succeeded, sizes = elsewhere(jobs_predictions.try_file, file)
+    succeeded, sizes = elsewhere(try_file, file)
     assert not succeeded and sizes is not None and sizes.peak_allocated_bytes == 60 << 30
     file.write_text("import torch\ntorch.ones(3, device='cuda')")
-    assert elsewhere(jobs_predictions.try_file, file) == (True, None)
+    assert elsewhere(try_file, file) == (True, None)

@@ -2,22 +2,202 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from tests.on_null_gpu import jobs_watch
+from tests.on_null_gpu.small_cards import leave_bytes
+from tests.snapshot.explained import explain_snapshot
 from tests.truth.isolate import Elsewhere
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
+from tracer.capture.torch_private.torch_history import allocator_history_enabled
+from tracer.sessions.training_watch import TrainingWatch, watch_training
+from tracer.snapshot.load import load_snapshot
 
+DEVICE = "cuda:0"
 MIB = 1 << 20
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 16)).to(DEVICE)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = 32) -> Tensor:
+    optimizer.zero_grad()
+    loss: Tensor = model(torch.randn(rows, 16, device=DEVICE)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def report(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / "watch.json").read_text())
+    values["text"] = (folder / "watch.txt").read_text()
+    return values
+
+
+def remember(history: list[Tensor], device: str) -> None:
+    history.append(torch.empty(1 << 18, device=device))
+
+
+def leak(num_steps: int, capacity_bytes: int) -> dict[str, Any]:
+    """One MiB a step is kept from a line that nobody profiled."""
+    leave_bytes(0, capacity_bytes)
+    model, optimizer = parts()
+    history: list[Tensor] = []
+    step = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (
+            suppress(torch.OutOfMemoryError),
+            watch_training(model, optimizer, save_dir=folder, screen="none") as watch,
+        ):
+            for step in range(num_steps):  # noqa: B007 - how far it came
+                train_step(model, optimizer)
+                remember(history, DEVICE)
+                watch.step()
+        found = report(folder)
+        found["ended_in"] = step + 1
+        finding = explain_snapshot(load_snapshot(folder / "memory_snapshot.pkl"))
+        found["snapshot_ooms"] = len(finding.devices[0].oom)
+        found["fault"] = repr(watch.fault)
+    return found
+
+
+def watch_steps(num_steps: int, inside: Callable[[int], object], **options: Any) -> dict[str, Any]:
+    model, optimizer = parts()
+    with tempfile.TemporaryDirectory() as name:
+        with watch_training(model, optimizer, save_dir=name, screen="none", **options) as watch:
+            for step in range(num_steps):
+                train_step(model, optimizer)
+                inside(step)
+                watch.step()
+            watch.write()
+        found = report(Path(name))
+        found["fault"] = repr(watch.fault)
+        return found
+
+
+def hold_nothing() -> dict[str, Any]:
+    """A full ring buffer, a batch that is drawn anew every tenth step, and a loss that is kept until the next one."""
+    ring: list[Tensor] = []
+
+    def inside(step: int) -> None:
+        ring.append(torch.empty(1 << 10, device=DEVICE))
+        del ring[:-4]
+
+    return watch_steps(140, inside)
+
+
+def keep_losses() -> dict[str, Any]:
+    """The classic: losses are added up with their graphs."""
+    model, optimizer = parts()
+    losses: list[Tensor] = []
+    with tempfile.TemporaryDirectory() as name:
+        with watch_training(model, optimizer, save_dir=name, screen="none") as watch:
+            for _ in range(140):
+                losses.append(train_step(model, optimizer, rows=256))
+                watch.step()
+        return report(Path(name))
+
+
+def keep_outputs() -> dict[str, Any]:
+    """Outputs are kept with their graphs, which backward never frees: activations of all steps stay."""
+    model, optimizer = parts()
+    outputs: list[Tensor] = []
+    with tempfile.TemporaryDirectory() as name:
+        with watch_training(model, optimizer, save_dir=name, screen="none") as watch:
+            for _ in range(80):
+                train_step(model, optimizer)
+                outputs.append(model(torch.randn(256, 16, device=DEVICE)).sum())
+                watch.step()
+        return report(Path(name))
+
+
+def caught() -> dict[str, Any]:
+    """A step runs out of memory, the program goes on with less."""
+    leave_bytes(0, 64 * MIB)
+
+    def inside(step: int) -> None:
+        if step == 3:
+            with suppress(torch.OutOfMemoryError):
+                torch.empty(100 * MIB, dtype=torch.uint8, device=DEVICE)
+
+    return watch_steps(6, inside)
+
+
+def caught_untold() -> dict[str, Any]:
+    """The same where the allocator tells nobody before it raises, as other backends' do not."""
+    with patch("tracer.sessions.training_watch._watch_out_of_memory", lambda device, watch: None):
+        return caught()
+
+
+def runs_out_in(where: str) -> dict[str, Any]:
+    """In the middle of a step: what each block is, is known by its address, without a profiler."""
+    leave_bytes(0, 64 * MIB)
+    model, optimizer = parts()
+
+    def ask(now: str) -> None:
+        if now == where and step == 3:
+            torch.empty(100 * MIB, dtype=torch.uint8, device=DEVICE)
+
+    optimizer.register_step_pre_hook(lambda *_: ask("optimizer"))
+    with tempfile.TemporaryDirectory() as name:
+        with suppress(torch.OutOfMemoryError), watch_training(model, optimizer, save_dir=name, screen="none") as watch:
+            for step in range(6):  # noqa: B007 - `ask` reads it
+                optimizer.zero_grad()
+                output = model(torch.randn(512, 16, device=DEVICE))
+                ask("forward")
+                output.pow(2).mean().backward()
+                del output
+                optimizer.step()
+                watch.step()
+        found = report(Path(name))
+    sizes = {"parameter": sum(one.numel() * 4 for one in model.parameters())}
+    found["sizes"] = sizes | {"optimizer state": 2 * sizes["parameter"] + 0}
+    return found
+
+
+def history_is_off_afterwards() -> tuple[bool, bool]:
+    model, optimizer = parts()
+    with tempfile.TemporaryDirectory() as name, TrainingWatch(model, optimizer, save_dir=name, screen="none") as watch:
+        train_step(model, optimizer)
+        watch.step()
+        during = allocator_history_enabled(torch.device(DEVICE))
+    return during, allocator_history_enabled(torch.device(DEVICE))
+
+
+def bounded(max_entries: int) -> tuple[int, int]:
+    """Steps that have ended, and entries that the snapshot has."""
+    model, optimizer = parts()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        TrainingWatch(model, optimizer, save_dir=name, screen="none", max_entries=max_entries) as watch,
+    ):
+        for _ in range(50):
+            train_step(model, optimizer)
+            watch.step()
+        watch.write()
+        (state, *_) = load_snapshot(Path(name) / "memory_snapshot.pkl").devices
+    return watch.num_steps_done, len(state.trace)
+
+
 # cuBLAS's, in each step; where torch keeps workspaces, the fixture allows none.
 WORKSPACE = 0 if are_workspaces_kept() else 32 * MIB
 
 
 def line_of(function: str) -> int:
     """Of the first statement of a function of the jobs."""
-    text = Path(jobs_watch.__file__).read_text().splitlines()
+    text = Path(__file__).read_text().splitlines()
     return next(at for at, line in enumerate(text, 1) if line.startswith(f"def {function}(")) + 1
 
 
@@ -25,7 +205,7 @@ def line_of(function: str) -> int:
 def test_a_leak_of_a_mebibyte_a_step_is_named_with_line_holder_growth_and_end(
     elsewhere: Elsewhere, num_steps: int
 ) -> None:
-    found = elsewhere(jobs_watch.leak, num_steps, (num_steps - 2) * MIB + WORKSPACE)
+    found = elsewhere(leak, num_steps, (num_steps - 2) * MIB + WORKSPACE)
     assert found["event"]["what"] == "out of memory" and found["fault"] == "None"
     assert found["ended_in"] > 0.98 * num_steps
     growth = found["findings"]["growth"]
@@ -35,7 +215,7 @@ def test_a_leak_of_a_mebibyte_a_step_is_named_with_line_holder_growth_and_end(
     assert (kept["frame"], kept["line"], kept["bytes_per_step"]) == ("remember", line_of("remember"), MIB)
     assert kept["what"] == "held" and kept["count"] >= found["ended_in"] - 3
     assert [holder["path"] for holder in kept["holders"]] == ["history[...]"]
-    assert kept["holders"][0]["variable"].startswith("local variable of leak(), jobs_watch.py:")
+    assert kept["holders"][0]["variable"].startswith("local variable of leak(), test_watch.py:")
     # It is the workspace of a backward that no longer fits, asked for by autograd's thread, which runs no Python.
     assert found["out_of_memory"]["asked_bytes"] == (WORKSPACE or MIB)
     text = found["text"]
@@ -50,7 +230,7 @@ def test_a_leak_of_a_mebibyte_a_step_is_named_with_line_holder_growth_and_end(
 
 
 def test_where_nothing_is_held_nothing_is_named(elsewhere: Elsewhere) -> None:
-    found = elsewhere(jobs_watch.hold_nothing)
+    found = elsewhere(hold_nothing)
     assert found["fault"] == "None"
     assert found["kept"] == []
     assert found["findings"]["growth"] is None
@@ -59,28 +239,28 @@ def test_where_nothing_is_held_nothing_is_named(elsewhere: Elsewhere) -> None:
 
 def test_a_loss_that_has_been_through_backward_keeps_itself_alone(elsewhere: Elsewhere) -> None:
     """512 bytes a step: real, and too little for a word."""
-    found = elsewhere(jobs_watch.keep_losses)
+    found = elsewhere(keep_losses)
     assert found["kept"] == []
 
 
 def test_activations_of_kept_graphs_are_named_by_the_tensor_that_has_the_graph(elsewhere: Elsewhere) -> None:
-    found = elsewhere(jobs_watch.keep_outputs)
+    found = elsewhere(keep_outputs)
     assert found["findings"]["growth"] is not None
     (kept, *_) = found["kept"]
     assert kept["what"] == "activation"
     (holder, *_) = kept["holders"]
     assert holder["path"] == "outputs[...] -> graph of the tensor"
-    assert holder["graph_file"].endswith("jobs_watch.py") and holder["graph_line"] > line_of("keep_outputs")
+    assert holder["graph_file"].endswith("test_watch.py") and holder["graph_line"] > line_of("keep_outputs")
 
 
 def test_a_failure_that_the_program_catches_is_told_too(elsewhere: Elsewhere) -> None:
-    found = elsewhere(jobs_watch.caught)
+    found = elsewhere(caught)
     assert [event["what"] for event in found["events"]] == ["out of memory", "asked for", "the end of the run"]
     assert found["events"][0]["step"] == 3
 
 
 def test_where_the_allocator_tells_nobody_its_count_of_failures_does(elsewhere: Elsewhere) -> None:
-    found = elsewhere(jobs_watch.caught_untold)
+    found = elsewhere(caught_untold)
     told = [event["what"] for event in found["events"]]
     assert told == ["out of memory, and the program went on", "asked for", "the end of the run"]
     assert found["events"][0]["step"] == 4
@@ -88,7 +268,7 @@ def test_where_the_allocator_tells_nobody_its_count_of_failures_does(elsewhere: 
 
 @pytest.mark.parametrize("where", ["forward", "optimizer"])
 def test_kinds_are_right_without_a_profiler(elsewhere: Elsewhere, where: str) -> None:
-    found = elsewhere(jobs_watch.runs_out_in, where)
+    found = elsewhere(runs_out_in, where)
     kinds = found["by_kind"]
     assert kinds["parameter"] == found["sizes"]["parameter"]
     # Two states a parameter, and its step number in 4 bytes on the host.
@@ -104,8 +284,8 @@ def test_kinds_are_right_without_a_profiler(elsewhere: Elsewhere, where: str) ->
 
 
 def test_the_history_is_off_when_it_is_over(elsewhere: Elsewhere) -> None:
-    assert elsewhere(jobs_watch.history_is_off_afterwards) == (True, False)
+    assert elsewhere(history_is_off_afterwards) == (True, False)
 
 
 def test_the_ring_has_a_bound(elsewhere: Elsewhere) -> None:
-    assert elsewhere(jobs_watch.bounded, 1000) == (50, 1000)
+    assert elsewhere(bounded, 1000) == (50, 1000)

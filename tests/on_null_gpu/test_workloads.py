@@ -2,18 +2,145 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from tests.on_null_gpu import jobs_workloads
-from tests.training_steps import ONE_OF_EACH, WORKLOADS
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tests.training_steps import ONE_OF_EACH, WORKLOADS, record, torch_timeline
 from tests.truth.isolate import Elsewhere
+from tracer.analysis.kinds import Kind
+from tracer.analysis.profiles.attribution import Phase
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.profiles.memory_timeline import memory_timeline
+from tracer.analysis.profiles.torch_categories import categorize
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.profiler.event_tree import read_recording
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
+
+PLAN = Schedule(1, 1, 2, 1)
+Block = tuple[str, str, str, str]
+"""Kind, phase, module and line."""
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A profiled workload.
+
+    Attributes:
+        peak_bytes: As the findings have it.
+        counted_bytes: The most that the allocator itself counted over the recorded steps.
+        rows_bytes: Sum of the rows.
+        reserved_bytes: The allocator's counter at the end of the recorded steps.
+        allocator: What the history says of the peak.
+        by_category: Bytes of the rows.
+        blocks: How many blocks there are of each kind, phase, module and line.
+        notes: Sentences on what is missing.
+    """
+
+    peak_bytes: int
+    counted_bytes: int
+    rows_bytes: int
+    reserved_bytes: int
+    allocator: Any
+    by_category: dict[str, int]
+    blocks: Counter[Block]
+    notes: tuple[str, ...]
+
+
+@contextmanager
+def default_device(device: str) -> Iterator[None]:
+    """Build and run what is inside on a device."""
+    before = torch.get_default_device()
+    torch.set_default_device(device)
+    torch.empty(0)  # now torch lists its functions that make tensors, and keeps the list: none may be patched yet
+    # Before 2.15 optimizers count their steps on the default device, where nothing is computed.
+    of_optimizers = (
+        register_optimizer_step_pre_hook(lambda *_: torch.set_default_device(before)),
+        register_optimizer_step_post_hook(lambda *_: torch.set_default_device(device)),
+    )
+    try:
+        yield
+    finally:
+        torch.set_default_device(before)
+        for hook in of_optimizers:
+            hook.remove()
+
+
+def profiled(name: str, device: str) -> Profiled:
+    """Profile a workload of `tests/training_steps.py` on a device."""
+    counted, is_device = [0], device != "cpu"
+    with default_device(device), sdpa_kernel(SDPBackend.MATH):
+        workload = WORKLOADS[name]()
+        session = ProfileSession(workload.model or nn.Module(), workload.optimizer, device=device, schedule=PLAN)
+        with session:
+            for step in range(PLAN.num_steps):
+                if is_device:
+                    torch.accelerator.reset_peak_memory_stats(0)
+                workload.step()
+                if is_device and 2 <= step < 4:
+                    counted.append(torch.accelerator.max_memory_allocated(0))
+                    reserved = torch.accelerator.memory_reserved(0)
+                session.step()
+    cycle = session.findings.worst
+    peak = cycle.peak
+    return Profiled(
+        peak_bytes=peak.allocator_peak_bytes,
+        counted_bytes=max(counted),
+        rows_bytes=sum(row.bytes for row in peak.rows),
+        reserved_bytes=reserved if is_device else 0,
+        allocator=peak.allocator,
+        by_category=peak.by_category(),
+        blocks=blocks_of(cycle, session.known),
+        notes=session.notes,
+    )
+
+
+def blocks_of(cycle: CycleFindings, known: KnownStorages) -> Counter[Block]:
+    """The cycle's own blocks, as a reader of the outputs would tell them apart."""
+    recording, modules = cycle.recording, cycle.attribution.modules
+    made: Counter[Block] = Counter()
+    blocks = cycle.blocks
+    columns = (blocks.kind, blocks.phase, blocks.module, blocks.frame, blocks.allocation)
+    for kind, phase, module, frame, allocation in zip(*(column.tolist() for column in columns), strict=True):
+        line = ""
+        if frame >= 0:
+            file = Path(recording.strings[recording.frames.file[frame]]).name
+            line = f"{file}:{recording.frames.line[frame]}"
+        if allocation >= 0:
+            where = str(modules[module]) if module >= 0 else ""
+            made[Kind(kind).name, Phase(phase).name if phase >= 0 else "", where, line] += 1
+    return made
+
+
+def timelines_differ(name: str, device: str) -> str:
+    """How our timeline of a workload on a device differs from torch's own; the empty text where they are one."""
+    with default_device(device), sdpa_kernel(SDPBackend.MATH):
+        (results,) = record(WORKLOADS[name]().step, n_cycles=1, n_active=2)
+    theirs, their_sizes = torch_timeline(results)._coalesce_timeline(device)
+    recording = read_recording(results)
+    ours, our_sizes = memory_timeline(recording, categorize(recording), device=device).coalesce()
+    if len(ours) != len(theirs):
+        return f"{len(ours)} rows, and torch's have {len(theirs)}"
+    return "" if np.array_equal(our_sizes, np.array(their_sizes)) else "rows of other sizes"
+
 
 NAMES = [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in sorted(WORKLOADS)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_peak_is_the_allocators_and_its_history_has_every_block(elsewhere: Elsewhere, name: str) -> None:
-    found = elsewhere(jobs_workloads.profiled, name, "cuda:0")
+    found = elsewhere(profiled, name, "cuda:0")
     assert found.rows_bytes == found.peak_bytes == found.counted_bytes
     allocator = found.allocator
     assert allocator is not None, found.notes
@@ -26,7 +153,7 @@ def test_the_peak_is_the_allocators_and_its_history_has_every_block(elsewhere: E
 @pytest.mark.parametrize("name", ["checkpointing", "checkpointing_reentrant"])
 def test_what_is_made_again_in_backward_has_a_line_on_a_device_too(elsewhere: Elsewhere, name: str) -> None:
     """There the engine has a thread of its own, on which nothing lies above what a checkpoint calls."""
-    on_cpu, on_device = (elsewhere(jobs_workloads.profiled, name, device).blocks for device in ("cpu", "cuda:0"))
+    on_cpu, on_device = (elsewhere(profiled, name, device).blocks for device in ("cpu", "cuda:0"))
     made = [block for block in on_device if block[1] == "BACKWARD" and block[0] in ("ACTIVATION", "GRADIENT")]
     assert made
     for block in made:
@@ -36,4 +163,4 @@ def test_what_is_made_again_in_backward_has_a_line_on_a_device_too(elsewhere: El
 
 @pytest.mark.parametrize("name", ["fno_2d_torch_zeros", "convnet", "lstm", "checkpointing", "lbfgs"])
 def test_the_timeline_is_torchs_own(elsewhere: Elsewhere, name: str) -> None:
-    assert elsewhere(jobs_workloads.timelines_differ, name, "cuda:0") == ""
+    assert elsewhere(timelines_differ, name, "cuda:0") == ""
