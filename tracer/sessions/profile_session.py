@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.objects.live_tensors import FROZEN
-from tracer.capture.objects.storage_observer import Observed
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_profiler, torch_tensors
@@ -241,7 +240,7 @@ class ProfileSession(Session):
         self.module_names.update(compiled_wrapper_names(self.module_names))
         add = self._tracer.adder(profiler)
         torch_profiler.let_go_of_recording(profiler)
-        self._observe_everything(is_walk=True)
+        self._observed.look(self.device, is_walk=True)
         self.history.dump(0)
         self._dropped, self.history.snapshot = (add, self.history.snapshot), None
 
@@ -255,6 +254,7 @@ class ProfileSession(Session):
 
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
+        self._guarded(self._look_for_meta)
         is_recorded = self._is_recording
         profiler, self._profiler = None if self._is_off else self._profiler, None
         if self._first is not None:
@@ -267,7 +267,9 @@ class ProfileSession(Session):
             if is_out_of_memory(error):
                 self._guarded(lambda: self._note_objects(error))
             if is_out_of_memory(error) and not is_recorded:
-                self._guarded(lambda: self._observe_everything(is_walk=True, batch=self._observed.living_arguments()))
+                self._guarded(
+                    lambda: self._observed.look(self.device, is_walk=True, batch=self._observed.living_arguments())
+                )
         if profiler is not None:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._guarded(lambda: profiler.__exit__(kind, error, trace))
@@ -295,10 +297,6 @@ class ProfileSession(Session):
         self._compile_watch.stop()
         self._quiet.close()
         self._observed.storages.stop()
-
-    def _end(self, error: BaseException | None) -> None:
-        super()._end(error)
-        self._look_for_meta()
 
     def _look_where_memory_ran_out(self, error: BaseException) -> None:
         """Make the device that ran out of memory the run's device, unless one was named."""
@@ -354,8 +352,10 @@ class ProfileSession(Session):
         if self._has_to_begin:
             self._begin_behind_first()
             return
-        if now in _RECORDING:
-            self._forget_first()
+        if now in _RECORDING and self._first is not None:  # another step than the first one
+            if self._first.is_kept:
+                self._tracer.forget_first()
+            self._first = None
         if now == ProfilerAction.NONE != after and self._is_another_at_work:
             self._num_steps_waited += 1
             self._profiler.step_num += 1
@@ -443,12 +443,6 @@ class ProfileSession(Session):
         self._cycle_begins(is_recorded=self._is_recording)
         self._profiler.__enter__()
 
-    def _forget_first(self) -> None:
-        """Another step than the first one has been recorded."""
-        first, self._first = self._first, None
-        if first is not None and first.is_kept:
-            self._tracer.forget_first()
-
     def _first_ended(self, profiler: Any) -> None:
         """The first step was recorded, to its end or to that of the block."""
         self.module_names.update(compiled_wrapper_names(self.module_names))
@@ -456,7 +450,7 @@ class ProfileSession(Session):
         self._cost.has_read(self._tracer.num_events)
         torch_profiler.let_go_of_recording(profiler)
         self._look_for_meta()
-        self._observe_everything(is_walk=False)
+        self._observed.look(self.device, is_walk=False)
 
     def _note_transforms(self) -> None:
         """torch.profiler, if it records shapes, keeps what torch.func wraps alive: from now on it records none.
@@ -483,7 +477,7 @@ class ProfileSession(Session):
             self._history_since = self.num_steps_done
         self._go_over_to_history()
         self.history.start()
-        self._observe_everything(is_walk=is_recorded)
+        self._observed.look(self.device, is_walk=is_recorded)
 
     def _go_over_to_history(self) -> None:
         """Where the session began on the CPU, go on with the history that is on since the program used CUDA, if any."""
@@ -502,7 +496,7 @@ class ProfileSession(Session):
         if not is_next_recorded and not self._is_all_recorded:
             self._has_enough = self._cost.is_reading_long()
         self._look_for_meta()
-        self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
+        self._observed.look(self.device, is_walk=is_next_recorded and self._profiler is not None)
         self._graph_pools = GRAPH_CAPTURES.pools(self.device)
         self._go_over_to_history()
         if self.history.is_of_higher_peak:
@@ -511,9 +505,6 @@ class ProfileSession(Session):
             self.history.stop()
 
     # ---------------------------------------------------------------------------------------------------- observations
-    def _observe_everything(self, *, is_walk: bool, batch: Iterable[Observed] = ()) -> None:
-        self._observed.look(self.device, is_walk=is_walk, batch=batch)
-
     @property
     def _is_recording(self) -> bool:
         return self._profiler is not None and self._profiler.current_action in _RECORDING
@@ -570,7 +561,10 @@ class ProfileSession(Session):
             sentences.append(note)
         if self._is_on_meta:
             sentences.append(_ON_META)
-        if (lacking := self._lacking(findings)) is not None:
+        cycles, device = findings.cycles if findings is not None else (), self.device_of(findings)
+        has_kernels = caveat_of(device) or not cycles or any(cycle.recording.kernels is not None for cycle in cycles)
+        lacking = devices.lacks(device, has_history=self.history.is_offered, has_kernels=bool(has_kernels))
+        if lacking is not None:
             sentences.append(lacking)
         if findings is not None and findings.other_devices:
             sentences.append(_other_devices(findings.device, findings.other_devices, named=self.device_is_named))
@@ -581,12 +575,6 @@ class ProfileSession(Session):
         if self._observed.are_cut:
             sentences.append("More graphs are alive than were examined: part of what they keep may be missing.")
         return tuple(sentences)
-
-    def _lacking(self, findings: Findings | None) -> str | None:
-        cycles, device = findings.cycles if findings is not None else (), self.device_of(findings)
-        is_timed = not caveat_of(device)
-        has_kernels = not is_timed or not cycles or any(cycle.recording.kernels is not None for cycle in cycles)
-        return devices.lacks(device, has_history=self.history.is_offered, has_kernels=has_kernels)
 
     @property
     def has_recording(self) -> bool:
@@ -603,16 +591,13 @@ class ProfileSession(Session):
         alone, history = self._tracer.findings, self.run_history
         if self._joined != (alone, history):
             self._joined = alone, history
-            joined = history.joined(without_wrapped(alone) if self._keeps_wrapped else alone, self.known)
-            self._findings = self._with_graph_pools(joined)
+            found = history.joined(without_wrapped(alone) if self._keeps_wrapped else alone, self.known)
+            if self._graph_pools and found.device == str(self.device):
+                pools = graph_pools(self._graph_pools, found, known=self.known, module_names=self.module_names)
+                found = replace(found, graph_pools=pools)
+            self._findings = found
         assert self._findings is not None
         return self._findings
-
-    def _with_graph_pools(self, findings: Findings) -> Findings:
-        if not self._graph_pools or findings.device != str(self.device):
-            return findings
-        pools = graph_pools(self._graph_pools, findings, known=self.known, module_names=self.module_names)
-        return replace(findings, graph_pools=pools)
 
     @property
     def failed_allocation(self) -> FailedAllocation | None:

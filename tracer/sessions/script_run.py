@@ -45,52 +45,36 @@ NO_STEP = (
 )
 
 
-class _StartedProcesses:
-    """Counts the processes that the script starts by multiprocessing."""
+def _when_started(started: Callable[[], None]) -> Callable[[], None]:
+    """Call back for each process that the script starts by multiprocessing; return what ends that."""
+    original = BaseProcess.start
 
-    def __init__(self) -> None:
-        self.number = 0
-        self._original: Any = None
+    @functools.wraps(original)
+    def start(process: BaseProcess) -> None:
+        original(process)
+        started()
 
-    def start(self) -> None:
-        """Count from now on."""
-        original = self._original = BaseProcess.start
-
-        @functools.wraps(original)
-        def start(process: BaseProcess) -> None:
-            original(process)
-            self.number += 1
-
-        setattr(BaseProcess, "start", start)  # noqa: B010
-
-    def stop(self) -> None:
-        """Count no longer; the number stays."""
-        if self._original is not None:
-            setattr(BaseProcess, "start", self._original)  # noqa: B010
-            self._original = None
-
-    def sentence(self, *, are_recorded: bool) -> str:
-        """Say what is known of them; empty where there were none."""
-        if not self.number:
-            return ""
-        found = (
-            "No training was found there either. Where such a process does not find this package, use profile_training "
-            "in the function that it runs."
-            if are_recorded
-            else "Training there is recorded by `run` alone."
-        )
-        return f" The script started {some(self.number, 'process')} by multiprocessing. {found}"
+    setattr(BaseProcess, "start", start)  # noqa: B010
+    return lambda: setattr(BaseProcess, "start", original)
 
 
-def _of_processes() -> str:
-    """A sentence if the script used the GPU in processes of its own, which have no profile."""
+def _of_processes(num_started: int, *, are_recorded: bool) -> str:
+    """A sentence if the script used the GPU in processes of its own, or started any."""
     number = process.num_other_processes() if process.is_active() else 0
-    if not number:
+    if number:
+        return (
+            f" It used the GPU in {number} other {'process' if number == 1 else 'processes'} that it started, of which "
+            "this command sees phases alone: start ranks by torchrun or torch.multiprocessing.spawn instead."
+        )
+    if not num_started:
         return ""
-    return (
-        f" It used the GPU in {number} other {'process' if number == 1 else 'processes'} that it started, of which "
-        "this command sees phases alone: start ranks by torchrun or torch.multiprocessing.spawn instead."
+    found = (
+        "No training was found there either. Where such a process does not find this package, use profile_training "
+        "in the function that it runs."
+        if are_recorded
+        else "Training there is recorded by `run` alone."
     )
+    return f" The script started {some(num_started, 'process')} by multiprocessing. {found}"
 
 
 @dataclass(slots=True)
@@ -192,7 +176,8 @@ class ScriptProfile:
         self.has_failed_before = False  # Whether memory ran out before any session had begun
         self._forget_forks: Callable[[], object] = lambda: None
         self._origins = ParameterOrigins()
-        self._started = _StartedProcesses()
+        self._num_started = 0  # Processes that the script started
+        self._stop_counting: Callable[[], None] = _nothing
         # How many children by multiprocessing have recorded a training; None where that is not looked for
         self.children_recorded: int | None = None
 
@@ -208,9 +193,11 @@ class ScriptProfile:
                 return (NO_CALL,)
             if self.children_recorded:
                 return ()
-            found = NO_MODEL_HERE if self._started.number else NO_MODEL
-            of_children = self._started.sentence(are_recorded=self.children_recorded is not None)
-            return (f"{found}{self._of_inference}{_of_processes() or of_children}",)
+            found = NO_MODEL_HERE if self._num_started else NO_MODEL
+            if self._has_called:
+                found += " It called a model without training it: with --inference, `run` explains such calls."
+            of_children = _of_processes(self._num_started, are_recorded=self.children_recorded is not None)
+            return (f"{found}{of_children}",)
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
 
     @property
@@ -219,15 +206,9 @@ class ScriptProfile:
         sessions = (session for session in (self.session, self.later) if session is not None)
         return self._fault is not None or any(session.is_incomplete for session in sessions)
 
-    @property
-    def _of_inference(self) -> str:
-        """Return a hint where models were called without being trained."""
-        sentence = " It called a model without training it: with --inference, `run` explains such calls."
-        return sentence if self._has_called else ""
-
     def __enter__(self) -> Self:
         self._forget_forks = in_forked_child(self._leave_to_parent)
-        self._started.start()
+        self._stop_counting = _when_started(self._has_started)
         self._unhook_modules = hook_every_module(self._called)
         self._origins.__enter__()
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
@@ -285,7 +266,7 @@ class ScriptProfile:
         """Look no longer; write what was recorded, if that was not done yet. A forked child does nothing."""
         with signals_deferred(error):
             self._forget_forks()
-            self._started.stop()
+            self._stop_counting()
             if self._of_calls is not None and error is None:
                 self._end_last_step()
             self._look_no_longer()
@@ -306,6 +287,9 @@ class ScriptProfile:
             models = alive.callable(None) or [nn.Module()]
             self.session = self._make_session(alive.named(models), alive.optimizers)
             self.session.__enter__()
+
+    def _has_started(self) -> None:
+        self._num_started += 1
 
     def _leave_to_parent(self) -> None:
         self.is_in_child = self._is_over = True

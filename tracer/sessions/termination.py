@@ -143,7 +143,10 @@ class Termination:
         """Turn these signals into KeyboardInterrupt and Terminated in the main thread from now on."""
         if self not in _listeners and threading.current_thread() is threading.main_thread():
             _listen(self)
-            _wake_for_signals()
+            global _signal_watch
+            if _signal_watch is None:
+                _signal_watch = SignalWatch(_handling, _end)
+                _signal_watch.start()
 
     def arrived(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal that has arrived."""
@@ -257,8 +260,11 @@ def _listen(termination: Termination) -> None:
 
 
 def _listen_no_more(termination: Termination) -> None:
+    global _signal_watch
     if _listeners == [termination]:
-        _stop_waking()
+        watch, _signal_watch = _signal_watch, None
+        if watch is not None:
+            watch.stop()
         _put_defaults_back()
         _ends.pop()()
         _seen.clear()
@@ -282,20 +288,6 @@ def _forget_all() -> None:
 
 
 # ---- where the main thread does not come to handle a signal ----------------------------------------------------------
-def _wake_for_signals() -> None:
-    global _signal_watch
-    if _signal_watch is None:
-        _signal_watch = SignalWatch(_handling, _end)
-        _signal_watch.start()
-
-
-def _stop_waking() -> None:
-    global _signal_watch
-    watch, _signal_watch = _signal_watch, None
-    if watch is not None:
-        watch.stop()
-
-
 def _noted(error: Terminated) -> Terminated:
     """Note an exception that ends the program, to see whether the program catches it and goes on."""
     global _terminated
@@ -405,8 +397,6 @@ class FilesInTurn:
             for words, paths in (("wrote", self._written), ("not written:", missing))
             if paths
         ]
-        rest = f" {command_line('report', path.parent)} writes these." if (path := self._kept()) and missing else ""
+        kept = self._keeps_rest if self._keeps_rest in self._written else None
+        rest = f" {command_line('report', kept.parent)} writes these." if kept is not None and missing else ""
         return f"Interrupted while writing: {'; '.join(parts)}.{rest}"
-
-    def _kept(self) -> Path | None:
-        return self._keeps_rest if self._keeps_rest in self._written else None

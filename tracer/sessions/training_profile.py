@@ -34,10 +34,11 @@ from tracer.sessions.output_files import Written, left_from_earlier, written_lin
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
-from tracer.sessions.voices import Voice, larger_elsewhere
-from tracer.units import some
+from tracer.sessions.voices import Voice
+from tracer.units import format_bytes, some
 
 Screen = Literal["full", "short", "none"]
+_MUCH_MORE = 1.01
 
 
 class TrainingProfile(ProfileSession):
@@ -286,7 +287,7 @@ class TrainingProfile(ProfileSession):
         return run_results(
             self,
             failure=failure_of(error, self, is_raised=True) if error is not None else None,
-            parameters=_merged(self._parameters, _describe(self._objects)),
+            parameters=tuple({each.name: each for each in (*self._parameters, *_describe(self._objects))}.values()),
             project_root=self._project_root,
             settings=self._settings,
             keep_recording=self._keep_recording,
@@ -410,8 +411,31 @@ def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
     return tuple(parameter for parameter in parameters if parameter.name in names)
 
 
-def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
-    return tuple({parameter.name: parameter for parameter in (*first, *later)}.values())
+def larger_elsewhere(recorded_bytes: int, before_bytes: int, until_then_bytes: int, at_end_bytes: int) -> str:
+    """A sentence on a time of a script at which more was allocated than at the peak that is explained.
+
+    Args:
+        recorded_bytes: The peak of the recorded steps.
+        before_bytes: The allocator's peak until the first step.
+        until_then_bytes: Until all was recorded.
+        at_end_bytes: Until the script's end.
+
+    Returns:
+        "" where it was less, or not 1 % more.
+    """
+    if max(before_bytes, until_then_bytes, at_end_bytes) <= _MUCH_MORE * recorded_bytes:
+        return ""
+    if at_end_bytes > until_then_bytes:
+        return (
+            f"The script used more than the peak below: {format_bytes(at_end_bytes)}, after the recorded steps. "
+            "Use --n-wait-steps to record later ones."
+        )
+    if until_then_bytes > before_bytes:
+        return (
+            f"The script used more than the peak below: {format_bytes(until_then_bytes)}, in a step that was not "
+            "recorded. Use --n-wait-steps 0 --n-warmup-steps 0 to record the first one."
+        )
+    return f"The script used more than the peak below: {format_bytes(before_bytes)}, before its first step."
 
 
 profile_training = TrainingProfile

@@ -8,9 +8,6 @@ from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import say
 from tracer.sessions.session import warn_at_users_line
-from tracer.units import format_bytes
-
-_MUCH_MORE = 1.01
 
 
 class Voice:
@@ -44,30 +41,3 @@ class ScriptVoice(Voice):
     def complain(self, sentence: str) -> None:
         """Print it."""
         say(f"Note: {sentence}")
-
-
-def larger_elsewhere(recorded_bytes: int, before_bytes: int, until_then_bytes: int, at_end_bytes: int) -> str:
-    """A sentence on a time of a script at which more was allocated than at the peak that is explained.
-
-    Args:
-        recorded_bytes: The peak of the recorded steps.
-        before_bytes: The allocator's peak until the first step.
-        until_then_bytes: Until all was recorded.
-        at_end_bytes: Until the script's end.
-
-    Returns:
-        "" where it was less, or not 1 % more.
-    """
-    if max(before_bytes, until_then_bytes, at_end_bytes) <= _MUCH_MORE * recorded_bytes:
-        return ""
-    if at_end_bytes > until_then_bytes:
-        return (
-            f"The script used more than the peak below: {format_bytes(at_end_bytes)}, after the recorded steps. "
-            "Use --n-wait-steps to record later ones."
-        )
-    if until_then_bytes > before_bytes:
-        return (
-            f"The script used more than the peak below: {format_bytes(until_then_bytes)}, in a step that was not "
-            "recorded. Use --n-wait-steps 0 --n-warmup-steps 0 to record the first one."
-        )
-    return f"The script used more than the peak below: {format_bytes(before_bytes)}, before its first step."

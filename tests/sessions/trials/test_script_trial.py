@@ -60,7 +60,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, in_use: Sequence[int], *, totals: i
             script_trial._IN_USE: (left // 2, left - left // 2),  # of two devices
         }
         monkeypatch.setattr(script_trial, "_counted", values.__getitem__)
-        steps.next()
+        steps.are_enough(len(in_use))
     return steps
 
 

@@ -58,17 +58,6 @@ def host_total_bytes() -> int | None:
     return min(totals, default=None)
 
 
-def pinned_bytes() -> tuple[int, int] | None:
-    """Pinned host memory: what torch's caching allocator for it has handed out, and what it holds; None if unknown."""
-    stats = getattr(torch.cuda, "host_memory_stats", None)
-    if stats is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    figures = stats()
-    used_bytes = figures.get("active_bytes.current", figures.get("allocated_bytes.current"))
-    held_bytes = figures.get("allocated_bytes.current", figures.get("segment_bytes.current", used_bytes))
-    return None if used_bytes is None or held_bytes is None else (int(used_bytes), int(held_bytes))
-
-
 def pinned_peak_bytes() -> int:
     """Return the most host memory that torch's caching allocator has pinned at once; 0 where CUDA has not begun.
 

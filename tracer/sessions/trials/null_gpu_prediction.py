@@ -82,7 +82,9 @@ def _place_on_card(build: Build, settings: Mapping[str, object]) -> OutOfMemoryA
 
 def trial(build: Build, card: Card) -> Trial:
     """Whether a workload fits on a card, and what it takes where memory does not end."""
-    need = steps_need(build)
+    with _without_limit(1):
+        _train(build)
+        need = sizes_of("cuda:0")
     fits = need.peak_reserved_bytes <= card.usable_bytes
     if not fits and need.peak_allocated_bytes <= card.usable_bytes:  # the allocator may do with its cache given back
         _start_anew()
@@ -93,13 +95,6 @@ def trial(build: Build, card: Card) -> Trial:
             if not is_out_of_memory(error):
                 raise
     return Trial(fits, need.peak_allocated_bytes, need.peak_reserved_bytes)
-
-
-def steps_need(build: Build) -> Sizes:
-    """Return the peaks of some steps where memory does not end, without explaining them."""
-    with _without_limit(1):
-        _train(build)
-        return sizes_of("cuda:0")
 
 
 def _train(build: Build) -> None:
@@ -252,7 +247,14 @@ def _prediction(
     assumptions = [
         of_script or f"{results.num_steps} steps ran with torch {torch.__version__}; all others are like the last."
     ]
-    assumptions += [*_on_card(card), *(note for note in results.notes if note not in (NO_TIMES, SET_ASIDE))]
+    if card is None:
+        assumptions.append("No GPU is named: kernels are chosen as on an A100.")
+    else:
+        if not card.label:
+            assumptions.append(f"{format_bytes(card.memory_bytes)} is taken as an A100 with that memory.")
+        aside = f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels"
+        assumptions.append(f"{aside}; they are in no peak.")
+    assumptions += [note for note in results.notes if note not in (NO_TIMES, SET_ASIDE)]
     return Prediction(
         results=results,
         card=card,
@@ -263,14 +265,3 @@ def _prediction(
         failed_at=failed_at,
         assumptions=tuple(assumptions),
     )
-
-
-def _on_card(card: Card | None) -> list[str]:
-    """Sentences on the GPU that was assumed, and the memory set aside on it."""
-    if card is None:
-        return ["No GPU is named: kernels are chosen as on an A100."]
-    sentences = [] if card.label else [f"{format_bytes(card.memory_bytes)} is taken as an A100 with that memory."]
-    aside = (
-        f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels; they are in no peak."
-    )
-    return [*sentences, aside]

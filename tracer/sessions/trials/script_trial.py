@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +41,6 @@ class StepRequests:
         self._after: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self._in_use: list[int] = []
 
-    def next(self) -> int:
-        """Count a step that has ended; how many have been counted."""
-        self._after.append((_counted(_TOTALS), _counted(_PEAKS)))
-        self._in_use.append(sum(_counted(_IN_USE)))
-        return len(self._after)
-
     @property
     def num_steps(self) -> int:
         """How many have been counted."""
@@ -66,17 +59,16 @@ class StepRequests:
         Args:
             wanted: A number of steps; 0 for as many as it takes until memory repeats, and no more than `MOST_STEPS`.
         """
-        return self.next() >= wanted if wanted else self.repeat(MOST_STEPS)
-
-    def repeat(self, most: int) -> bool:
-        """Count a step that has ended; whether memory repeats, or so many steps have been counted."""
-        number = self.next()
-        if number < _LEAST_STEPS:
+        self._after.append((_counted(_TOTALS), _counted(_PEAKS)))
+        self._in_use.append(sum(_counted(_IN_USE)))
+        if wanted:
+            return self.num_steps >= wanted
+        if self.num_steps < _LEAST_STEPS:
             return False
         (first, _), (second, peaks_before), (third, peaks) = self._after[-3:]
         last, before = _difference(third, second), _difference(second, first)
         self.have_repeated = last == before and peaks == peaks_before
-        return self.have_repeated or number >= most
+        return self.have_repeated or self.num_steps >= MOST_STEPS
 
 
 def _counted(names: tuple[str, ...]) -> tuple[int, ...]:
@@ -191,11 +183,14 @@ def script_sizes(
         before_call.append(fullest_sizes().peak_allocated_bytes)
 
     profile = ScriptProfile(begins, is_enough=is_enough, at_first_call=is_called)
-    with _unfilled_weights():
-        try:
-            succeeded = run(profile)
-        finally:
-            flops.stop()
+    fill_again = leave_unfilled(
+        lambda tensor: tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.nbytes >= _QUICK_BYTES
+    )
+    try:
+        succeeded = run(profile)
+    finally:
+        flops.stop()
+        fill_again()
     session = profile.session
     if succeeded and not (isinstance(session, CountedSteps) and session.num_steps_done):
         return None
@@ -211,14 +206,3 @@ def script_sizes(
         flops=flops.flops,
         pinned_bytes=pinned_peak_bytes(),
     )
-
-
-@contextmanager
-def _unfilled_weights() -> Iterator[None]:
-    end = leave_unfilled(
-        lambda tensor: tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.nbytes >= _QUICK_BYTES
-    )
-    try:
-        yield
-    finally:
-        end()
