@@ -110,8 +110,8 @@ NAMES_OF_STACKS = {
     f"tracer.analysis.snapshots.{name}" for name in ("frames", "phases", "sites", "stack_facts", "timeline")
 }
 # Private by a leading underscore, and still for everybody: of Python's standard library, and of C's.
-# `runpy._run_code`: nothing public tells that a script's last line has run while its variables are still there. `_target` of a
-# `multiprocessing.Process`: nothing public tells what a process that is about to start will call.
+# `runpy._run_code`: nothing public tells that a script's last line has run while its variables are still there.
+# `_target` of a `multiprocessing.Process`: nothing public tells what a process that is about to start will call.
 PUBLIC_ENOUGH = {
     "__cxa_atexit",
     "_value_",
