@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.training_steps import record
-from tracer.analysis.profiles.attribution import Attribution, attribute
+from tracer.analysis.profiles.attribution import Attribution, attribute, frames_of_op
 from tracer.analysis.profiles.findings import find_in_cycle
-from tracer.analysis.profiles.source_lines import Whose, frames_of_op, whose_frames
+from tracer.analysis.profiles.source_lines import Whose, whose_frames
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 

@@ -17,8 +17,7 @@ from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.caveats import growth_sentences
 from tracer.analysis.profiles.findings import Findings
-from tracer.analysis.profiles.growth import GrowingPlace, Growth, Survivors, find_growth
-from tracer.analysis.profiles.source_lines import PlaceInCode
+from tracer.analysis.profiles.growth import GrowingPlace, Growth, PlaceInCode, Survivors, find_growth
 from tracer.exporters.page import timeline_page
 from tracer.exporters.screen.profile import print_peak
 from tracer.sessions.profile_session import ProfileSession

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.training_steps import recorded_workload
-from tracer.analysis.profiles.attribution import attribute
-from tracer.analysis.profiles.source_lines import frames_of_op, line_of_frame
+from tracer.analysis.profiles.attribution import attribute, frames_of_op
+from tracer.analysis.profiles.source_lines import line_of_frame
 
 
 def test_frames_lead_from_the_call_outward() -> None:

@@ -9,10 +9,9 @@ import numpy as np
 
 from tracer.analysis.kinds import Kind
 from tracer.analysis.operators.invocations import OpInstances, rows_starting_at, short_op_name, sum_at
-from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.attribution import Attribution, Phase, frames_of_op
 from tracer.analysis.profiles.classify_blocks import Cycle
 from tracer.analysis.profiles.findings import CycleFindings, Findings
-from tracer.analysis.profiles.source_lines import frames_of_op
 from tracer.arrays import Bool, Bools, ColumnTable, Int, PerBlock, PerSavedTensor, Rows
 from tracer.capture.objects.known_storages import KnownStorages, Parameter, Role
 from tracer.capture.recording import OpKind, Recording

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.operators.invocations import OpInstances, op_instances, rows_starting_at, short_op_name, sum_at
-from tracer.analysis.profiles.attribution import Attribution
-from tracer.analysis.profiles.source_lines import frames_of_op, line_of_frame
+from tracer.analysis.profiles.attribution import Attribution, frames_of_op
+from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.arrays import Bool, Int, Ints, PerEngineNode, PerInvocation, PerOp, Rows
 from tracer.capture.recording import OpKind, Recording
 from tracer.capture.sources.source_line import SourceLine

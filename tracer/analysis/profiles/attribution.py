@@ -7,7 +7,7 @@ is followed back to the forward operator that made it, by autograd sequence numb
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -15,10 +15,11 @@ import numpy as np
 
 from tracer.analysis.compiled.origins import CompiledOrigins
 from tracer.analysis.profiles.collectives import carried_modules, made_for_collectives
-from tracer.analysis.profiles.source_lines import Whose, whose_frames
+from tracer.analysis.profiles.source_lines import Whose, line_of_frame, whose_frames
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.arrays import Bool, Bools, Int, Ints, PerAllocation, PerCall, PerFrame, PerOp, Rows
 from tracer.capture.recording import CallKind, OpKind, Recording
+from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import (
     COMPILERS_MODULES,
     OPTIMIZER_PREFIXES,
@@ -427,6 +428,33 @@ class _Makers:
             if at >= 0:
                 return rows[at]
         return -1
+
+
+def frames_of_op(recording: Recording, attribution: Attribution, op: int) -> tuple[SourceLine, ...]:
+    """The lines of the user and of libraries through which an operator was called, innermost first.
+
+    What called the user's outermost line, as a launcher did, is left out.
+    """
+    rows = [int(attribution.op_frame[op])] if attribution.op_frame[op] >= 0 else []
+    is_ours_passed = False
+    whose_of = attribution.frame_whose.item  # quicker than an index, of which there are many
+    for frame in _call_frames(recording, int(recording.ops.call[op])):
+        whose = whose_of(frame)
+        is_ours_passed |= bool(whose == Whose.OURS)
+        is_named = whose == Whose.USERS or (whose == Whose.LIBRARYS and not is_ours_passed)
+        if is_named and (not rows or frame != rows[-1]):
+            rows.append(frame)
+    users = [at for at, row in enumerate(rows) if attribution.frame_whose[row] == Whose.USERS]
+    rows = rows[: users[-1] + 1] if users else rows
+    return tuple(line for row in rows if (line := line_of_frame(recording, row)) is not None)
+
+
+def _call_frames(recording: Recording, call: int) -> Iterator[int]:
+    frame_of, parent_of = recording.calls.frame.item, recording.calls.parent.item
+    while call >= 0:
+        if (frame := frame_of(call)) >= 0:
+            yield frame
+        call = parent_of(call)
 
 
 def backward_calls(recording: Recording) -> Rows:

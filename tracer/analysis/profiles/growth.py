@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +17,20 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.classify_blocks import Cycle
-from tracer.analysis.profiles.source_lines import PlaceInCode, place_of
+from tracer.analysis.profiles.source_lines import line_of_frame, recorded_op_name
 from tracer.arrays import Ints, grouped
 
 # Known objects of the training, of which there are as many in one step as in another.
 _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+
+
+class PlaceInCode(NamedTuple):
+    """An operator, the module that called it and a line of the user's or a library's; None for what is not known."""
+
+    op: str | None
+    module: str | None
+    file: str | None
+    line: int | None
 
 
 Site = tuple[Kind, PlaceInCode]  # The kind of blocks, and what made them
@@ -68,10 +78,13 @@ def find_survivors(cycle: Cycle, *, is_whole: bool = True) -> Survivors:
     survives = np.flatnonzero(counts & (made_in >= 0) & (made_in < num_judged) & (freed > made_in + 1))
     # Alive at the end of step f - 1, made before it, freed in step f: in exchange for what step f - 1 made.
     ended = np.flatnonzero(counts & (freed >= 1) & (freed <= num_judged) & (made_in < freed - 1))
-    sites = grouped(
-        [column[survives] for column in (blocks.kind, blocks.op, blocks.module, blocks.frame)],
-        lambda kind, *rows: (Kind(kind), place_of(cycle.recording, attribution, *rows)),
-    )
+
+    def site(kind: int, op: int, module: int, frame: int) -> Site:
+        name = attribution.modules[module] if module >= 0 else None
+        line = line_of_frame(cycle.recording, frame) or (None, None)
+        return Kind(kind), PlaceInCode(recorded_op_name(cycle.recording, op), name, *line)
+
+    sites = grouped([column[survives] for column in (blocks.kind, blocks.op, blocks.module, blocks.frame)], site)
     return Survivors(
         num_judged=num_judged,
         is_complete=lifetimes.count.is_walked,
