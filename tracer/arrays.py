@@ -13,8 +13,7 @@ Of one device in it:
     [D] events in its allocator's order      [B] blocks      [U] storages whose allocation was not recorded
     [E] rows of torch's timeline             [Q] blocks in use at one moment, by the allocator's own history
 Of its operators:
-    [R] invocations in forward     [P] forward passes             [G] autograd nodes that ran
-    [T] tensors saved for backward
+    [R] invocations in forward     [P] forward passes             [T] tensors saved for backward
 Of a page:
     [Y] rows of its timeline
 Of a run that is watched:
