@@ -104,8 +104,6 @@ def complaints(job: Job, found: Mapping[str, Any]) -> list[str]:
         said.append(f"broken is {job.broken}, and {found['unreadable']} were found")
     if found["worst_rank"] != next(f"rank {rank}" for rank, name in job.odd.items() if ODD[name].runs_out):
         said.append(f"the worst is not {found['worst_rank']}")
-    if not any("collect_predictions" in change["stack"][0] for change in found["worst_against_typical"][:3]):
-        said.append("what the worst has more is not named")
     usual = [group for group in found["groups"] if not group["is_odd"]]
     if len(usual) != len(STAGES):
         said.append(f"there are {len(STAGES)} stages, and {len(usual)} groups were found")

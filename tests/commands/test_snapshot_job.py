@@ -75,8 +75,6 @@ def test_a_folder_of_ranks(tmp_path: Path) -> None:
     assert (found["worst_rank"], found["typical_rank"], found["missing"]) == ("rank 3", "rank 0", [6])
     assert [(one["rank"], "memory_snapshot.pkl" in one["problem"]) for one in found["unreadable"]] == [(5, True)]
     assert [(len(group["files"]), group["is_odd"]) for group in found["groups"]] == [(5, False), (1, True)]
-    (change,) = found["worst_against_typical"]
-    assert change["after_bytes"] - change["before_bytes"] == 5 * MIB
 
 
 def test_a_job_of_our_own_is_its_ranks_and_not_their_other_files(tmp_path: Path) -> None:
@@ -96,7 +94,7 @@ def test_the_same_on_a_screen_by_names_and_by_a_pattern(tmp_path: Path) -> None:
     folder = job(tmp_path / "job")
     status, out, _ = run("snapshot", str(folder / "rank[0-3]" / "*.pkl"))
     assert status == 0
-    assert "Worst of 4 ranks: rank 3, with a peak of " in out and "Beside rank 0, rank 3 has " in out
+    assert "Worst of 4 ranks: rank 3, with a peak of " in out
     files = [folder / f"rank{rank}" / "memory_snapshot.pkl" for rank in (5, 0)]
     status, out, _ = run("snapshot", *files)
     assert status == 0 and "Not readable" in out and "rank 5" in out
@@ -177,11 +175,6 @@ def test_processes_are_as_many_as_there_is_memory_for(tmp_path: Path, monkeypatc
     assert reading.num_processes_for([packed] * 5) == 3
 
 
-def test_equal_ranks_share_their_stacks_in_memory(tmp_path: Path) -> None:
-    first, second, *_ = read_job(recordings([job(tmp_path / "job")])[:2], num_processes=1)
-    assert [id(key) for key in first.side.by_key] == [id(key) for key in second.side.by_key] != []
-
-
 def test_nothing_of_a_rank_stays_where_it_was_read(tmp_path: Path) -> None:
     """A process reads many: 64 ranks of a million entries had left 1.4 GB in each of two processes."""
     (file, *_) = recordings([job(tmp_path / "job")])
@@ -238,7 +231,7 @@ def test_recordings_whose_names_tell_no_rank_are_runs_by_name(tmp_path: Path) ->
     for words in ("rank 16", "no recording", "no rank", "odd", "Odd", "alike", "Groups of equal ranks"):
         assert words not in out
     found = json.loads(run("snapshot", tmp_path, "--json")[1])
-    assert (found["missing"], found["worst_against_typical"]) == ([], [])
+    assert found["missing"] == []
 
 
 def test_a_folder_that_goes_and_a_file_that_cannot_be_read_are_sentences(

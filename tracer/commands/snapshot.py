@@ -128,10 +128,24 @@ def _answer_job(
         for name, value in about_one.items():
             if value is not None:
                 raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
+        from tracer.analysis.snapshots.job import explain_job
+        from tracer.exporters.json_documents.job import job_json
+        from tracer.exporters.screen.job import print_job
+        from tracer.sessions.jobs.read_recordings import read_job, recordings
+
+        files = recordings(paths)
+        finding = explain_job(read_job(files, device=device, dask=dask))
+        if finding.worst is None or finding.typical is None:
+            first = finding.unreadable[0]
+            which = "The recording cannot" if len(files) == 1 else f"None of {len(files):,} recordings can"
+            raise SnapshotError(f"{which} be read. {first.file}: {first.problem}")
         with screen(is_shown=as_json or not quiet) as console:
-            worst = show_job(paths, console, device=device, dask=dask, as_json=as_json, top=top)
+            if as_json:
+                print_json(job_json(finding), console)
+            else:
+                print_job(finding, console, top=top)
         if not as_json and not quiet:
-            say_all(after_job(worst, paths))
+            say_all(after_job(finding.worst.file, finding.typical.file, paths))
 
 
 def _next(shown: ExplainedSnapshot, path: Path, *, has_page: bool) -> tuple[str, ...]:
@@ -161,38 +175,6 @@ def is_job(paths: Sequence[Path]) -> bool:
         if path.is_dir()
         else not path.exists() and set(path.name) & set("*?[") != set()
     )
-
-
-def show_job(
-    paths: Sequence[Path],
-    console: Console,
-    *,
-    device: int | None,
-    dask: str | None,
-    as_json: bool,
-    top: int,
-) -> str | None:
-    """Explain the ranks of a job on a console.
-
-    Returns:
-        The file of the worst one; None where none could be read.
-    """
-    from tracer.analysis.snapshots.job import explain_job
-    from tracer.exporters.json_documents.job import job_json
-    from tracer.exporters.screen.job import print_job
-    from tracer.sessions.jobs.read_recordings import read_job, recordings
-
-    files = recordings(paths)
-    finding = explain_job(read_job(files, device=device, dask=dask))
-    if not finding.ranks:
-        first = finding.unreadable[0]
-        which = "The recording cannot" if len(files) == 1 else f"None of {len(files):,} recordings can"
-        raise SnapshotError(f"{which} be read. {first.file}: {first.problem}")
-    if as_json:
-        print_json(job_json(finding), console)
-    else:
-        print_job(finding, console, top=top)
-    return None if finding.worst is None else finding.worst.file
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.analysis.snapshots.test_job import peak
 from tracer.analysis.snapshots.job import JobFinding, explain_job
 from tracer.exporters.screen.job import alarm_sentences, answer_sentences, job_sections
-from tracer.units import MIB
 
 
 def planted() -> JobFinding:
@@ -21,20 +20,11 @@ def test_by_hand() -> None:
     assert answer_sentences(finding) == (
         "Worst of 13 ranks: rank 5, with a peak of 1.27 GiB.",
         "10 of them are alike, with a peak of 1000.00 MiB. Odd ones out: 5, 9.",
-        "Beside rank 0, rank 5 has +300.00 MiB activation, most of it made by forward (model.py).",
         "1 recording cannot be read, and there is none of rank 7.",
     )
-    groups, difference, lacking = job_sections(finding, ())
-    assert [section.title for section in (groups, difference, lacking)] == [
-        "Groups of equal ranks",
-        "Rank 5 beside rank 0",
-        "What is not there",
-    ]
+    groups, lacking = job_sections(finding, ())
+    assert [section.title for section in (groups, lacking)] == ["Groups of equal ranks", "What is not there"]
     assert [row[2:4] for row in groups.tables[0].rows] == [(10, "0-2, 4, 6, 8, 10-13"), (1, "5"), (1, "9")]
-    assert [column.name for column in difference.tables[0].columns[:3]] == ["change", "rank 0", "rank 5"]
-    assert difference.sentences == ("Device 0: peak 1000.00 MiB -> 1.27 GiB, +300.00 MiB (+314,572,800 B, +30.0 %).",)
-    assert difference.tables[0].is_whole
-    assert difference.tables[0].rows[0][:3] == (300 * MIB, 1000 * MIB, 1300 * MIB)
     assert lacking.tables[0].rows == (("rank 3", "r3", "is no pickle"),)
 
 

@@ -69,9 +69,10 @@ def test_after_a_snapshot_the_two_most_useful() -> None:
 
 
 def test_after_a_job_its_worst_rank() -> None:
-    (line,) = after_job("ranks/rank 3.pkl", [Path("ranks")])
-    assert "`torch-timeline snapshot 'ranks/rank 3.pkl'`" in line and "`torch-timeline snapshot ranks --json`" in line
-    assert after_job(None, [Path("ranks")])[0].count("`") == 2
+    (line,) = after_job("ranks/rank 3.pkl", "ranks/rank 0.pkl", [Path("ranks")])
+    assert "`torch-timeline snapshot 'ranks/rank 3.pkl'`" in line
+    assert "`torch-timeline diff 'ranks/rank 0.pkl' 'ranks/rank 3.pkl'`" in line
+    assert "`torch-timeline snapshot ranks --json`" in after_job("rank3.pkl", "rank3.pkl", [Path("ranks")])[0]
 
 
 def test_after_a_difference(tmp_path: Path) -> None:

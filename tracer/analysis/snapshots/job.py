@@ -1,21 +1,18 @@
-"""All ranks of a job beside each other: which are alike, which are not, and what the worst has that others have not."""
+"""All ranks of a job beside each other: which are alike, which are not, and which is the worst."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.allocator_finding import worst_failure
-from tracer.analysis.snapshots.diff import PeakSide, diff_sides, peak_side
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.frames import torch_file
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.peak import Peak, find_peak
 from tracer.analysis.snapshots.sites import Site
@@ -30,48 +27,15 @@ _PIPELINE: Final = re.compile(_SEPARATE + r"(?<!zero)(?<!zero[_\-])(?:pp|pipe(?:
 _TENSOR: Final = re.compile(_SEPARATE + r"(?:tp|tensor)" + _END, re.IGNORECASE)
 _DATA: Final = re.compile(_SEPARATE + r"dp" + _END, re.IGNORECASE)
 # Megatron's folders: tensor rank in two digits, and the stage in three, where there are several.
-_MEGATRON: Final = re.compile(r"(?<![a-z])mp_rank_(\d{2})(?:_(\d{3}))?(?!\d)")
+_MEGATRON: Final = re.compile(r"(?<![a-z])mp_rank_\d{2}(?:_\d{3})?(?!\d)")
+_MEGATRON_STAGE: Final = re.compile(r"(?<![a-z])mp_rank_\d{2}_(\d{3})(?!\d)")
 # `rank3`, `oom_rank-3`, `GlobalRank3`; that of the job before that of a node. LoRA's rank is a size, no place.
 _WORD: Final = r"(?:(?<![A-Za-z])(?:[Ll]ocal[_\-]?)?[Rr]ank|(?<=[a-z])Rank|(?<![A-Za-z])(?:LOCAL_)?RANK)"
 _GLOBAL_RANK: Final = re.compile(r"(?:global|world)[_\-]?rank[_\-]?(\d+)", re.IGNORECASE)
 _RANK: Final = re.compile(_WORD + r"[_\-]?(\d+)")
 _SIZES: Final = re.compile(r"(?:lora|low|full|top)[_\-]?rank[_\-]?\d+", re.IGNORECASE)
 
-_STRATEGY_OF_TORCHS: Final = (
-    ("distributed/fsdp/", "FSDP"),
-    ("distributed/_composable/fsdp/", "FSDP"),
-    ("distributed/pipelining/", "pipeline"),
-    ("distributed/tensor/parallel/", "tensor parallel"),
-    ("nn/parallel/distributed.py", "DDP"),
-)
-_STRATEGY_OF_OTHERS: Final = (
-    ("deepspeed/runtime/zero/", "ZeRO"),
-    ("deepspeed/runtime/pipe/", "pipeline"),
-    ("megatron/core/pipeline_parallel/", "pipeline"),
-    ("megatron/core/tensor_parallel/", "tensor parallel"),
-    ("fairscale/nn/data_parallel/", "FSDP"),
-)
-
-
 _ROLES: Final = (_MEGATRON, _PIPELINE, _TENSOR, _DATA, _SIZES)
-
-
-@dataclass(frozen=True, slots=True)
-class RankRole:
-    """Part of a job that a rank has, as far as names tell."""
-
-    stage: int | None = None  # Stage of a pipeline; None where no name says it
-    tensor: int | None = None  # Its place among those that share each layer's tensors; likewise
-    data: int | None = None  # Its place among those that have the same part of the model; likewise
-    # How the model is spread, by the files that its stacks go through: `FSDP`, `pipeline`, `tensor parallel`, `DDP`,
-    # `ZeRO`.
-    strategies: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What there is to say, as `stage 1`."""
-        places = (("stage", self.stage), ("tensor rank", self.tensor), ("data rank", self.data))
-        return (*(f"{word} {number}" for word, number in places if number is not None), *self.strategies)
 
 
 def rank_of(file: str) -> int | None:
@@ -82,46 +46,24 @@ def rank_of(file: str) -> int | None:
     """
     path = PurePath(file)
     for part in (path.name, *reversed(path.parent.parts)):
-        rest = _without_roles(part)
+        rest = part
+        for pattern in _ROLES:
+            rest = pattern.sub("", rest)
         if (match := _GLOBAL_RANK.search(rest) or _RANK.search(rest)) is not None:
             return int(match.group(1))
     return None
 
 
-def _without_roles(text: str) -> str:
-    for pattern in _ROLES:
-        text = pattern.sub("", text)
-    return text
-
-
-def role_of_file(file: str) -> RankRole:
-    """The stage and the places that a path names; what is nearest to the file's own name counts."""
+def stage_of(file: str) -> int | None:
+    """The stage of a pipeline that a path names; what is nearest to the file's own name counts. None without one."""
     path = PurePath(file)
     parts = (path.name, *reversed(path.parent.parts))
-    stage, tensor, data = (_number(pattern, parts) for pattern in (_PIPELINE, _TENSOR, _DATA))
-    for part in parts:
-        if (match := _MEGATRON.search(part)) is not None:
-            tensor = int(match.group(1)) if tensor is None else tensor
-            stage = int(match.group(2)) if stage is None and match.group(2) is not None else stage
-            break
-    return RankRole(stage, tensor, data)
+    for pattern in (_PIPELINE, _MEGATRON_STAGE):
+        if (match := next(filter(None, map(pattern.search, parts)), None)) is not None:
+            return int(match.group(1))
+    return None
 
 
-def _number(pattern: re.Pattern[str], parts: Iterable[str]) -> int | None:
-    match = next((match for part in parts if (match := pattern.search(part)) is not None), None)
-    return int(match.group(1)) if match is not None else None
-
-
-def strategies_of(snapshot: Snapshot) -> tuple[str, ...]:
-    """How the model is spread, by the files of all frames in a recording, in the order of `RankRole.strategies`."""
-    torchs = {file for frame in snapshot.stacks.frames if (file := torch_file(frame)) is not None}
-    others = {frame.file.replace("\\", "/") for frame in snapshot.stacks.frames}
-    strategies = [word for start, word in _STRATEGY_OF_TORCHS if any(file.startswith(start) for file in torchs)]
-    strategies += [word for inside, word in _STRATEGY_OF_OTHERS if any(inside in file for file in others)]
-    return tuple(dict.fromkeys(strategies))
-
-
-_NO_ROLE: Final = RankRole()
 ALIKE: Final = 0.02  # Ranks whose kinds differ by less than this part of the peak are one group
 _FEW: Final = 4
 
@@ -147,10 +89,9 @@ class RankPeak:
     peak_bytes: int = 0
     reserved_bytes: int = 0
     kinds: tuple[tuple[str, int], ...] = ()  # Bytes at the peak by kind, largest first
-    side: PeakSide = field(default_factory=PeakSide)
     out_of_memory: str = ""  # Why it had no memory left, in a sentence, with the line; empty where it had
     problem: str = ""  # Why it cannot be read; empty where it can
-    role: RankRole = field(default_factory=RankRole)  # What part of the job it has, as far as names tell
+    stage: int | None = None  # Stage of a pipeline; None where no name says it
     is_repeated: bool = False
     held: tuple[HeldOnDevice, ...] = ()  # The most it reserves of each device
 
@@ -171,11 +112,13 @@ class RankGroup:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What is to be said of all of them: `odd`, what they ran out of, and the part of the job that they share."""
-        first, *others = self.ranks
-        shared = (word for word in first.role.words if all(word in other.role.words for other in others))
-        labels = (("odd", self.is_odd), ("ran out of memory", bool(first.out_of_memory)))
-        return (*(word for word, holds in labels if holds), *shared)
+        """What is to be said of all of them: `odd`, that they ran out of memory, and their stage."""
+        first = self.ranks[0]
+        return (
+            *(["odd"] if self.is_odd else []),
+            *(["ran out of memory"] if first.out_of_memory else []),
+            *([f"stage {first.stage}"] if first.stage is not None else []),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +128,11 @@ class JobFinding:
     ranks: tuple[RankPeak, ...]  # Ranks that can be read, by number, then by name
     unreadable: tuple[RankPeak, ...]
     missing: tuple[int, ...]  # Numbers between the first and the last of which there is no recording
-    groups: tuple[RankGroup, ...]  # Groups of equal ranks, the largest first
+    groups: tuple[RankGroup, ...]  # Groups of equal ranks, the largest first; of runs each alone, by name
     worst: RankPeak | None  # The rank that ran out of memory, or else has the largest peak; None if none can be read
     # The first rank of the largest group of the worst's stage, or of all where the worst is alone in its stage; None
     # likewise.
     typical: RankPeak | None
-    difference: PeakDiff | None  # What the worst holds that the typical one does not; None where they are in one group
 
     @property
     def are_runs(self) -> bool:
@@ -211,11 +153,10 @@ class JobFinding:
 
 def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> RankPeak:
     """Sum up one rank's recording: its worst device."""
-    role = replace(role_of_file(file), strategies=strategies_of(snapshot))
     replayed = replay_snapshot(snapshot, device=device)
     finding = explain_replayed(replayed)
     if finding.worst is None:
-        return RankPeak(file, rank_of(file), role=role)
+        return RankPeak(file, rank_of(file), stage=stage_of(file))
     worst = finding.devices[finding.worst]
     oom = worst_failure(replayed, finding)
     where = "" if oom is None else oom.site.frame + (f" ({oom.site.file}:{oom.site.line})" if oom.site.file else "")
@@ -227,9 +168,8 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
         peak_bytes=worst.peak.requested_bytes,
         reserved_bytes=0 if worst.peak.fragmentation is None else worst.peak.fragmentation.reserved_bytes,
         kinds=tuple((share.name, share.bytes) for share in worst.peak.by_kind),
-        side=peak_side(replayed.devices[finding.worst]),
         out_of_memory="" if oom is None else f"{where}: {oom.advice}",
-        role=role,
+        stage=stage_of(file),
         held=tuple(map(_held, replayed.devices, (found.peak for found in finding.devices))),
     )
 
@@ -252,27 +192,22 @@ def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
     ordered = sorted(marked, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))
     readable = _told_apart([rank for rank in ordered if not rank.problem])
     groups = _groups(readable)
-    if are_runs := _are_runs(ordered):
-        groups = tuple(replace(group, is_odd=False) for group in groups)
+    if _are_runs(ordered):
+        groups = tuple(RankGroup((run,), is_odd=False) for run in sorted(readable, key=lambda run: run.file))
     worst = max(readable, key=lambda rank: (bool(rank.out_of_memory), rank.peak_bytes), default=None)
-    typical = _typical(groups, worst)
-    together = any(worst in group.ranks and typical in group.ranks for group in groups)
     return JobFinding(
         ranks=tuple(readable),
         unreadable=tuple(rank for rank in ordered if rank.problem),
         missing=_missing(ordered),
         groups=groups,
         worst=worst,
-        typical=typical,
-        difference=diff_sides(worst.device or 0, typical.side, worst.side)
-        if worst is not None and typical is not None and not together and not are_runs
-        else None,
+        typical=_typical(groups, worst),
     )
 
 
 def _are_runs(recordings: Sequence[RankPeak]) -> bool:
     """Whether no recording has a rank, nor a place in a job."""
-    return all(one.rank is None and one.role == replace(_NO_ROLE, strategies=one.role.strategies) for one in recordings)
+    return all(one.rank is None and one.stage is None for one in recordings)
 
 
 def _missing(ranks: Sequence[RankPeak]) -> tuple[int, ...]:
@@ -297,25 +232,21 @@ def _groups(ranks: Sequence[RankPeak]) -> tuple[RankGroup, ...]:
     gathered.sort(key=lambda group: (-len(group), -group[0].peak_bytes))
     most: dict[int | None, int] = {}
     for group in gathered:
-        most.setdefault(group[0].role.stage, len(group))
-    return tuple(RankGroup(tuple(group), len(group) * _FEW <= most[group[0].role.stage]) for group in gathered)
+        most.setdefault(group[0].stage, len(group))
+    return tuple(RankGroup(tuple(group), len(group) * _FEW <= most[group[0].stage]) for group in gathered)
 
 
 def _typical(groups: Sequence[RankGroup], worst: RankPeak | None) -> RankPeak | None:
     if worst is None:
         return None
-    of_stage = next(group for group in groups if group.ranks[0].role.stage == worst.role.stage)
+    of_stage = next(group for group in groups if group.ranks[0].stage == worst.stage)
     return (groups[0] if of_stage.ranks == (worst,) else of_stage).ranks[0]
 
 
 def _told_apart(ranks: Sequence[RankPeak]) -> list[RankPeak]:
-    """The same without numbers that all have: those are of a folder's name that says nothing of a rank."""
-    roles = [rank.role for rank in ranks]
-    if len(roles) < 2:
-        return list(ranks)
-    places = ("stage", "tensor", "data")
-    alike: dict[str, Any] = {name: None for name in places if len({getattr(role, name) for role in roles}) == 1}
-    return [replace(rank, role=replace(rank.role, **alike)) for rank in ranks]
+    """The ranks without a stage that all have: that is of a folder's name that says nothing of a rank."""
+    is_shared = len(ranks) > 1 and len({rank.stage for rank in ranks}) == 1
+    return [replace(rank, stage=None) for rank in ranks] if is_shared else list(ranks)
 
 
 def _columns_of(ranks: Sequence[RankPeak]) -> Ints:
@@ -324,7 +255,7 @@ def _columns_of(ranks: Sequence[RankPeak]) -> Ints:
     numbers = [[kinds[kind] for kind, _ in rank.kinds] for rank in ranks]
     columns = np.zeros((len(ranks), 3 + len(kinds)), np.int64)
     for row, rank, of_rank in zip(columns, ranks, numbers, strict=True):
-        row[:3] = bool(rank.out_of_memory), stages[rank.role.stage], rank.peak_bytes
+        row[:3] = bool(rank.out_of_memory), stages[rank.stage], rank.peak_bytes
         row[3:][of_rank] = [size_bytes for _, size_bytes in rank.kinds]
     return columns
 

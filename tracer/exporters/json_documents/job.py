@@ -1,4 +1,4 @@
-"""A whole job as JSON, for scripts: every rank, groups of equal ones, and what the worst one has more."""
+"""A whole job as JSON, for scripts: every rank, and groups of equal ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tracer.analysis.peak_diff import PeakChange
 from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
@@ -20,7 +19,6 @@ VERSION = 1
 
 def job_json(finding: JobFinding) -> dict[str, Any]:
     """Return the JSON of a job's finding; docs/files.md describes it."""
-    difference = finding.difference
     return {
         **json_header("job", VERSION),
         "worst_rank": finding.worst.name if finding.worst is not None else None,
@@ -36,27 +34,14 @@ def job_json(finding: JobFinding) -> dict[str, Any]:
             {"is_odd": group.is_odd, "words": list(group.words), "files": [rank.file for rank in group.ranks]}
             for group in finding.groups
         ],
-        "worst_against_typical": []
-        if difference is None
-        else [_change(change) for change in difference.changes["stack"]],
     }
-
-
-def _change(change: PeakChange) -> dict[str, object]:
-    kind, *stack = change.name
-    values = asdict(change)
-    del values["name"]
-    return {"kind": kind, "stack": stack, **values}
 
 
 def _values(rank: RankPeak) -> dict[str, object]:
     return {
         "file": rank.file,
         "rank": rank.rank,
-        "stage": rank.role.stage,
-        "tensor_rank": rank.role.tensor,
-        "data_rank": rank.role.data,
-        "strategies": list(rank.role.strategies),
+        "stage": rank.stage,
         "device": rank.device,
         "entries": rank.entries,
         "peak_requested_bytes": rank.peak_bytes,

@@ -1,18 +1,16 @@
-"""A whole job on a terminal: ranks that are alike, the odd ones, and what the worst one has more."""
+"""A whole job on a terminal: ranks that are alike, and the odd ones."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from os.path import abspath, commonpath, relpath
+from os.path import commonpath, relpath
 from pathlib import Path
 
 from rich.console import Console
 
 from tracer.analysis.kinds import words_of
-from tracer.analysis.peak_diff import PeakDiff
-from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
-from tracer.exporters import diff_sections
+from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.exporters.screen.paths import behind
 from tracer.exporters.screen.text import print_section, print_table, say
 from tracer.exporters.tables import Cell, Section, Table, columns
@@ -37,49 +35,24 @@ def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
 
 
 def job_sections(finding: JobFinding, gpus: Sequence[GpuSum]) -> Iterator[Section]:
-    """Yield groups of equal ranks, what the worst has more, memory on other ranks' GPUs, and what cannot be read."""
-    if finding.are_runs:
-        yield Section("Runs", (), (_runs_table(finding),))
-    elif finding.groups:
-        yield Section("Groups of equal ranks", (), (_groups_table(finding.groups),))
-    if finding.difference is not None and finding.worst is not None and finding.typical is not None:
-        yield _difference(finding.difference, finding.worst.name, finding.typical.name)
-    yield from _shared(gpus)
-    yield from _not_there(finding)
-
-
-def job_files(finding: JobFinding) -> dict[str, str]:
-    """The recordings as they are named below the folder that all of them are in; alone in it, as they are."""
-    files = [rank.file for rank in (*finding.ranks, *finding.unreadable)]
-    if len({Path(file).parent for file in files}) < 2:
-        return {file: file for file in files}
-    folder = commonpath(map(abspath, files))
-    return {file: Path(relpath(file, folder)).as_posix() for file in files}
-
-
-def _difference(difference: PeakDiff, worst: str, typical: str) -> Section:
-    return Section(
-        f"{capitalized(worst)} beside {typical}",
-        (*diff_sections.answer_sentences(difference), *diff_sections.growth_sentences(difference)),
-        tuple(diff_sections.changes_tables(difference, before=typical, after=worst)),
-    )
-
-
-def _shared(gpus: Sequence[GpuSum]) -> tuple[Section, ...]:
-    """Return a table of each GPU's memory by process, if a process holds memory of another rank's GPU."""
-    rows = tuple(
-        (holding.bytes, f"GPU {gpu.index} of node {gpu.node}", f"rank {holding.rank:,}", _whose(holding))
-        for gpu in gpus
-        for holding in gpu.holdings
-    )
-    if all(not gpu.guests for gpu in gpus):
-        return ()
-    table = Table(
-        "Each process at its most, with CUDA's context",
-        (*columns("bytes", "bytes"), *columns("text", "GPU", "process", "")),
-        rows,
-    )
-    return (Section("What each GPU holds in all", (), (table,)),)
+    """Yield the ranks, equal ones together, memory on other ranks' GPUs, and what cannot be read."""
+    if finding.groups:
+        yield Section("Runs" if finding.are_runs else "Groups of equal ranks", (), (_ranks_table(finding),))
+    if any(gpu.guests for gpu in gpus):
+        heads = (*columns("bytes", "bytes"), *columns("text", "GPU", "process", ""))
+        rows = tuple(
+            (holding.bytes, f"GPU {gpu.index} of node {gpu.node}", f"rank {holding.rank:,}", _whose(holding))
+            for gpu in gpus
+            for holding in gpu.holdings
+        )
+        table = Table("Each process at its most, with CUDA's context", heads, rows)
+        yield Section("What each GPU holds in all", (), (table,))
+    if finding.unreadable or finding.missing:
+        sentence = f"There is no recording of rank {_numbers_of(finding.missing)}."
+        lost = tuple((recording.name, recording.file, recording.problem) for recording in finding.unreadable)
+        heads = columns("text", "run" if finding.are_runs else "rank", "file", "why")
+        tables = (Table("Not readable", heads, lost),) if lost else ()
+        yield Section("What is not there", (sentence,) if finding.missing else (), tables)
 
 
 def _whose(holding: Holding) -> str:
@@ -87,34 +60,20 @@ def _whose(holding: Holding) -> str:
     return f"{place}, as the nearest rank that ran" if holding.is_assumed else place
 
 
-def _not_there(finding: JobFinding) -> tuple[Section, ...]:
-    if not finding.unreadable and not finding.missing:
-        return ()
-    sentence = f"There is no recording of rank {numbers_of(finding.missing)}." if finding.missing else ""
-    rows = tuple((recording.name, recording.file, recording.problem) for recording in finding.unreadable)
-    tables = (
-        (Table("Not readable", columns("text", "run" if finding.are_runs else "rank", "file", "why"), rows),)
-        if rows
-        else ()
-    )
-    return (Section("What is not there", (sentence,) if sentence else (), tables),)
-
-
 def alarm_sentences(finding: JobFinding) -> tuple[str, ...]:
     """A sentence on the ranks that ran out of memory, and one on why the worst of them did."""
     ran_out = [rank for rank in finding.ranks if rank.out_of_memory]
     if not ran_out or finding.worst is None:
         return ()
-    who = f"Rank {rank_names(ran_out)}" if len(ran_out) == 1 and ran_out[0].rank is not None else rank_names(ran_out)
-    many = who if len(ran_out) == 1 else f"{len(ran_out)} of {finding.num_ranks} ({rank_names(ran_out)})"
+    who = f"Rank {_rank_names(ran_out)}" if len(ran_out) == 1 and ran_out[0].rank is not None else _rank_names(ran_out)
+    many = who if len(ran_out) == 1 else f"{len(ran_out)} of {finding.num_ranks} ({_rank_names(ran_out)})"
     which = "" if len(ran_out) == 1 else f"{finding.worst.name}, the worst of them: "
-    return (f"{many} ran out of memory.", capitalized(f"{which}at {finding.worst.out_of_memory}"))
+    return (f"{many} ran out of memory.", _capitalized(f"{which}at {finding.worst.out_of_memory}"))
 
 
 def answer_sentences(finding: JobFinding) -> tuple[str, ...]:
-    """The largest peak, who is alike and who is not, what the worst has more, and what is missing."""
-    worst, typical = finding.worst, finding.typical
-    if worst is None or typical is None:
+    """The largest peak, who is alike and who is not, and what is missing."""
+    if (worst := finding.worst) is None:
         return ("None of the recordings can be read.",)
     sentences = [f"The largest peak is {format_bytes(max(rank.peak_bytes for rank in finding.ranks))}."]
     if len(finding.ranks) > 1:
@@ -126,66 +85,52 @@ def answer_sentences(finding: JobFinding) -> tuple[str, ...]:
         odd = [rank for group in finding.groups if group.is_odd for rank in group.ranks]
         alike = finding.groups[0].ranks
         same = "All" if len(alike) == len(finding.ranks) else f"{len(alike)} of them"
-        are_alike = f"{same} are alike, with a peak of {peak_span(alike)}." if len(alike) > 1 else "No two are alike."
-        sentences.append(f"{are_alike}{f' Odd ones out: {rank_names(odd)}.' if odd else ''}")
-    if finding.difference is not None:
-        sentences.append(_more(worst, typical, finding.difference))
+        are_alike = f"{same} are alike, with a peak of {_peak_span(alike)}." if len(alike) > 1 else "No two are alike."
+        sentences.append(f"{are_alike}{f' Odd ones out: {_rank_names(odd)}.' if odd else ''}")
     no = "none" if finding.unreadable else "no recording"
     lacking = [
         *([f"{some(len(finding.unreadable), 'recording')} cannot be read"] if finding.unreadable else []),
-        *([f"there is {no} of rank {numbers_of(finding.missing)}"] if finding.missing else []),
+        *([f"there is {no} of rank {_numbers_of(finding.missing)}"] if finding.missing else []),
     ]
-    return (*sentences, *([f"{capitalized(', and '.join(lacking))}."] if lacking else []))
+    return (*sentences, *([f"{_capitalized(', and '.join(lacking))}."] if lacking else []))
 
 
-def _more(worst: RankPeak, typical: RankPeak, difference: PeakDiff) -> str:
-    kinds = difference.changes["kind"]
-    parts = [f"{'+' if change.bytes > 0 else ''}{format_bytes(change.bytes)} {change.name[0]}" for change in kinds]
-    most = max(difference.changes["stack"], key=lambda change: change.bytes, default=None)
-    source = f", most of it made by {most.name[1]}" if most is not None and most.bytes > 0 and most.name[1:] else ""
-    return f"Beside {typical.name}, {worst.name} has {', '.join(parts[:_MOST_NAMED])}{source}."
-
-
-def peak_span(ranks: Sequence[RankPeak]) -> str:
+def _peak_span(ranks: Sequence[RankPeak]) -> str:
     """The peak of ranks that are alike, or the smallest and the largest: `6.53 GiB to 6.55 GiB`."""
     return format_range(*(pick(rank.peak_bytes for rank in ranks) for pick in (min, max)))
 
 
-def numbers_of(numbers: Sequence[int]) -> str:
+def _numbers_of(numbers: Sequence[int]) -> str:
     """Numbers of ranks in ranges: `4, 6-8`."""
-    return rank_names([RankPeak("", number) for number in numbers])
+    return _rank_names([RankPeak("", number) for number in numbers])
 
 
-def capitalized(text: str) -> str:
+def _capitalized(text: str) -> str:
     """Return a text with a capital first letter; the rest stays, unlike with `str.capitalize`."""
     return text[:1].upper() + text[1:]
 
 
-def _groups_table(groups: Sequence[RankGroup]) -> Table:
-    """Ranks that are alike, a row for each group."""
+def _ranks_table(finding: JobFinding) -> Table:
+    """Ranks that are alike, a row for each group; of runs, whose names tell no rank, a row for each."""
+    folder = commonpath([Path(rank.file).absolute().parent for rank in finding.ranks])
     rows: list[tuple[Cell, ...]] = []
-    for group in groups:
-        kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in group.ranks[0].kinds[:_MOST_NAMED])
-        reserved = max(rank.reserved_bytes for rank in group.ranks)
-        count, names = len(group.ranks), rank_names(group.ranks)
-        rows.append((peak_span(group.ranks), reserved, count, names, kinds, ", ".join(group.words)))
-    heads = (*columns("bytes", "peak", "reserved"), *columns("count", "ranks"), *columns("text", "which", "mostly", ""))
-    return Table("Groups of ranks whose kinds differ by less than 2 %", heads, tuple(rows))
+    for group in finding.groups:
+        first = group.ranks[0]
+        sizes = (_peak_span(group.ranks), max(rank.reserved_bytes for rank in group.ranks) or "")
+        kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in first.kinds[:_MOST_NAMED])
+        who = (len(group.ranks), _rank_names(group.ranks))
+        run = (Path(relpath(first.file, folder)).as_posix(),)
+        rows.append((*sizes, *(run if finding.are_runs else who), kinds, ", ".join(group.words)))
+    heads = columns("bytes", "peak", "reserved", adds_up=False)
+    if finding.are_runs:
+        title = "No name tells a rank: each recording is a run, by name"
+        return Table(title, (*heads, *columns("text", "run", "mostly", "")), tuple(rows))
+    title = "Groups of ranks whose kinds differ by less than 2 %"
+    heads = (*heads, *columns("count", "ranks"), *columns("text", "which", "mostly", ""))
+    return Table(title, heads, tuple(rows))
 
 
-def _runs_table(finding: JobFinding) -> Table:
-    """Recordings of which no name tells a rank, by name."""
-    files = job_files(finding)
-    rows: list[tuple[Cell, ...]] = []
-    for run in sorted(finding.ranks, key=lambda run: files[run.file]):
-        kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in run.kinds[:_MOST_NAMED])
-        state = "ran out of memory" if run.out_of_memory else ""
-        rows.append((run.peak_bytes, run.reserved_bytes or "", files[run.file], kinds, state))
-    heads = (*columns("bytes", "peak", "reserved", adds_up=False), *columns("text", "run", "mostly", ""))
-    return Table("No name tells a rank: each recording is a run, by name", heads, tuple(rows))
-
-
-def rank_names(ranks: Sequence[RankPeak]) -> str:
+def _rank_names(ranks: Sequence[RankPeak]) -> str:
     """`0-36, 38-63`: numbers in ranges; files by name."""
     numbers = sorted(rank.rank for rank in ranks if rank.rank is not None)
     parts, at = [], 0

@@ -87,9 +87,11 @@ def after_snapshot(
     return _line(ideas)
 
 
-def after_job(worst: str | None, paths: Sequence[Path]) -> tuple[str, ...]:
-    """After a job's recordings were put beside each other."""
-    ideas = [] if worst is None else [f"look at the worst rank alone by {command_line('snapshot', worst)}"]
+def after_job(worst: str, typical: str, paths: Sequence[Path]) -> tuple[str, ...]:
+    """After a job's recordings were put beside each other: the files of the worst rank and of a typical one."""
+    ideas = [f"look at the worst rank alone by {command_line('snapshot', worst)}"]
+    if typical != worst:
+        ideas.append(f"see what it has more than another by {command_line('diff', typical, worst)}")
     return _line([*ideas, f"print all of the answer by {command_line('snapshot', *paths, '--json')}"])
 
 

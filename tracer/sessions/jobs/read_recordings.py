@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from glob import glob
 from importlib import import_module
 from multiprocessing import get_context
@@ -103,21 +103,17 @@ def read_job(
     # Addresses of files are relative to this process's folder, which a worker elsewhere need not have.
     named = [str(path.absolute()) if dask is not None else str(path) for path in files]
     peaks: list[RankPeak] = []
-    seen: dict[object, Any] = {}
-
-    def add(peak: RankPeak) -> None:
-        peaks.append(_sharing(peak, seen))
 
     with executor_for(dask, num_processes or num_processes_for(files)) as executor:
-        left = _read_all(executor, named, device, read, add)
+        left = _read_all(executor, named, device, read, peaks.append)
     # A process that dies takes its pool along, and all who wait there. A single one reads in order: the first without
     # an answer is the one that it died of.
     while left:
         with executor_for(None, 1) as executor:
-            left = _read_all(executor, left, device, read, add)
+            left = _read_all(executor, left, device, read, peaks.append)
         if left:
             culprit = left.pop(0)
-            add(RankPeak(culprit, rank_of(culprit), problem="The process that read it has died."))
+            peaks.append(RankPeak(culprit, rank_of(culprit), problem="The process that read it has died."))
     return peaks
 
 
@@ -136,12 +132,6 @@ def _read_all(
         except Exception as error:  # a worker of a cluster that died, or a fault in reading
             add(RankPeak(name, rank_of(name), problem=f"Its reader ended: {type(error).__name__}: {error}"))
     return [name for name in names if name in left]
-
-
-def _sharing(peak: RankPeak, seen: dict[object, Any]) -> RankPeak:
-    """The same with the stacks of others where they are equal: half a MiB of a rank's becomes a tenth of that."""
-    by_key = {seen.setdefault(key, key): seen.setdefault(of, of) for key, of in peak.side.by_key.items()}
-    return replace(peak, side=replace(peak.side, by_key=by_key))
 
 
 def num_processes_for(files: Sequence[Path]) -> int:
