@@ -29,7 +29,7 @@ from tracer.analysis.profiles.allocator_join import reserved_ranges
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
-from tracer.exporters.screen.profile import headline
+from tracer.exporters.screen.profile import headline, parallelism_sentences
 from tracer.exporters.screen.run import failure_lines
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
@@ -328,6 +328,24 @@ def run_out_while_validating(*, with_gradients: bool = True, trains_in: str = "t
     assert again is not None
     first = results.failed_allocation.first.changes
     return results.failed_allocation.event.advice, first[0].words if first else "", again.advice
+
+
+def multiply() -> tuple[list[tuple[str, str | None, str | None, int]], set[str], str]:
+    """Return a small layer's rows of scratch memory, the modules of all others, and sentences of the screen."""
+    model = nn.Sequential(nn.Linear(16, 16)).to("cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = usual_step(model, optimizer)
+    with tempfile.TemporaryDirectory() as folder, profile_training(model, optimizer, save_dir=folder) as session:
+        for index in range(8):
+            step(index)
+            session.step()
+    assert session.results is not None and session.results.findings is not None
+    cycle = session.results.findings.worst
+    is_scratch = [row.category == "WORKSPACE" for row in cycle.peak.rows]
+    rows = [row for row, chosen in zip(cycle.peak.rows, is_scratch, strict=True) if chosen]
+    others = {row.module or "" for row, chosen in zip(cycle.peak.rows, is_scratch, strict=True) if not chosen}
+    found = [(row.category, row.module, row.name, row.bytes) for row in rows]
+    return found, others, " ".join(parallelism_sentences(cycle))
 
 
 def history_of_somebody_else() -> tuple[bool, int]:

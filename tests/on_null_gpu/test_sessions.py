@@ -10,6 +10,7 @@ import pytest
 from tests.on_null_gpu import jobs_sessions
 from tests.on_null_gpu.jobs_sessions import Told
 from tests.truth.isolate import Elsewhere
+from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.errors import Terminated
 
 MIB = 1 << 20
@@ -33,6 +34,16 @@ def test_the_rows_sum_to_the_count_in_every_schedule(elsewhere: Elsewhere) -> No
     for (steps, cycles), found in elsewhere(jobs_sessions.all_schedules).items():
         assert len(found) == cycles
         assert all(rows == peak == counted for rows, peak, counted in found), (steps, cycles, found)
+
+
+def test_the_workspace_of_cublas_is_no_modules_and_said_not_to_grow(elsewhere: Elsewhere) -> None:
+    rows, other_rows, screen = elsewhere(jobs_sessions.multiply)
+    if are_workspaces_kept():
+        assert rows == [] and "cuBLAS" not in screen
+        return
+    assert rows == [("WORKSPACE", "(cuBLAS)", "cuBLAS workspace", 32 * MIB)]
+    assert other_rows == {"0", "(training loop)"}
+    assert "cuBLAS has 32.00 MiB of the peak, a workspace that torch allocates for a call and frees behind it" in screen
 
 
 def test_a_checkpointed_loss_goes_through_beside_a_history_with_stacks_of_frees(elsewhere: Elsewhere) -> None:

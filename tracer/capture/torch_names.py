@@ -103,6 +103,11 @@ COLLECTIVE_OPERATORS = (*COLLECTIVE_PREFIXES, "_c10d_functional::", "fsdp::")
 # Recurrent layers as Python calls them, and the name of bytes among a tensor's types.
 RECURRENT_OPERATORS = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
 BYTES = "uint8"
+# Products of matrices: on a GPU what one allocates and never shows as a tensor is cuBLAS's workspace.
+MATRIX_OPERATORS = frozenset(
+    f"aten::{name}"
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation", "_scaled_mm", "_int_mm")
+)
 # What FSDP2 puts before the class of a module that it was given.
 SHARDED_MODULES = "FSDP"
 # FSDP2's spans end in the dotted names of the modules whose parameters are gathered or reduced; the root has none.

@@ -22,11 +22,13 @@ from tracer.analysis.profiles.torch_categories import Category
 from tracer.arrays import Int, PerBlock, at, grouped, largest_first, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.sources.source_line import SourceLine
-from tracer.capture.torch_names import node_name
+from tracer.capture.torch_names import MATRIX_OPERATORS, node_name
 
 # In place of a module's path. No path begins like this.
 OPTIMIZER_OWNER = "(optimizer)"
 LOOP_OWNER = "(training loop)"
+CUBLAS_OWNER = "(cuBLAS)"
+CUBLAS_WORKSPACE = "cuBLAS workspace"
 _SOME_STEP = -2
 _HAVE_OWN_LINE = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """A gradient has its parameter's name, and not its line."""
@@ -110,6 +112,11 @@ def _row(cycle: Cycle, known: KnownStorages | None, history: JoinedHistory | Non
     origin = origins.origins[origin_row] if origins is not None and origin_row >= 0 else None
     file, line = line_of_frame(recording, frame) or line_before(known, name, kind) or _line_in_history(history, stack)
     caller_file, caller_line = line_of_frame(recording, caller) or (None, None)
+    is_on_cpu = recording.devices[cycle.lifetimes.device] == "cpu"
+    is_product = op >= 0 and recording.strings[op] in MATRIX_OPERATORS and not is_on_cpu
+    if is_cublas := evidence == Evidence.LIBRARYS or (evidence == Evidence.NO_TENSOR and is_product):
+        label = CUBLAS_WORKSPACE
+    module_path = attribution.modules[module] if module >= 0 else _owner(label, kind) or _outside(phase, frame)
     return PeakRow(
         bytes=0,
         count=0,
@@ -117,7 +124,7 @@ def _row(cycle: Cycle, known: KnownStorages | None, history: JoinedHistory | Non
         torch_category=Category(tag).name if tag != Category.UNTAGGED else None,
         evidence=Evidence(evidence).text,
         phase=Phase(phase).name.lower() if phase >= 0 else ("before recording" if step == -1 else "not recorded"),
-        module=attribution.modules[module] if module >= 0 else _owner(label, kind) or _outside(phase, frame),
+        module=CUBLAS_OWNER if is_cublas else module_path,
         op=origin.words if origin is not None else node_name(recording.strings[op]) if op >= 0 else None,
         file=file,
         line=line,

@@ -22,7 +22,7 @@ from tracer.analysis.profiles.caveats import (
     unseen,
 )
 from tracer.analysis.profiles.findings import CycleFindings, Findings
-from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
+from tracer.analysis.profiles.peak import CUBLAS_WORKSPACE, AllocatorPeak, PeakReport
 from tracer.arrays import totals_by
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of, step_words
 from tracer.exporters.python_stacks import PythonStacks
@@ -285,6 +285,8 @@ def lines_table(peak: SummedRows) -> Table:
 def _part(row: PeakRow) -> tuple[str, ...]:
     """Words for a row, from longer to shorter: `activation, relu [32, 512, 2048]`, `activation, relu`, `activation`."""
     kind, op = words_of(row.category), (row.op or "").rpartition("::")[2]
+    if row.name == CUBLAS_WORKSPACE:
+        return CUBLAS_WORKSPACE, kind
     shape = str(list(row.shape)) if row.shape is not None else ""
     made = " ".join(part for part in (op, shape) if part) or (row.name or "" if row.count == 1 else "")
     return tuple(dict.fromkeys((f"{kind}, {made}" if made else kind, f"{kind}, {op}" if op else kind, kind)))
@@ -336,9 +338,21 @@ _MADE_IN_STEPS: Final = tuple(
 
 
 def parallelism_sentences(cycle: CycleFindings) -> tuple[str, ...]:
-    """Sentences on the buffers of collectives and the modules in them, and on memory in 32 bits beside 16."""
-    sentences = (_communication(cycle), wide_sentence(cycle.peak.rows, cycle.peak.peak_bytes))
+    """Sentences on cuBLAS, on the buffers of collectives and the modules in them, and on 32 bits beside 16."""
+    rows, peak_bytes = cycle.peak.rows, cycle.peak.peak_bytes
+    sentences = (workspace_sentence(rows, peak_bytes), _communication(cycle), wide_sentence(rows, peak_bytes))
     return tuple(sentence for sentence in sentences if sentence is not None)
+
+
+def workspace_sentence(rows: Iterable[PeakRow], peak_bytes: int) -> str | None:
+    """The share of cuBLAS, which nothing in the program changes."""
+    of_cublas = [row for row in rows if row.name == CUBLAS_WORKSPACE]
+    size_bytes = sum(row.bytes for row in of_cublas)
+    if not size_bytes or size_bytes * 100 < peak_bytes * LEAST_WIDE_PERCENT:
+        return None
+    is_kept = of_cublas[0].evidence == Evidence.LIBRARYS.text
+    when = "keeps for a stream" if is_kept else "allocates for a call and frees behind it"
+    return f"cuBLAS has {format_bytes(size_bytes)} of the peak, a workspace that torch {when}; it does not grow."
 
 
 def _communication(cycle: CycleFindings) -> str | None:
