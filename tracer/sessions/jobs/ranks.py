@@ -83,7 +83,7 @@ def this_rank() -> Rank | None:
 def ranks_of_children(folder: Path) -> RanksSummary:
     """Return what children of the script, which were recorded as ranks, have left for their parent."""
     indices = sorted(int(path.parent.name.removeprefix(_RANK)) for path in folder.glob(f"{_RANK}*/{RANK_JSON}"))
-    return read_some(folder, indices, len(indices))
+    return read_ranks(folder, len(indices), ranks=indices)
 
 
 def _rank_of_environment() -> Rank | None:
@@ -296,8 +296,7 @@ def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage
         That it does not fit. Of that later time nobody knows kinds, so none are said.
     """
     assert rank.job_folder is not None, "only ranks of a job are told of from their own folder"
-    text = _text_of(rank.job_folder, rank.index)
-    recorded = RankMessage.parsed(text) if text is not None else RankMessage(rank.index, rank.run)
+    recorded = _message_of(rank.job_folder, rank.index) or RankMessage(rank.index, rank.run)
     return replace(
         recorded, peak_bytes=allocated_bytes, reserved_bytes=0, categories={}, failure=failure, out_of_memory=True
     )
@@ -330,41 +329,34 @@ def write_summary(
         pause(0.1)
 
 
-def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> RanksSummary:
-    """Read the files of some ranks in the folder of their job, which is theirs alone."""
-    texts = {index: _text_of(job_folder, index) for index in sorted(ranks)}
-    peaks = {index: RankMessage.parsed(text) for index, text in texts.items() if text is not None}
-    missing = tuple(index for index in texts if index not in peaks)
-    return RanksSummary(tuple(peaks.values()), missing, world_size - len(texts))
-
-
 def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
     """Write ranks.txt and ranks.json."""
     write_atomically(save_dir / RANKS_TEXT, summary_text(summary))
     write_json(save_dir / RANKS_JSON, _as_json(summary))
 
 
-def read_ranks(save_dir: Path, world_size: int, *, run: str) -> RanksSummary:
-    """Return the last message of each rank so far."""
-    messages = {index: _parsed(_text_of(save_dir, index), run) for index in range(world_size)}
-    ranks = tuple(message for message in messages.values() if message is not None)
-    return RanksSummary(ranks, tuple(index for index, message in messages.items() if message is None))
+def read_ranks(
+    folder: Path, world_size: int, *, run: str | None = None, ranks: Collection[int] | None = None
+) -> RanksSummary:
+    """Return the last message of each rank so far.
+
+    Args:
+        run: Start of the program whose messages count; None for any, in a folder that is one job's alone.
+        ranks: Ranks that were meant to run; None for all.
+    """
+    indices = range(world_size) if ranks is None else sorted(ranks)
+    messages = {index: message for index in indices if (message := _message_of(folder, index)) is not None}
+    found = {index: message for index, message in messages.items() if run in (None, message.run)}
+    missing = tuple(index for index in indices if index not in found)
+    return RanksSummary(tuple(found.values()), missing, world_size - len(indices))
 
 
-def _text_of(save_dir: Path, index: int) -> str | None:
+def _message_of(folder: Path, index: int) -> RankMessage | None:
+    """Return what a rank has left; None where that is nothing that can be read."""
     try:
-        return (rank_folder(save_dir, index) / RANK_JSON).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return RankMessage.parsed((rank_folder(folder, index) / RANK_JSON).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
         return None
-
-
-def _parsed(text: str | None, run: str) -> RankMessage | None:
-    """Return the message if it is of this start of the program; else None."""
-    try:
-        peak = RankMessage.parsed(text) if text is not None else None
-    except (ValueError, TypeError):
-        return None
-    return peak if peak is not None and peak.run == run else None
 
 
 def _as_json(summary: RanksSummary) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from glob import glob
 from importlib import import_module
@@ -101,53 +101,44 @@ def read_job(
         num_processes: How many at once; by default as many as there are cores, and memory for.
     """
     # Addresses of files are relative to this process's folder, which a worker elsewhere need not have.
-    named = [str(path.absolute()) if dask is not None else str(path) for path in files]
+    left = [str(path.absolute()) if dask is not None else str(path) for path in files]
+    at_once = num_processes or num_processes_for(files)
     peaks: list[RankPeak] = []
-
-    with executor_for(dask, num_processes or num_processes_for(files)) as executor:
-        left = _read_all(executor, named, device, read, peaks.append)
-    # A process that dies takes its pool along, and all who wait there. A single one reads in order: the first without
-    # an answer is the one that it died of.
+    is_first = True
     while left:
-        with executor_for(None, 1) as executor:
-            left = _read_all(executor, left, device, read, peaks.append)
-        if left:
+        broken: set[str] = set()
+        with _executor(dask, at_once) as executor:
+            futures: dict[Any, str] = {executor.submit(read, name, device): name for name in left}
+            for future in as_completed(futures):
+                name = futures[future]
+                try:
+                    peaks.append(future.result())
+                except BrokenExecutor:
+                    broken.add(name)
+                except Exception as error:  # a worker of a cluster that died, or a fault in reading
+                    peaks.append(
+                        RankPeak(name, rank_of(name), problem=f"Its reader ended: {type(error).__name__}: {error}")
+                    )
+        left = [name for name in left if name in broken]
+        # A process that dies takes its pool along, and all who wait there. A single one reads in order: the first
+        # without an answer is the one that it died of.
+        if left and not is_first:
             culprit = left.pop(0)
             peaks.append(RankPeak(culprit, rank_of(culprit), problem="The process that read it has died."))
+        dask, at_once, is_first = None, 1, False
     return peaks
-
-
-def _read_all(
-    executor: Executor, names: Sequence[str], device: int | None, read: Reader, add: Callable[[RankPeak], None]
-) -> list[str]:
-    """Read these; returns those that could not be, because the executor has broken, in their order."""
-    left: set[str] = set()
-    futures: dict[Any, str] = {executor.submit(read, name, device): name for name in names}
-    for future in as_completed(futures):
-        name = futures[future]
-        try:
-            add(future.result())
-        except BrokenExecutor:
-            left.add(name)
-        except Exception as error:  # a worker of a cluster that died, or a fault in reading
-            add(RankPeak(name, rank_of(name), problem=f"Its reader ended: {type(error).__name__}: {error}"))
-    return [name for name in names if name in left]
 
 
 def num_processes_for(files: Sequence[Path]) -> int:
     """Number of processes: limited by cores, files, and memory for the largest file."""
-    largest = max((_needed_bytes(path) for path in files), default=0)
-    process_bytes = _PROCESS_BYTES + largest
+    needed_bytes = [0]
+    for path in files:
+        with suppress(OSError):  # its reader says why
+            is_packed = path.suffix in _PACKED
+            needed_bytes.append(path.stat().st_size * (BYTES_PER_PACKED_BYTE if is_packed else BYTES_PER_FILE_BYTE))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, len(files), int(_SHARE_OF_MEMORY * _free_bytes() // process_bytes)))
-
-
-def _needed_bytes(path: Path) -> int:
-    try:
-        size = path.stat().st_size
-    except OSError:  # its reader says why
-        return 0
-    return size * (BYTES_PER_PACKED_BYTE if path.suffix in _PACKED else BYTES_PER_FILE_BYTE)
+    at_once = int(_SHARE_OF_MEMORY * _free_bytes() // (_PROCESS_BYTES + max(needed_bytes)))
+    return max(1, min(cores, len(files), at_once))
 
 
 def _free_bytes() -> int:
@@ -160,7 +151,7 @@ def _free_bytes() -> int:
 
 
 @contextmanager
-def executor_for(dask: str | None, num_processes: int) -> Iterator[Executor]:
+def _executor(dask: str | None, num_processes: int) -> Iterator[Executor]:
     """An executor that reads recordings: processes of this machine, or a Dask cluster's workers."""
     if dask is None:
         # A fresh interpreter for each: what this process has loaded is not paid for again by every copy of it.

@@ -32,7 +32,7 @@ from tracer.null_gpu.job.place import (
 from tracer.results.files import RANK_JSON
 from tracer.results.null_job import NullJob, RankRun
 from tracer.sessions.jobs.child_processes import ChildProcesses, end_with_parent
-from tracer.sessions.jobs.ranks import RanksSummary, failure_left, rank_folder, read_some, write_ranks
+from tracer.sessions.jobs.ranks import RanksSummary, failure_left, rank_folder, read_ranks, write_ranks
 from tracer.sessions.termination import Termination
 from tracer.units import format_bytes
 
@@ -111,13 +111,13 @@ def run_job(
             tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({run.why()}).")
         runs += run.side_by_side(others)
         ranks = [ran.rank for ran in runs]
-        summary = read_some(folder, ranks, job.world_size)
+        summary = read_ranks(folder, job.world_size, ranks=ranks)
         ran = tuple(_with_results(one, folder, summary) for one in runs)
         has_trained = any(run.peak_bytes is not None for run in ran)
         is_distributed = bool(groups_left(folder, first)) or not has_trained
         answer = NullJob(job.devices, job.per_node, ran, is_distributed)
         if is_limited and (again := run.where_full(answer, beside_most_nccl=beside_most_nccl)) is not None:
-            summary = read_some(folder, ranks, job.world_size)
+            summary = read_ranks(folder, job.world_size, ranks=ranks)
             again = _with_results(again, folder, summary)
             answer = replace(answer, runs=tuple(_again(ran, again) for ran in answer.runs))
     if save_dir is not None:
