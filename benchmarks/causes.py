@@ -25,7 +25,6 @@ from pathlib import Path
 from benchmarks.engine import as_markdown
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import first_changes
-from tracer.analysis.snapshots.modelled import model_device
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.process import environment
 from tracer.snapshot.load import load_snapshot
@@ -73,7 +72,7 @@ def _of_dump(program: Path, card: str, how: str, folder: Path, here: bool) -> st
         return "not out of memory"
     replayed = replay_snapshot(load_snapshot(file))
     (device, *_) = replayed.devices
-    first = first_changes(replayed, device, model_device(device))
+    first = first_changes(device)
     return first.changes[0].cause if first is not None and first.changes else "nothing"
 
 

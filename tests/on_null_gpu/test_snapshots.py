@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from tests.snapshot.explained import explain_snapshot
 from tests.truth.isolate import Elsewhere
 from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.allocator_finding import explain_allocator, with_model
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.first_changes import with_allocated
-from tracer.analysis.snapshots.modelled import model_device
 from tracer.snapshot.load import load_snapshot
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
@@ -117,7 +116,7 @@ def peak_with_a_rest_that_is_not_split_off() -> tuple[int, int, int]:
         torch.cuda.memory._record_memory_history(None)
         replayed = replay_snapshot(load_snapshot(path))
     finding = explain_replayed(replayed)
-    (device,) = with_allocated(finding, {0: model_device(replayed.devices[0])}).devices
+    (device,) = with_model(finding, explain_allocator(replayed)).devices
     rounded_bytes = finding.devices[0].peak.fragmentation.allocated_bytes
     return counted_bytes, device.peak.fragmentation.allocated_bytes - before_bytes, rounded_bytes - before_bytes
 

@@ -229,18 +229,12 @@ def _explained(path: Path, device: int | None, tries: Tries) -> ExplainedSnapsho
     memory = checked_size(tries.gpu_memory)
     settings = _checked_settings(tries.settings)
     snapshot = load_snapshot(snapshot_path(path))
-    from tracer.analysis.snapshots.allocator_finding import explain_allocator
+    from tracer.analysis.snapshots.allocator_finding import explain_allocator, with_model
     from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-    from tracer.analysis.snapshots.first_changes import with_allocated, with_causes
 
     replayed = replay_snapshot(snapshot, device=device)
     allocator = explain_allocator(replayed, settings=settings, gpu_memory=memory)
-    finding = with_causes(explain_replayed(replayed), {one.device: one.first for one in allocator})
-    return ExplainedSnapshot(
-        replayed,
-        with_allocated(finding, {one.device: one.modelled for one in allocator}),
-        allocator,
-    )
+    return ExplainedSnapshot(replayed, with_model(explain_replayed(replayed), allocator), allocator)
 
 
 def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> None:

@@ -148,7 +148,6 @@ class RunHistory:
         from tracer.analysis.profiles.failed_allocation import last_seen
         from tracer.analysis.snapshots.findings import replay_snapshot
         from tracer.analysis.snapshots.first_changes import first_changes
-        from tracer.analysis.snapshots.modelled import model_device
 
         index = int(findings.device.partition(":")[2] or 0)
         written = self._as_written(findings, known)
@@ -157,7 +156,7 @@ class RunHistory:
         peak_bytes = findings.worst.peak.peak_bytes
         if abs(int(device.replay.requested_bytes.max()) - peak_bytes) > _SAME_PEAK * peak_bytes:
             return None
-        return first_changes(replayed, device, model_device(device), device_bytes=device_bytes)
+        return first_changes(device, device_bytes=device_bytes)
 
     def _as_written(self, findings: Findings | None, known: KnownStorages) -> Snapshot:
         """The columns of what memory_snapshot.pkl has, so that the file tells the same."""

@@ -130,7 +130,7 @@ class Moment:
         if self.error is not None and ran_out == index:
             objects = look_at_failure(self.device, self.error, is_evaluating=self.is_evaluating)
             memory = device_memory(self.device)
-            event, *_ = explain_failure(replayed, objects, device_bytes=None if memory is None else memory[1])
+            event, *_ = explain_failure(device, objects, device_bytes=None if memory is None else memory[1])
         return _History(device, group_rows(device, alive), event)
 
     def _known(self) -> KnownStorages:

@@ -14,7 +14,6 @@ from tracer.analysis.profiles.caveats import room_sentences
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import first_changes
-from tracer.analysis.snapshots.modelled import model_device
 from tracer.snapshot.load import snapshot_in_memory
 
 
@@ -58,7 +57,7 @@ def test_nothing_is_said_of_a_batch_where_all_may_grow_with_it() -> None:
 def causes(device_bytes: int | None) -> list[str]:
     replayed = replay_snapshot(snapshot_in_memory(fragmented().snapshot()))
     (device,) = replayed.devices
-    found = first_changes(replayed, device, model_device(device), device_bytes=device_bytes)
+    found = first_changes(device, device_bytes=device_bytes)
     assert found is not None
     return [change.cause for change in found.changes]
 

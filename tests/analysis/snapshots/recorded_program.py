@@ -13,7 +13,6 @@ from tracer.allocator.blocks import Block
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChange, first_changes
-from tracer.analysis.snapshots.modelled import model_device
 from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.snapshot.load import snapshot_in_memory
 
@@ -77,7 +76,7 @@ def changes_in(recording: Any, objects: ObjectsAtFailure | None = None) -> dict[
     """By their causes, the first one first."""
     replayed = replay_snapshot(snapshot_in_memory(recording))
     (device,) = replayed.devices
-    found = first_changes(replayed, device, model_device(device), objects=objects)
+    found = first_changes(device, objects=objects)
     assert found is not None
     return {change.cause: change for change in found.changes}
 

@@ -37,7 +37,7 @@ def test_nothing_in_use_has_no_cause() -> None:
     recording = program.snapshot()
     recording["device_traces"][0] = [row for row in recording["device_traces"][0] if row["action"] == "segment_alloc"]
     replayed = replay_snapshot(snapshot_in_memory(recording))
-    assert [*copies_of_weights(Case(replayed, replayed.devices[0]))] == []
+    assert [*copies_of_weights(Case(replayed.devices[0]))] == []
 
 
 def test_a_checkpoint_of_which_the_model_has_a_copy() -> None:

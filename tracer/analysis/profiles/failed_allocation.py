@@ -12,10 +12,9 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.block_facts import KIND_OF_ROLE
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.peak import PeakReport
-from tracer.analysis.snapshots.findings import ReplayedSnapshot, replay_snapshot
+from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes, with_cause
-from tracer.analysis.snapshots.kind_finder import NOTHING_HELD, HeldNow
-from tracer.analysis.snapshots.modelled import model_device
+from tracer.analysis.snapshots.kind_finder import NOTHING_HELD, HeldNow, ReplayedDevice
 from tracer.analysis.snapshots.oom import (
     OutOfMemory,
     beside_others,
@@ -63,27 +62,26 @@ def failed_allocation(
         return None
     device = f"{device_type}:{index}"
     now = held_at_failure(known, device, findings)
-    replayed = replay_snapshot(snapshot, device=index, held=last_seen(known, device), held_now={index: now})
-    event, first, objects = explain_failure(replayed, objects, device_bytes=device_bytes)
+    (one,) = replay_snapshot(snapshot, device=index, held=last_seen(known, device), held_now={index: now}).devices
+    event, first, objects = explain_failure(one, objects, device_bytes=device_bytes)
     cycles = findings.cycles if findings is not None and findings.device == device else ()
     in_use = next((cycle.at_failure for cycle in cycles if cycle.at_failure is not None), None)
     return FailedAllocation(event, first, in_use, objects)
 
 
 def explain_failure(
-    replayed: ReplayedSnapshot, objects: ObjectsAtFailure | None, *, device_bytes: int | None
+    device: ReplayedDevice, objects: ObjectsAtFailure | None, *, device_bytes: int | None
 ) -> tuple[OutOfMemory, FirstChanges | None, ObjectsAtFailure | None]:
-    """Explain the last failure of the one replayed device; of its objects, they are evaluating only if that is much.
+    """Explain the last failure of a device; of its objects, they are evaluating only if that is much.
 
     Args:
         device_bytes: Memory of the device; None if not known.
     """
-    (device,) = replayed.devices
     event = last_out_of_memory(device)
     if objects is not None:
         event = in_evaluation(event) if objects.is_evaluating else event
         objects = replace(objects, is_evaluating=event.in_evaluation)
-    first = first_changes(replayed, device, model_device(device), objects=objects)
+    first = first_changes(device, objects=objects)
     return beside_others(with_cause(event, first), device_bytes), first, objects
 
 

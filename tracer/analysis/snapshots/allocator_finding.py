@@ -190,10 +190,25 @@ def explain_allocator(
                 what_if=_what_if(modelled, settings, gpu_memory)
                 if modelled is not None and can_replay and has_questions
                 else None,
-                first=first_changes(replayed, device, modelled),
+                first=first_changes(device),
             )
         )
     return tuple(findings)
+
+
+def with_model(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding]) -> SnapshotFinding:
+    """The last failure of each device with its cause, and its peak with what torch counts as allocated, where known."""
+    devices = []
+    for device, answer in zip(finding.devices, allocator, strict=True):
+        memory = device.peak.fragmentation
+        size = answer.modelled.most_in_use_bytes if answer.modelled is not None else None
+        if device.oom:
+            device = replace(device, oom=(*device.oom[:-1], with_cause(device.oom[-1], answer.first)))
+        if memory is not None and size is not None:
+            memory = replace(memory, allocated_bytes=size, free_bytes=memory.reserved_bytes - size)
+            device = replace(device, peak=replace(device.peak, fragmentation=memory))
+        devices.append(device)
+    return replace(finding, devices=tuple(devices))
 
 
 _NO_CAUSES: Final = ("too little", "not known")
@@ -214,9 +229,7 @@ def worst_failure(replayed: ReplayedSnapshot, finding: SnapshotFinding) -> OutOf
     """The last failure of the worst device with its decisive cause; None if no request failed there."""
     if finding.worst is None or not finding.devices[finding.worst].oom:
         return None
-    device = replayed.devices[finding.worst]
-    modelled = model_device(device)
-    return with_cause(finding.devices[finding.worst].oom[-1], first_changes(replayed, device, modelled))
+    return with_cause(finding.devices[finding.worst].oom[-1], first_changes(replayed.devices[finding.worst]))
 
 
 def explanation_of(snapshot: Snapshot) -> Explanation | None:
@@ -228,8 +241,7 @@ def explanation_of(snapshot: Snapshot) -> Explanation | None:
         return Explanation(failure.advice, cause, failure.site.file or "", failure.site.line or 0)
     if finding.worst is None:
         return None
-    device = replayed.devices[finding.worst]
-    first = first_changes(replayed, device, model_device(device))
+    first = first_changes(replayed.devices[finding.worst])
     if first is None or (change := first.decisive) is None:
         return None
     return Explanation(f"{change.sentence} {change.order}.", change.cause)

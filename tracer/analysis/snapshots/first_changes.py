@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,9 +19,8 @@ from tracer.analysis.snapshots.causes import (
     reserving,
 )
 from tracer.analysis.snapshots.causes.case import Case, Cause, GivesUp
-from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.modelled import Modelled
+from tracer.analysis.snapshots.modelled import Modelled, model_device
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.sites import Site
 from tracer.capture.objects.known_storages import ObjectsAtFailure
@@ -146,12 +145,7 @@ class FirstChanges:
 
 
 def first_changes(
-    replayed: ReplayedSnapshot,
-    device: ReplayedDevice,
-    modelled: Modelled | None,
-    *,
-    objects: ObjectsAtFailure | None = None,
-    device_bytes: int | None = None,
+    device: ReplayedDevice, *, objects: ObjectsAtFailure | None = None, device_bytes: int | None = None
 ) -> FirstChanges | None:
     """Try what may help, and keep what does: by a hundredth of the peak at least, or failed requests are served.
 
@@ -163,10 +157,11 @@ def first_changes(
     Returns:
         None where nothing can be replayed.
     """
+    modelled = model_device(device)
     if modelled is None or not (modelled.history.num_allocations or modelled.history.failed):
         return None
     modelled = modelled.as_it_failed
-    case = Case(replayed, device, objects)
+    case = Case(device, objects)
     causes = [cause for ask in _OF_BLOCKS for cause in ask(case)]
     causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled)]
     tried = [(cause, _tried(cause, modelled)) for cause in causes]
@@ -201,37 +196,6 @@ def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
     )
     sentences = (change.sentence, f"{change.order}: {served}.", event.allocators_advice)
     return replace(event, advice=" ".join(filter(None, sentences)), decisive=change.cause)
-
-
-def with_causes(finding: SnapshotFinding, first: Mapping[int, FirstChanges | None]) -> SnapshotFinding:
-    """A snapshot of whose devices the last failure is explained so.
-
-    Args:
-        first: What to try first, by index of the device.
-    """
-    devices = [
-        replace(device, oom=(*device.oom[:-1], with_cause(device.oom[-1], first.get(device.device))))
-        if device.oom
-        else device
-        for device in finding.devices
-    ]
-    return replace(finding, devices=tuple(devices))
-
-
-def with_allocated(finding: SnapshotFinding, modelled: Mapping[int, Modelled | None]) -> SnapshotFinding:
-    """A finding whose peaks have what the allocator gave, as torch counts it, where the model knows.
-
-    Args:
-        modelled: By index of the device.
-    """
-    devices = []
-    for device in finding.devices:
-        model, memory = modelled.get(device.device), device.peak.fragmentation
-        if model is not None and memory is not None and (size := model.most_in_use_bytes) is not None:
-            memory = replace(memory, allocated_bytes=size, free_bytes=memory.reserved_bytes - size)
-            device = replace(device, peak=replace(device.peak, fragmentation=memory))
-        devices.append(device)
-    return replace(finding, devices=tuple(devices))
 
 
 def _rank(

@@ -18,7 +18,6 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.block_facts import calls_of_models
 from tracer.analysis.snapshots.causes.source import reaches_backward_behind
 from tracer.analysis.snapshots.changed_requests import Changed
-from tracer.analysis.snapshots.findings import ReplayedSnapshot
 from tracer.analysis.snapshots.frames import is_label, is_python, is_users, torch_file
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.modelled import Modelled
@@ -68,7 +67,6 @@ _SAFETENSORS: Final = "/safetensors/torch.py"
 class Case:
     """The moment, with all that is known of it."""
 
-    replayed: ReplayedSnapshot
     device: ReplayedDevice
     objects: ObjectsAtFailure | None = None  # None where nothing but the recording is known
 
@@ -89,12 +87,12 @@ class Case:
     @property
     def sites(self) -> Sites:
         """Lines of the stacks."""
-        return self.replayed.sites
+        return self.device.sites
 
     @property
     def stacks(self) -> Stacks:
         """Stacks of the blocks."""
-        return self.replayed.snapshot.stacks
+        return self.device.snapshot.stacks
 
     @cached_property
     def failures(self) -> Ints:

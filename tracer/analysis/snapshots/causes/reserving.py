@@ -38,7 +38,7 @@ def one_request(case: Case) -> Iterator[Cause]:
     if asked + made_bytes < _SHARE * case.in_use_bytes:
         return
     at = case.device.state, case.device.replay, case.entry
-    fraction = recorded_settings(case.replayed.snapshot.settings).per_process_memory_fraction
+    fraction = recorded_settings(case.device.snapshot.settings).per_process_memory_fraction
     room_bytes = free_for_process(*at, fraction) or 0
     if room_bytes >= segment_size(asked):
         room_bytes = 0  # A limit that the recording does not say refused it
