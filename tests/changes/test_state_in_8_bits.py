@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tracer.changes.applied import AppliedChanges
+from tracer.changes.kinds.state_in_8_bits import EightBitLibrary, MadeSteps, keep_options, library_for
 from tracer.changes.script_changes import script_changes
 from tracer.errors import TracerError, UsageError
 
@@ -128,3 +129,53 @@ def test_without_a_library_it_cannot_be_applied(no_library: None) -> None:
         script_changes("8-bit-state")
     optimizer, _, notes = trained()
     assert notes == ("8-bit-state: neither bitsandbytes nor torchao is installed.",) and len(optimizer.state) == 2
+
+
+@pytest.mark.parametrize(
+    ("optimizer_of", "package", "why"),
+    [
+        (lambda p: torch.optim.AdamW(p), "bitsandbytes", ""),
+        (lambda p: torch.optim.Adam(p, weight_decay=0.1), "torchao", ""),
+        (lambda p: torch.optim.Adam(p, weight_decay=0.1), "bitsandbytes", "bitsandbytes cannot stand for it;"),
+        (lambda p: torch.optim.SGD(p), "bitsandbytes", "SGD is not torch's Adam or AdamW."),
+        (lambda p: torch.optim.Adam(p, maximize=True), "torchao", "Adam has maximize=True,"),
+        (lambda p: torch.optim.Adam([torch.ones(2, dtype=torch.complex64)]), "torchao", "some parameters are complex."),
+        (lambda p: torch.optim.Adam(p), "", "neither bitsandbytes nor torchao is installed."),
+    ],
+)
+def test_what_a_library_can_stand_for(optimizer_of: object, package: str, why: str) -> None:
+    optimizer = optimizer_of([torch.nn.Parameter(torch.ones(2))])  # type: ignore[operator]
+    library, reason = library_for(optimizer, [EightBitLibrary(package)] if package else [])
+    assert (library is None) == bool(why) and reason.startswith(why)
+
+
+def test_a_rate_that_is_a_tensor_is_filled_and_stays_the_same_one() -> None:
+    own = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=torch.tensor(0.1))
+    rate = own.param_groups[0]["lr"]
+    keep_options(own, [{**own.param_groups[0], "lr": 0.05, "weight_decay": 0.5}])
+    assert own.param_groups[0]["lr"] is rate and float(rate) == pytest.approx(0.05)
+    assert own.param_groups[0]["weight_decay"] == 0.5
+
+
+def test_torchs_step_finds_nothing_to_update() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    own, steps = optimizer.param_groups, MadeSteps()
+    assert steps.begin(optimizer) is own
+    steps.made(optimizer)
+    assert (optimizer.param_groups[0]["params"], optimizer.param_groups[0]["lr"]) == ([], 1.0)
+    optimizer.step()
+    assert weight.tolist() == [1, 1]
+    assert steps.end(optimizer) and optimizer.param_groups is own
+    assert not steps.end(optimizer)
+    optimizer.step()
+    assert weight.tolist() == [0, 0]
+
+
+def test_a_step_that_has_no_end_gives_the_parameters_to_the_next() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    own, steps = optimizer.param_groups, MadeSteps()
+    steps.made(optimizer)
+    assert steps.begin(optimizer) is own and optimizer.param_groups is own

@@ -1,11 +1,25 @@
-"""An engine's start: what fits, what limits it, which option helps. Sizes are worked out by hand."""
+"""An engine's start, on the screen and on its page: what fits, what limits it. Sizes are worked out by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from tracer.engines.answer import answer_sentences, card_table
+import pytest
+
+from tests.exporters.page import page_samples as samples
+from tracer.engines.answer import (
+    answer_sentences,
+    card_table,
+    engine_page,
+    print_engine,
+    put_engine_first,
+    write_engine_page,
+)
 from tracer.engines.start import GRAPHS, LEAST_OF_DRIVER_BYTES, EngineStart, StartStage, WorkerMemory, engine_start
+from tracer.exporters.page.html import data_of_html, write_pages
+from tracer.exporters.screen.terminal import screen
+from tracer.exporters.tables import Section
 
 GIB = 1 << 30
 # A card of 80 GiB of which 72 may be used: 72 - 15 - 2 - 1 are left for the cache, and 1 GiB of it is a request.
@@ -137,3 +151,64 @@ def test_the_drivers_memory_for_graphs_counts_in_the_verdict() -> None:
     assert full.changes[0][0] == "--gpu-memory-utilization 0.85"
     sizes = [size for size, *_ in card_table(full).rows]
     assert sum(size for size in sizes if isinstance(size, int)) == full.worst.total_bytes
+
+
+@pytest.fixture
+def served() -> EngineStart:
+    ready = replace(READY, num_batches=3, served_bytes=GIB)
+    return engine_start([ready], cache_tokens=442_160, concurrency=53.97)
+
+
+def test_the_page_says_what_the_screen_says(
+    served: EngineStart, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with screen() as console:
+        print_engine(served, console, command="vllm serve m", computed=False)
+    lines = capsys.readouterr().out.splitlines()
+    path = tmp_path / "page.html"
+    write_engine_page(served, path, command="vllm serve m", computed=False)
+    (page,) = data_of_html(path.read_text())["pages"]
+    (of_card,) = (sentence for sentence in page["headline"] if sentence not in lines)
+    assert of_card == (
+        "Of the card's 80.00 GiB: KV cache 54.00 GiB, weights 15.00 GiB, activations 2.00 GiB, outside of torch's "
+        "allocator 1.00 GiB, free 8.00 GiB."
+    )
+    assert [sentence.split()[0] for sentence in page["headline"]] == [
+        "vLLM", "The", "3", "Of", "--gpu-memory-utilization", "Start"
+    ]  # fmt: skip
+    table = page["sections"][0]["tables"][0]
+    assert sum(row[0] for row in table["rows"]) == table["footer"][0] == 80 * GIB
+
+
+def test_a_command_with_a_path_of_the_working_folder_is_for_that_folder(
+    served: EngineStart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "page.html"
+    write_engine_page(served, path, command=f"vllm serve {tmp_path}/llama8b", computed=False)
+    (page,) = data_of_html(path.read_text())["pages"]
+    assert page["headline"][-1] == "Start it, in the folder of the run, with: vllm serve llama8b"
+
+
+def test_the_page_of_a_script_begins_with_the_engine_that_it_has_made(served: EngineStart, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_pages((replace(samples.small_page(), sections=(Section("Memory of the script", (), ()),)),), path)
+    (before,) = data_of_html(path.read_text())["pages"]
+    put_engine_first(served, path, computed=True)
+    (page,) = data_of_html(path.read_text())["pages"]
+    first = engine_page(served, command="", computed=True)
+    assert page["headline"] == [*first.answer, *before["headline"]]
+    assert page["sections"][0]["title"] == "Memory of the engine" and page["sections"][1:] == before["sections"]
+    assert {**page, **{name: before[name] for name in ("headline", "sections", "title")}} == before
+
+
+def test_a_card_that_is_too_small_lacks_memory() -> None:
+    full = engine_start([replace(READY, cache_bytes=63 * GIB)], cache_tokens=1, concurrency=1.0)
+    assert engine_page(full, command="", computed=False).answer[2].endswith("allocator 1.00 GiB; 1.00 GiB are lacking.")
+
+
+def test_of_several_workers_each_card_has_a_row(served: EngineStart) -> None:
+    workers = [replace(READY, num_workers=2, rank=rank) for rank in range(2)]
+    page = engine_page(engine_start(workers, cache_tokens=1, concurrency=1.0), command="", computed=False)
+    assert [row[0] for row in page.sections[0].tables[1].rows] == [0, 1]
+    assert any("NCCL is not counted" in sentence for sentence in page.answer)

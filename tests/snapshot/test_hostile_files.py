@@ -1,10 +1,12 @@
-"""Hostile files: nothing in them is executed, and reading them ends within bounds."""
+"""Hostile and mutated files: nothing in them is executed, and they end in results or in one sentence."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -134,3 +136,17 @@ def test_a_name_that_is_not_utf8_is_marked(tmp_path: Path) -> None:
 def test_where_a_name_is_not_utf8_nothing_is_called_either(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="asks for the Python object"):
         load_snapshot(not_utf8(tmp_path / "s", hostile=True))
+
+
+ROOT = Path(__file__).resolve().parents[2]
+# SNAPSHOT_FUZZ_COUNT=10000 for the long run; SNAPSHOT_FUZZ_SEED for other files.
+COUNT = os.environ.get("SNAPSHOT_FUZZ_COUNT", "150")
+SEED = os.environ.get("SNAPSHOT_FUZZ_SEED", "0")
+
+
+def test_mutated_files_end_in_a_result_or_in_a_clean_error() -> None:
+    # A process of its own, because it forks, and other tests leave threads behind.
+    command = [sys.executable, "-m", "tests.snapshot.fuzz", "--count", COUNT, "--seed", SEED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert "'result'" in done.stdout and "'error'" in done.stdout

@@ -120,13 +120,6 @@ def _first_line(text: str) -> str:
     return text.strip().split("\n", 1)[0].strip()
 
 
-def _innermost(stack: Any) -> SourceLine | None:
-    """The innermost line of the user's in a stack of Python's, outermost first."""
-    lines = [SourceLine(str(frame.filename), int(frame.lineno or 0)) for frame in stack]
-    users = [line for line in lines if is_user_code(line.file)]
-    return users[-1] if users else None
-
-
 def _without_nodes(path: str) -> CompiledGraph:
     return CompiledGraph(path, source_text(path))
 

@@ -197,7 +197,7 @@ def answer_engine(
 
 
 def _write_page(start: EngineStart, path: Path, *, words: str, quiet: bool, computed: bool) -> None:
-    from tracer.engines.page import write_engine_page
+    from tracer.engines.answer import write_engine_page
 
     write_engine_page(start, path, command=words, computed=computed)
     if not quiet:
@@ -303,7 +303,7 @@ def tell_reports(reports: Path, save_dir: Path, page: Path | None, *, quiet: boo
     if (start := read_reports(reports)) is None:
         return
     if page is not None:
-        from tracer.engines.page import put_engine_first
+        from tracer.engines.answer import put_engine_first
 
         put_engine_first(start, page, computed=computed)
     tell_engine(start, save_dir, words="", quiet=quiet, computed=computed)

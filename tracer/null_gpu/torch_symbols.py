@@ -213,13 +213,39 @@ def _split(parameters: str) -> Iterable[str]:
         yield parameters[start:]
 
 
+# What has nothing to do here, and succeeds: the other functions of these libraries are in sources/.
+_SUCCEED = """
+    cudaMemcpyToSymbol cudaMemcpyToSymbolAsync cudaSetDeviceFlags cudaDeviceReset cudaDeviceSetLimit cudaEventQuery
+    cudaDeviceSetCacheConfig cudaDeviceEnablePeerAccess cudaDeviceDisablePeerAccess cudaProfilerStart cudaProfilerStop
+    cudnnBackendInitialize cuDevicePrimaryCtxRelease_v2 cuCtxSynchronize cuMemSetAccess cuStreamDestroy_v2
+    cuStreamWaitValue32_v2 cuEventSynchronize cuEventQuery cuLinkAddData_v2 cuLinkDestroy cuModuleUnload cuLibraryUnload
+    cuKernelSetAttribute cuFuncSetAttribute cuFuncSetCacheConfig cudaFuncSetAttribute cudaFuncSetCacheConfig
+    cudaLibraryUnload cudaHostRegister cudaHostUnregister cudaMemPrefetchAsync cudaMemAdvise cudaDeviceSetMemPool
+    cudaMemPoolSetAccess ncclCommFinalize nvmlInit nvmlInit_v2 nvmlInitWithFlags nvmlShutdown cudaStreamDestroy
+    cudaStreamAttachMemAsync cudaStreamSetAttribute cudaGraphDestroy cudaGraphLaunch cudaGraphUpload
+    cudaGraphExecDestroy cudaGraphDebugDotPrint cudaGraphRetainUserObject
+"""
+# What gives a new handle through its first parameter, and does no more: modules and libraries of code, their kernels,
+# graphs to be replayed. What keeps a graph's memory alive is never let go here, as the graph is not.
+_GIVE_HANDLE = """
+    cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleGetFunction cuLibraryLoadData cuLibraryGetModule
+    cuLibraryGetKernel cuKernelGetFunction cudaLibraryLoadData cudaLibraryGetKernel nvrtcCreateProgram
+    cudaGraphInstantiate cudaGraphInstantiateWithFlags cudaUserObjectCreate cudaGraphConditionalHandleCreate
+    cuptiSubscribe
+"""
+
+
 def stub_source(prototypes: Mapping[str, Prototype], wanted: Iterable[str]) -> str:
     """C that defines every prototype and every wanted name weakly: what is written by hand takes precedence."""
-    called = set(wanted)
+    gives_handle = set(_GIVE_HANDLE.split())
+    called = {*wanted, *_SUCCEED.split(), *gives_handle}
     lines = [_PROLOGUE]
     for name in sorted(called | set(prototypes)):
         prototype = prototypes.get(name)
-        lines.append(_undeclared(name) if prototype is None else _declared(prototype, name in called))
+        if name in gives_handle:
+            lines.append(f"STUB long {name}(void **made) {{ *made = new_handle(); return 0; }}")
+        else:
+            lines.append(_undeclared(name) if prototype is None else _declared(prototype, name in called))
     return "\n".join(lines) + "\n"
 
 
@@ -228,6 +254,7 @@ _PROLOGUE = """#include <stddef.h>
 #define STUB __attribute__((weak, visibility("default")))
 long null_gpu_unwritten(const char *name);
 void null_gpu_multiplied(const char *name, void *stream);
+void *new_handle(void);
 static char opaque[65536];
 """
 

@@ -52,9 +52,6 @@ EXPORT cudaError_t cudaGetDeviceFlags(unsigned *flags) {
   *flags = cudaDeviceScheduleAuto;
   return result(cudaSuccess);
 }
-EXPORT cudaError_t cudaSetDeviceFlags(unsigned flags) { return result(cudaSuccess); }
-EXPORT cudaError_t cudaDeviceReset(void) { return result(cudaSuccess); }
-EXPORT cudaError_t cudaDeviceSetLimit(enum cudaLimit limit, size_t value) { return result(cudaSuccess); }
 EXPORT cudaError_t cudaDeviceGetLimit(size_t *value, enum cudaLimit limit) {
   *value = limit == cudaLimitStackSize ? KIB : limit == cudaLimitMallocHeapSize ? 8 * MIB : 128;
   return result(cudaSuccess);
@@ -63,10 +60,12 @@ EXPORT cudaError_t cudaDeviceGetCacheConfig(enum cudaFuncCache *cache) {
   *cache = cudaFuncCachePreferNone;
   return result(cudaSuccess);
 }
-EXPORT cudaError_t cudaDeviceSetCacheConfig(enum cudaFuncCache cache) { return result(cudaSuccess); }
 
-static void fill_properties(struct cudaDeviceProp *p, int device) {
+/* CUDA 12's header gives the name to the second of them, CUDA 13's library has both. */
+EXPORT cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp *p, int device) {
   const Card *card = card_of(device);
+  memset(p, 0, sizeof *p);
+  if (device < 0 || device >= config()->count) return result(cudaErrorInvalidDevice);
   snprintf(p->name, sizeof p->name, "%s", card->name);
   memcpy(p->uuid.bytes, "null-gpu-device", 15);
   p->uuid.bytes[15] = (char)('0' + config()->visible[device]);
@@ -99,16 +98,11 @@ static void fill_properties(struct cudaDeviceProp *p, int device) {
   p->maxBlocksPerMultiProcessor = 32;
   p->reservedSharedMemPerBlock = KIB;
   p->clusterLaunch = card->major >= 9;
-}
-static cudaError_t properties(struct cudaDeviceProp *found, int device) {
-  memset(found, 0, sizeof *found);
-  if (device < 0 || device >= config()->count) return result(cudaErrorInvalidDevice);
-  fill_properties(found, device);
   return result(cudaSuccess);
 }
-/* CUDA 12's header gives the name to the second of them, CUDA 13's library has both. */
-EXPORT cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) { return properties(found, device); }
-EXPORT cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp *found, int device) { return properties(found, device); }
+EXPORT cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
+  return cudaGetDeviceProperties_v2(found, device);
+}
 
 /* The runtime's numbers of attributes are the driver's. */
 int device_attribute(int attribute, int device) {
@@ -191,8 +185,6 @@ EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
   *can = device != peer;
   return result(cudaSuccess);
 }
-EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) { return result(cudaSuccess); }
-EXPORT cudaError_t cudaDeviceDisablePeerAccess(int peer) { return result(cudaSuccess); }
 EXPORT cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr attribute, int device, int peer) {
   *value = attribute == cudaDevP2PAttrAccessSupported || attribute == cudaDevP2PAttrNativeAtomicSupported;
   return result(cudaSuccess);
@@ -205,8 +197,6 @@ EXPORT cudaError_t cudaRuntimeGetVersion(int *version) {
   *version = CUDART_VERSION;
   return result(cudaSuccess);
 }
-EXPORT cudaError_t cudaProfilerStart(void) { return result(cudaSuccess); }
-EXPORT cudaError_t cudaProfilerStop(void) { return result(cudaSuccess); }
 
 /* ---- errors ---- */
 EXPORT cudaError_t cudaGetLastError(void) {

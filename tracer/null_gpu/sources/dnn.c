@@ -51,16 +51,8 @@ typedef union {
   EXPORT cudnnStatus_t cudnnDestroy##name##Descriptor(cudnn##name##Descriptor_t gone) { \
     return free(gone), CUDNN_STATUS_SUCCESS;                                        \
   }
-LEGACY(Tensor)
-LEGACY(Filter)
-LEGACY(Convolution)
-LEGACY(Activation)
-LEGACY(Dropout)
-LEGACY(RNN)
-LEGACY(RNNData)
-LEGACY(CTCLoss)
-LEGACY(Pooling)
-LEGACY(SpatialTransformer)
+LEGACY(Tensor) LEGACY(Filter) LEGACY(Convolution) LEGACY(Activation) LEGACY(Dropout) LEGACY(RNN)
+LEGACY(RNNData) LEGACY(CTCLoss) LEGACY(Pooling) LEGACY(SpatialTransformer)
 
 static void set_tensor(Tensor *tensor, int type, int dims, const int *size, const int *stride) {
   if (!tensor) return;

@@ -53,7 +53,6 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
   *context = (CUcontext)(CONTEXTS + (uintptr_t)device);
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) { return CUDA_SUCCESS; }
 EXPORT CUresult cuCtxGetCurrent(CUcontext *context) {
   int device = current_device();
   *context = is_started(device) ? (CUcontext)(CONTEXTS + (uintptr_t)device) : NULL;
@@ -67,7 +66,6 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
 EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context) { return cuCtxSetCurrent(context); }
 EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context) { return context ? cuCtxGetCurrent(context) : CUDA_SUCCESS; }
 EXPORT CUresult cuCtxGetDevice(CUdevice *device) { return *device = current_device(), CUDA_SUCCESS; }
-EXPORT CUresult cuCtxSynchronize(void) { return CUDA_SUCCESS; }
 EXPORT CUresult cuGetErrorString(CUresult error, const char **text) {
   *text = error == CUDA_ERROR_NOT_FOUND ? "named symbol not found" : error_text((int)error);
   if (error == CUDA_ERROR_OUT_OF_MEMORY) *text = "out of memory";
@@ -276,9 +274,6 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t size) {
   pthread_mutex_unlock(&lock);
   return physical_unmap((void *)pointer, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-EXPORT CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *access, size_t count) {
-  return CUDA_SUCCESS;
-}
 EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *pointer) {
   pthread_mutex_lock(&lock);
   size_t index = first_mapping_at((CUdeviceptr)pointer + 1);
@@ -326,7 +321,6 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop
 
 /* ---- streams, modules and kernels, as Triton and nvrtc's callers use them ---- */
 EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) { return (CUresult)cudaStreamCreateWithFlags(stream, flags); }
-EXPORT CUresult cuStreamDestroy_v2(CUstream stream) { return CUDA_SUCCESS; }
 EXPORT CUresult cuStreamSynchronize(CUstream stream) { return (CUresult)cudaStreamSynchronize(stream); }
 EXPORT CUresult cuStreamQuery(CUstream stream) { return (CUresult)cudaStreamQuery(stream); }
 EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
@@ -362,21 +356,10 @@ EXPORT CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr pointer, cu
   move_bytes((void *)pointer, &value, sizeof value);
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr pointer, cuuint32_t value, unsigned flags) {
-  return CUDA_SUCCESS;
-}
 EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags) { return (CUresult)cudaEventCreateWithFlags(event, flags); }
 EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) { return (CUresult)cudaEventRecord(event, stream); }
-EXPORT CUresult cuEventSynchronize(CUevent event) { return CUDA_SUCCESS; }
-EXPORT CUresult cuEventQuery(CUevent event) { return CUDA_SUCCESS; }
 EXPORT CUresult cuEventDestroy_v2(CUevent event) { return (CUresult)cudaEventDestroy(event); }
 
-EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path) { return *module = new_handle(), CUDA_SUCCESS; }
-EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) { return *module = new_handle(), CUDA_SUCCESS; }
-EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, CUjit_option *options,
-                                   void **values) {
-  return *module = new_handle(), CUDA_SUCCESS;
-}
 /* The linker that numba and others hand PTX to: what it links is an image of one byte, which cuModuleLoadData takes. */
 EXPORT CUresult cuLinkCreate_v2(unsigned count, CUjit_option *options, void **values, CUlinkState *state) {
   for (unsigned i = 0; i < count; i++) { /* how much it wrote to the caller's logs: nothing */
@@ -384,10 +367,6 @@ EXPORT CUresult cuLinkCreate_v2(unsigned count, CUjit_option *options, void **va
     if (is_log_size) values[i] = NULL;
   }
   return *state = new_handle(), CUDA_SUCCESS;
-}
-EXPORT CUresult cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name,
-                                 unsigned count, CUjit_option *options, void **values) {
-  return CUDA_SUCCESS;
 }
 EXPORT CUresult cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char *path, unsigned count,
                                  CUjit_option *options, void **values) {
@@ -397,22 +376,12 @@ EXPORT CUresult cuLinkComplete(CUlinkState state, void **image, size_t *size) {
   static char linked[1];
   return *image = linked, *size = sizeof linked, CUDA_SUCCESS;
 }
-EXPORT CUresult cuLinkDestroy(CUlinkState state) { return CUDA_SUCCESS; }
-EXPORT CUresult cuModuleUnload(CUmodule module) { return CUDA_SUCCESS; }
-EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-  return *function = new_handle(), CUDA_SUCCESS;
-}
 /* A variable of a module has memory of its own, which a program may write. */
 EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *size, CUmodule module, const char *name) {
   static char variables[MIB];
   if (pointer) *pointer = (CUdeviceptr)(uintptr_t)variables;
   if (size) *size = sizeof variables;
   return CUDA_SUCCESS;
-}
-EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *options, void **values,
-                                  unsigned count_options, CUlibraryOption *library_options, void **library_values,
-                                  unsigned count_library_options) {
-  return *library = new_handle(), CUDA_SUCCESS;
 }
 EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options, void **values,
                                       unsigned count_options, CUlibraryOption *library_options, void **library_values,
@@ -425,12 +394,6 @@ EXPORT CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned count, CUl
   for (unsigned i = 0; i < count; ++i) kernels[i] = new_handle();
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library) { return *module = new_handle(), CUDA_SUCCESS; }
-EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
-  return *kernel = new_handle(), CUDA_SUCCESS;
-}
-EXPORT CUresult cuLibraryUnload(CUlibrary library) { return CUDA_SUCCESS; }
-EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) { return *function = new_handle(), CUDA_SUCCESS; }
 EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
   const Card *card = card_of(current_device());
   switch (attribute) {
@@ -445,11 +408,6 @@ EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, C
 EXPORT CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device) {
   return cuFuncGetAttribute(value, attribute, (CUfunction)kernel);
 }
-EXPORT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
-  return CUDA_SUCCESS;
-}
-EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) { return CUDA_SUCCESS; }
-EXPORT CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache cache) { return CUDA_SUCCESS; }
 EXPORT CUresult cuFuncGetName(const char **name, CUfunction function) { return *name = "", CUDA_SUCCESS; }
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int size, size_t shared) {
   return *blocks = blocks_per_sm(size, current_device()), CUDA_SUCCESS;

@@ -442,7 +442,7 @@ static bool is_ours(const char *variable) {
 static char **kept_variables; /* as they were when files began to be redirected, the last one NULL; or NULL */
 static const char *kept_preload;
 
-EXPORT void null_gpu_writes_keep_variables(void) {
+static void keep_variables(void) {
   int count = 0;
   for (char **at = environ; *at; at++) count += is_ours(*at);
   char **kept = calloc((size_t)count + 1, sizeof *kept);
@@ -456,6 +456,13 @@ EXPORT void null_gpu_writes_keep_variables(void) {
   }
   kept_preload = preload;
   kept_variables = preload ? kept : NULL;
+}
+EXPORT void null_gpu_writes_begin(const char *folder, const char *zones, const char *first) {
+  if (begin_writes(folder, zones, first)) keep_variables();
+}
+__attribute__((constructor)) static void begin_in_child(void) {
+  const char *folder = getenv("NULL_GPU_WRITES"), *lines = getenv("NULL_GPU_WRITES_ZONES");
+  if (folder && *folder && lines) null_gpu_writes_begin(folder, lines, getenv("NULL_GPU_WRITES_FIRST"));
 }
 EXPORT void null_gpu_writes_forget_variables(void) { kept_variables = NULL; }
 

@@ -14,7 +14,6 @@ typedef struct {
 static Kernel *kernels; /* open addressing, at most half full */
 static size_t count, capacity;
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
-static uint64_t launches;
 
 /* ---- fat binaries. Source: the layouts of fatbinary_section.h and of `cuobjdump`'s listings. ---- */
 typedef struct {
@@ -110,15 +109,13 @@ static Kernel find_kernel(const void *host) {
 
 /* ---- launches ---- */
 void count_launch(const void *kernel, cudaStream_t stream, dim3 grid, dim3 block) {
-  __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
-  count_node(stream);
+  count_kernel(stream);
   if (config()->log_level < 2 && !config()->has_kernels) return;
   Kernel found = find_kernel(kernel);
   record_kernel(found.name, stream, grid, block);
   log_line(2, "launch %s, grid %u %u %u, block %u %u %u", found.name ? found.name : "?", grid.x, grid.y, grid.z, block.x,
            block.y, block.z);
 }
-EXPORT uint64_t null_gpu_launches(void) { return launches; }
 
 static __thread struct {
   dim3 grid, block;
@@ -182,10 +179,6 @@ EXPORT cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, 
   attributes->ptxVersion = attributes->binaryVersion = architecture_of(found.binary, current_device());
   return result(cudaSuccess);
 }
-EXPORT cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value) {
-  return result(cudaSuccess);
-}
-EXPORT cudaError_t cudaFuncSetCacheConfig(const void *kernel, enum cudaFuncCache cache) { return result(cudaSuccess); }
 EXPORT cudaError_t cudaFuncGetName(const char **name, const void *kernel) {
   Kernel found = find_kernel(kernel);
   *name = found.name ? found.name : "";
@@ -216,16 +209,3 @@ EXPORT cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t *size, const
   *size = card_of(current_device())->shared_memory_per_sm / (size_t)(blocks > 0 ? blocks : 1);
   return result(cudaSuccess);
 }
-#if CUDART_VERSION >= 12080
-EXPORT cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *options, void **values,
-                                       unsigned count_options, enum cudaLibraryOption *library_options,
-                                       void **library_values, unsigned count_library_options) {
-  *library = (cudaLibrary_t)new_handle();
-  return result(cudaSuccess);
-}
-EXPORT cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name) {
-  *kernel = (cudaKernel_t)new_handle();
-  return result(cudaSuccess);
-}
-EXPORT cudaError_t cudaLibraryUnload(cudaLibrary_t library) { return result(cudaSuccess); }
-#endif

@@ -67,12 +67,12 @@ static size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * t
 /* ---- forks: a child has the books as they were, and must not drop its parent's bytes ---- */
 static void before_fork(void) {
   pthread_mutex_lock(&lock);
-  lock_contents();
+  lock_known();
   lock_node();
 }
 static void after_fork_in_parent(void) {
   unlock_node();
-  unlock_contents();
+  unlock_known();
   pthread_mutex_unlock(&lock);
 }
 static void after_fork_in_child(void) {
@@ -224,7 +224,6 @@ void memory_give(int device, size_t size) {
   give(device, size);
   pthread_mutex_unlock(&lock);
 }
-size_t memory_peak_bytes(int device) { return places[device].peak; }
 size_t memory_free_bytes(int device) {
   size_t usable = card_of(device)->usable, used = places[device].used + node_others_bytes(device);
   return usable > used ? usable - used : 0;
@@ -298,7 +297,6 @@ void *device_allocate(int device, size_t size) {
   return pointer;
 }
 
-static void pool_give(Pool *pool, size_t size);
 bool memory_free(void *pointer) {
   int index = place_of(pointer);
   uintptr_t at = (uintptr_t)pointer;
@@ -310,7 +308,7 @@ bool memory_free(void *pointer) {
   if (is_found && block->slab) {
     is_found = free_small(index, block, at);
   } else if (is_found && (is_found = block->at == at)) {
-    if (block->pool) pool_give(block->pool, block->counted);
+    if (block->pool) block->pool->used -= block->counted;
     else give(index, block->counted);
     remove_block(index, block);
   }
@@ -392,8 +390,6 @@ EXPORT cudaError_t cudaFreeHost(void *pointer) {
 EXPORT cudaError_t cudaMallocManaged(void **pointer, size_t size, unsigned flags) {
   return allocate_host(PLACE_MANAGED, pointer, size);
 }
-EXPORT cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) { return result(cudaSuccess); }
-EXPORT cudaError_t cudaHostUnregister(void *pointer) { return result(cudaSuccess); }
 EXPORT cudaError_t cudaHostGetDevicePointer(void **device_pointer, void *pointer, unsigned flags) {
   *device_pointer = pointer;
   return result(cudaSuccess);
@@ -402,23 +398,6 @@ EXPORT cudaError_t cudaHostGetFlags(unsigned *flags, void *pointer) {
   *flags = cudaHostAllocDefault;
   return result(cudaSuccess);
 }
-#if CUDART_VERSION >= 13000
-EXPORT cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t size, struct cudaMemLocation location, unsigned flags,
-                                        cudaStream_t stream) {
-  return result(cudaSuccess);
-}
-EXPORT cudaError_t cudaMemAdvise(const void *pointer, size_t size, enum cudaMemoryAdvise advice,
-                                 struct cudaMemLocation location) {
-  return result(cudaSuccess);
-}
-#else
-EXPORT cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t size, int device, cudaStream_t stream) {
-  return result(cudaSuccess);
-}
-EXPORT cudaError_t cudaMemAdvise(const void *pointer, size_t size, enum cudaMemoryAdvise advice, int device) {
-  return result(cudaSuccess);
-}
-#endif
 EXPORT cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
   int place = place_of(pointer);
   memset(attributes, 0, sizeof *attributes);
@@ -451,7 +430,6 @@ static bool pool_take(Pool *pool, size_t size) {
   if (pool->reserved > pool->reserved_high) pool->reserved_high = pool->reserved;
   return true;
 }
-static void pool_give(Pool *pool, size_t size) { pool->used -= size; }
 static void pool_trim(Pool *pool, size_t keep) {
   size_t needed = round_up(pool->used > keep ? pool->used : keep, GRANULE);
   if (needed < pool->reserved) {
@@ -465,7 +443,8 @@ void pools_synchronize(void) {
     if (default_pools[i].reserved > default_pools[i].threshold) pool_trim(&default_pools[i], default_pools[i].threshold);
   pthread_mutex_unlock(&lock);
 }
-static cudaError_t allocate_from(Pool *pool, void **pointer, size_t size) {
+EXPORT cudaError_t cudaMallocFromPoolAsync(void **pointer, size_t size, cudaMemPool_t handle, cudaStream_t stream) {
+  Pool *pool = (Pool *)handle;
   size_t counted = round_up(size, UNIT);
   *pointer = NULL;
   if (!size) return result(cudaSuccess);
@@ -474,31 +453,21 @@ static cudaError_t allocate_from(Pool *pool, void **pointer, size_t size) {
   if (counted >= size && pool_take(pool, counted)) {
     block = add_block(pool->device, round_up(size, PAGE), PAGE, PROT_READ | PROT_WRITE);
     if (block) block->counted = counted, block->pool = pool, *pointer = (void *)block->at;
-    else pool_give(pool, counted);
+    else pool->used -= counted;
   }
   pthread_mutex_unlock(&lock);
   return result(block ? cudaSuccess : cudaErrorMemoryAllocation);
 }
-EXPORT cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream) {
-  int device = stream_device(stream);
-  start_device(device);
-  return allocate_from(&default_pools[device], pointer, size);
-}
-EXPORT cudaError_t cudaMallocFromPoolAsync(void **pointer, size_t size, cudaMemPool_t pool, cudaStream_t stream) {
-  return allocate_from((Pool *)pool, pointer, size);
-}
 EXPORT cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) { return cudaFree(pointer); }
 EXPORT cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
   if (device < 0 || device >= config()->count) return result(cudaErrorInvalidDevice);
-  lock_books();
-  pthread_mutex_unlock(&lock);
+  pthread_once(&once, start);
   *pool = (cudaMemPool_t)&default_pools[device];
   return result(cudaSuccess);
 }
 EXPORT cudaError_t cudaDeviceGetMemPool(cudaMemPool_t *pool, int device) {
   return cudaDeviceGetDefaultMemPool(pool, device);
 }
-EXPORT cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool) { return result(cudaSuccess); }
 EXPORT cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *properties) {
   Pool *made = calloc(1, sizeof *made);
   if (!made) return result(cudaErrorMemoryAllocation);
@@ -518,9 +487,6 @@ EXPORT cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep) {
   lock_books();
   pool_trim((Pool *)pool, keep);
   pthread_mutex_unlock(&lock);
-  return result(cudaSuccess);
-}
-EXPORT cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessDesc *access, size_t count) {
   return result(cudaSuccess);
 }
 EXPORT cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t handle, enum cudaMemPoolAttr attribute, void *value) {
@@ -641,6 +607,13 @@ EXPORT uint64_t null_gpu_used_bytes(int device) { return device >= 0 && device <
 /* With the context. */
 EXPORT uint64_t null_gpu_held_bytes(int device) {
   return is_started(device) ? places[device].used + card_of(device)->context : 0;
+}
+/* The most at once, of all processes of the node if there is one. */
+EXPORT uint64_t null_gpu_peak_bytes(int device) {
+  size_t peak;
+  if (device < 0 || device >= config()->count) return 0;
+  if (node_peak(device, &peak)) return peak;
+  return is_started(device) ? places[device].peak + card_of(device)->context : 0;
 }
 EXPORT uint64_t null_gpu_pinned_bytes(void) { return places[PLACE_HOST].used; }
 EXPORT uint64_t null_gpu_managed_bytes(void) { return places[PLACE_MANAGED].used; }

@@ -75,7 +75,6 @@ static ncclResult_t end(ncclComm_t comm) {
 }
 EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end(comm); }
 EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) { return end(comm); }
-EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) { return ncclSuccess; }
 EXPORT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) { return *rank = comm->rank, ncclSuccess; }
 EXPORT ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) { return *count = comm->size, ncclSuccess; }
 EXPORT ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) { return *device = comm->device, ncclSuccess; }

@@ -187,13 +187,12 @@ int node_processes(int index, NodeProcess *found, int most) {
   leave();
   return count;
 }
-/* The most that all processes of the node have held at once of a device of this process. */
-EXPORT uint64_t null_gpu_peak_bytes(int device) {
-  if (device < 0 || device >= config()->count) return 0;
-  if (!enter()) return is_started(device) ? memory_peak_bytes(device) + card_of(device)->context : 0;
-  uint64_t peak = node->peak[index_of(device)];
+/* The most that all processes of the node have held at once of a device of this process; false without a node. */
+bool node_peak(int device, size_t *peak) {
+  if (!enter()) return false;
+  *peak = node->peak[index_of(device)];
   leave();
-  return peak;
+  return true;
 }
 /* The phase that this process is in from now on; its name is cut to what a row has room for. */
 EXPORT void null_gpu_set_phase(const char *name) {

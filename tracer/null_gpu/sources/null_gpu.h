@@ -64,8 +64,8 @@ bool physical_unmap(void *pointer, size_t size);
 size_t physical_offset(size_t size);
 void physical_drop(int device, size_t offset, size_t size);
 void pools_synchronize(void);
-
-size_t memory_peak_bytes(int device);
+void drop_pages(uintptr_t begin, uintptr_t end);
+static inline bool is_device(const void *pointer) { return (unsigned)place_of(pointer) < MAX_DEVICES; }
 
 /* node.c: the same memory for all processes of a run. */
 typedef struct {
@@ -79,32 +79,31 @@ size_t node_others_bytes(int device);
 bool node_hold(int device, size_t used);
 void node_start(int device);
 int node_processes(int index, NodeProcess *found, int most);
+bool node_peak(int device, size_t *peak);
 
-/* contents.c: what of the device's bytes is known. */
+/* known.c: which of the device's bytes are known. */
+void lock_known(void);
+void unlock_known(void);
+void forget_bytes(uintptr_t begin, uintptr_t end);
+void null_gpu_know_bytes(const void *pointer, size_t size);
+void carry_known(uintptr_t to, uintptr_t from, size_t size);
+bool is_known(uintptr_t begin, uintptr_t end);
+
+/* contents.c: copies and fills. */
 void move_bytes(void *to, const void *from, size_t size);
 void fill_bytes(void *pointer, int value, size_t size);
 void fill_elements(void *pointer, const void *element, size_t width, size_t count);
-void lock_contents(void);
-void unlock_contents(void);
-void forget_bytes(uintptr_t begin, uintptr_t end);
-void drop_pages(uintptr_t begin, uintptr_t end);
-bool is_device(const void *pointer);
 
-/* streams.c */
-typedef struct Graph Graph;
-typedef struct Stream Stream;
-cudaStream_t new_stream(int device, unsigned flags, int priority);
+/* streams.c: and captures and graphs. */
 int stream_device(cudaStream_t stream);
 bool is_capturing(cudaStream_t stream);
 void count_node(cudaStream_t stream);
-Graph *new_graph(void);
-void add_node(Graph *graph);
+void count_kernel(cudaStream_t stream);
 void *new_handle(void);
 
 /* kernels.c */
 void count_launch(const void *kernel, cudaStream_t stream, dim3 grid, dim3 block);
 int blocks_per_sm(int block_size, int device);
-uint64_t null_gpu_launches(void);
 
 /* profiler.c: what the profiler is told of, if it asks. */
 void record_kernel(const char *name, cudaStream_t stream, dim3 grid, dim3 block);

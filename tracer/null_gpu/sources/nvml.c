@@ -2,6 +2,7 @@
    layouts are declared here. It counts all devices, whatever CUDA_VISIBLE_DEVICES says. Source: nvml.h. */
 #include "null_gpu.h"
 #include <cuda.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,12 +12,9 @@ enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORT
 typedef struct {
   unsigned process;
   unsigned long long used;
-} Process1;
-typedef struct {
-  unsigned process;
-  unsigned long long used;
-  unsigned instance, compute_instance;
-} Process2;
+  unsigned instance, compute_instance; /* from the second version on */
+} Process;
+#define FIRST_PROCESS_SIZE offsetof(Process, instance)
 typedef struct {
   unsigned long long total, free, used;
 } Memory;
@@ -55,10 +53,6 @@ static size_t used_of(const void *handle) {
   return used;
 }
 
-EXPORT int nvmlInit(void) { return NVML_SUCCESS; }
-EXPORT int nvmlInit_v2(void) { return NVML_SUCCESS; }
-EXPORT int nvmlInitWithFlags(unsigned flags) { return NVML_SUCCESS; }
-EXPORT int nvmlShutdown(void) { return NVML_SUCCESS; }
 EXPORT const char *nvmlErrorString(int error) {
   switch (error) {
     case NVML_SUCCESS: return "Success";
@@ -139,40 +133,33 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, Memory2 *memory) {
   memory->free = memory->total - memory->used;
   return NVML_SUCCESS;
 }
-static int processes1(void *handle, unsigned *count, Process1 *processes) {
+/* Fill the caller's array, whose rows have as many bytes as its version of the layout. */
+static int processes_of(void *handle, unsigned *count, void *rows, size_t row_size) {
   NodeProcess found[MOST_PROCESSES];
   unsigned number = (unsigned)processes_on(handle, found, MOST_PROCESSES);
-  bool has_room = number <= *count && (processes || !number);
-  for (unsigned i = 0; has_room && i < number; i++) processes[i] = (Process1){(unsigned)found[i].process, found[i].held};
+  bool has_room = number <= *count && (rows || !number);
+  for (unsigned i = 0; has_room && i < number; i++) {
+    Process *row = (Process *)((char *)rows + i * row_size);
+    row->process = (unsigned)found[i].process, row->used = found[i].held;
+    if (row_size == sizeof *row) row->instance = row->compute_instance = ~0u;
+  }
   *count = number;
   return has_room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
-static int processes2(void *handle, unsigned *count, Process2 *processes) {
-  NodeProcess found[MOST_PROCESSES];
-  unsigned number = (unsigned)processes_on(handle, found, MOST_PROCESSES);
-  bool has_room = number <= *count && (processes || !number);
-  for (unsigned i = 0; has_room && i < number; i++)
-    processes[i] = (Process2){(unsigned)found[i].process, found[i].held, ~0u, ~0u};
-  *count = number;
-  return has_room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+EXPORT int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, void *processes) {
+  return processes_of(handle, count, processes, FIRST_PROCESS_SIZE);
 }
-EXPORT int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, Process1 *processes) {
-  return processes1(handle, count, processes);
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, void *processes) {
+  return processes_of(handle, count, processes, sizeof(Process));
 }
-EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, Process2 *processes) {
-  return processes2(handle, count, processes);
-}
-EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process2 *processes) {
-  return processes2(handle, count, processes);
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, void *processes) {
+  return processes_of(handle, count, processes, sizeof(Process));
 }
 #define NO_PROCESSES(name) \
   EXPORT int name(void *handle, unsigned *count, void *processes) { return *count = 0, NVML_SUCCESS; }
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses) NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3) NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2) NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 EXPORT int nvmlSystemGetProcessName(unsigned process, char *name, unsigned size) {
   char path[64];
   snprintf(path, sizeof path, "/proc/%u/cmdline", process);
@@ -194,21 +181,14 @@ typedef struct {
   int degrees;
 } Temperature;
 EXPORT int nvmlDeviceGetTemperatureV(void *handle, Temperature *temperature) { return temperature->degrees = 0, NVML_SUCCESS; }
-EXPORT int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules) {
-  return *millijoules = 0, NVML_SUCCESS;
-}
+#define LONG_ZERO(name) \
+  EXPORT int name(void *handle, unsigned long long *value) { return *value = 0, NVML_SUCCESS; }
+LONG_ZERO(nvmlDeviceGetTotalEnergyConsumption)
+LONG_ZERO(nvmlDeviceGetCurrentClocksThrottleReasons) LONG_ZERO(nvmlDeviceGetCurrentClocksEventReasons)
 EXPORT int nvmlDeviceGetClock(void *handle, int type, int id, unsigned *mhz) { return *mhz = 0, NVML_SUCCESS; }
-EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *reasons) {
-  return *reasons = 0, NVML_SUCCESS;
-}
-EXPORT int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons) {
-  return *reasons = 0, NVML_SUCCESS;
-}
 #define ZERO_OF(name) \
   EXPORT int name(void *handle, int of, unsigned *value) { return *value = 0, NVML_SUCCESS; }
-ZERO_OF(nvmlDeviceGetTemperature)
-ZERO_OF(nvmlDeviceGetClockInfo)
-ZERO_OF(nvmlDeviceGetPcieThroughput)
+ZERO_OF(nvmlDeviceGetTemperature) ZERO_OF(nvmlDeviceGetClockInfo) ZERO_OF(nvmlDeviceGetPcieThroughput)
 #define VALUE(name, number) \
   EXPORT int name(void *handle, unsigned *value) { return *value = (number), NVML_SUCCESS; }
 VALUE(nvmlDeviceGetPowerUsage, 0)
@@ -220,54 +200,27 @@ VALUE(nvmlDeviceGetDisplayActive, 0)
 VALUE(nvmlDeviceGetMinorNumber, (unsigned)((uintptr_t)handle - HANDLES))
 #define SAMPLED(name) \
   EXPORT int name(void *handle, unsigned *percent, unsigned *period) { return *percent = *period = 0, NVML_SUCCESS; }
-SAMPLED(nvmlDeviceGetEncoderUtilization)
-SAMPLED(nvmlDeviceGetDecoderUtilization)
+SAMPLED(nvmlDeviceGetEncoderUtilization) SAMPLED(nvmlDeviceGetDecoderUtilization)
 EXPORT int nvmlUnitGetCount(unsigned *count) { return *count = 0, NVML_SUCCESS; }
 #define UNKNOWN(name) \
   EXPORT int name(void) { return NVML_ERROR_NOT_SUPPORTED; }
-UNKNOWN(nvmlDeviceGetApplicationsClock)
-UNKNOWN(nvmlDeviceGetArchitecture)
-UNKNOWN(nvmlDeviceGetBAR1MemoryInfo)
-UNKNOWN(nvmlDeviceGetBoardId)
-UNKNOWN(nvmlDeviceGetBrand)
-UNKNOWN(nvmlDeviceGetCpuAffinity)
-UNKNOWN(nvmlDeviceGetCurrPcieLinkGeneration)
-UNKNOWN(nvmlDeviceGetCurrPcieLinkWidth)
-UNKNOWN(nvmlDeviceGetDefaultApplicationsClock)
-UNKNOWN(nvmlDeviceGetEccMode)
-UNKNOWN(nvmlDeviceGetEnforcedPowerLimit)
-UNKNOWN(nvmlDeviceGetFanSpeed)
-UNKNOWN(nvmlDeviceGetFanSpeed_v2)
-UNKNOWN(nvmlDeviceGetFieldValues)
-UNKNOWN(nvmlDeviceGetMaxClockInfo)
-UNKNOWN(nvmlDeviceGetMaxMigDeviceCount)
-UNKNOWN(nvmlDeviceGetMaxPcieLinkGeneration)
-UNKNOWN(nvmlDeviceGetMaxPcieLinkWidth)
-UNKNOWN(nvmlDeviceGetMemoryBusWidth)
-UNKNOWN(nvmlDeviceGetMemoryErrorCounter)
-UNKNOWN(nvmlDeviceGetMigMode)
-UNKNOWN(nvmlDeviceGetNumFans)
-UNKNOWN(nvmlDeviceGetNumGpuCores)
-UNKNOWN(nvmlDeviceGetPowerManagementDefaultLimit)
-UNKNOWN(nvmlDeviceGetPowerManagementLimit)
-UNKNOWN(nvmlDeviceGetPowerManagementLimitConstraints)
-UNKNOWN(nvmlDeviceGetPowerManagementMode)
-UNKNOWN(nvmlDeviceGetProcessUtilization)
-UNKNOWN(nvmlDeviceGetSamples)
-UNKNOWN(nvmlDeviceGetSerial)
-UNKNOWN(nvmlDeviceGetSupportedMemoryClocks)
-UNKNOWN(nvmlDeviceGetTemperatureThreshold)
-UNKNOWN(nvmlDeviceGetTopologyCommonAncestor)
-UNKNOWN(nvmlDeviceGetTotalEccErrors)
-UNKNOWN(nvmlDeviceGetVbiosVersion)
-UNKNOWN(nvmlDeviceGetNvLinkCapability)
-UNKNOWN(nvmlDeviceGetNvLinkVersion)
-UNKNOWN(nvmlDeviceGetNvLinkErrorCounter)
+UNKNOWN(nvmlDeviceGetApplicationsClock) UNKNOWN(nvmlDeviceGetArchitecture) UNKNOWN(nvmlDeviceGetBAR1MemoryInfo)
+UNKNOWN(nvmlDeviceGetBoardId) UNKNOWN(nvmlDeviceGetBrand) UNKNOWN(nvmlDeviceGetCpuAffinity)
+UNKNOWN(nvmlDeviceGetCurrPcieLinkGeneration) UNKNOWN(nvmlDeviceGetCurrPcieLinkWidth)
+UNKNOWN(nvmlDeviceGetDefaultApplicationsClock) UNKNOWN(nvmlDeviceGetEccMode) UNKNOWN(nvmlDeviceGetEnforcedPowerLimit)
+UNKNOWN(nvmlDeviceGetFanSpeed) UNKNOWN(nvmlDeviceGetFanSpeed_v2) UNKNOWN(nvmlDeviceGetFieldValues)
+UNKNOWN(nvmlDeviceGetMaxClockInfo) UNKNOWN(nvmlDeviceGetMaxMigDeviceCount) UNKNOWN(nvmlDeviceGetMaxPcieLinkGeneration)
+UNKNOWN(nvmlDeviceGetMaxPcieLinkWidth) UNKNOWN(nvmlDeviceGetMemoryBusWidth) UNKNOWN(nvmlDeviceGetMemoryErrorCounter)
+UNKNOWN(nvmlDeviceGetMigMode) UNKNOWN(nvmlDeviceGetNumFans) UNKNOWN(nvmlDeviceGetNumGpuCores)
+UNKNOWN(nvmlDeviceGetPowerManagementDefaultLimit) UNKNOWN(nvmlDeviceGetPowerManagementLimit)
+UNKNOWN(nvmlDeviceGetPowerManagementLimitConstraints) UNKNOWN(nvmlDeviceGetPowerManagementMode)
+UNKNOWN(nvmlDeviceGetProcessUtilization) UNKNOWN(nvmlDeviceGetSamples) UNKNOWN(nvmlDeviceGetSerial)
+UNKNOWN(nvmlDeviceGetSupportedMemoryClocks) UNKNOWN(nvmlDeviceGetTemperatureThreshold)
+UNKNOWN(nvmlDeviceGetTopologyCommonAncestor) UNKNOWN(nvmlDeviceGetTotalEccErrors) UNKNOWN(nvmlDeviceGetVbiosVersion)
+UNKNOWN(nvmlDeviceGetNvLinkCapability) UNKNOWN(nvmlDeviceGetNvLinkVersion) UNKNOWN(nvmlDeviceGetNvLinkErrorCounter)
 /* The card is in no fabric of several nodes. torch asks before memory of one device is mapped on another. */
 EXPORT int nvmlDeviceGetGpuFabricInfoV(void *handle, Fabric *fabric) {
   *fabric = (Fabric){.version = fabric->version};
   return NVML_SUCCESS;
 }
-EXPORT int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *state) { return NVML_ERROR_NOT_SUPPORTED; }
-EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, unsigned *type) { return NVML_ERROR_NOT_SUPPORTED; }
-EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *info) { return NVML_ERROR_NOT_SUPPORTED; }
+UNKNOWN(nvmlDeviceGetNvLinkState) UNKNOWN(nvmlDeviceGetNvLinkRemoteDeviceType) UNKNOWN(nvmlDeviceGetNvLinkRemotePciInfo_v2)

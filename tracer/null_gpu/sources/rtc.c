@@ -28,10 +28,6 @@ EXPORT nvrtcResult nvrtcGetSupportedArchs(int *supported) {
   for (int i = 0; i < count; i++) supported[i] = found[i];
   return NVRTC_SUCCESS;
 }
-EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name, int count,
-                                      const char *const *headers, const char *const *include_names) {
-  return *program = new_handle(), NVRTC_SUCCESS;
-}
 EXPORT nvrtcResult nvrtcDestroyProgram(nvrtcProgram *program) { return *program = NULL, NVRTC_SUCCESS; }
 EXPORT nvrtcResult nvrtcGetPTXSize(nvrtcProgram program, size_t *size) { return *size = 1, NVRTC_SUCCESS; }
 EXPORT nvrtcResult nvrtcGetCUBINSize(nvrtcProgram program, size_t *size) { return *size = 1, NVRTC_SUCCESS; }

@@ -1,4 +1,4 @@
-/* Streams and events: everything is done at once, in the order in which it is asked for. What must be right is which
+/* Streams, graphs and events: everything is done at once, in the order in which it is asked for. What must be right is which
    stream captures a graph, since the caching allocator asks for each allocation. */
 #define _GNU_SOURCE
 #include "null_gpu.h"
@@ -6,19 +6,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A graph is the number of its nodes; to replay it is to do nothing. Calls of libraries do not count theirs, so that a
+   graph has one at least. */
+typedef struct {
+  size_t nodes;
+} Graph;
 typedef struct {
   unsigned long long id;
   Graph *graph;
   struct Stream *origin;
 } Capture;
 /* A stream lives as long as the process: programs ask destroyed ones, and each is a few bytes. */
-struct Stream {
+typedef struct Stream {
   int device, priority;
   unsigned flags;
   unsigned long long id;
   Capture *capture;
-  Stream *next;
-};
+  struct Stream *next;
+} Stream;
 typedef struct {
   double ms;
   Capture *capture;
@@ -36,29 +41,24 @@ void *new_handle(void) {
   return (void *)__atomic_add_fetch(&next, 16, __ATOMIC_RELAXED);
 }
 
-cudaStream_t new_stream(int device, unsigned flags, int priority) {
+EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t *made, unsigned flags, int priority) {
   static unsigned long long next_id = 16;
+  start_device(current_device());
   Stream *stream = calloc(1, sizeof *stream);
-  if (!stream) return NULL;
-  *stream = (Stream){.device = device, .priority = priority, .flags = flags};
+  *made = (cudaStream_t)stream;
+  if (!stream) return result(cudaErrorMemoryAllocation);
+  *stream = (Stream){.device = current_device(), .priority = priority, .flags = flags};
   pthread_mutex_lock(&lock);
   stream->id = next_id++;
   stream->next = streams;
   streams = stream;
   pthread_mutex_unlock(&lock);
-  return (cudaStream_t)stream;
-}
-
-EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
-  start_device(current_device());
-  *stream = new_stream(current_device(), flags, priority);
-  return result(*stream ? cudaSuccess : cudaErrorMemoryAllocation);
+  return result(cudaSuccess);
 }
 EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 EXPORT cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
-EXPORT cudaError_t cudaStreamDestroy(cudaStream_t stream) { return result(cudaSuccess); }
 EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
   *priority = of(stream) ? of(stream)->priority : 0;
   return result(cudaSuccess);
@@ -74,6 +74,13 @@ EXPORT cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long *id) 
 EXPORT cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device) {
   *device = stream_device(stream);
   return result(cudaSuccess);
+}
+
+EXPORT cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream) {
+  cudaMemPool_t pool;
+  start_device(stream_device(stream));
+  cudaError_t error = cudaDeviceGetDefaultMemPool(&pool, stream_device(stream));
+  return error ? error : cudaMallocFromPoolAsync(pointer, size, pool, stream);
 }
 
 /* ---- waiting: never, but a stream that captures cannot be waited for ---- */
@@ -94,19 +101,26 @@ EXPORT cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback
   if (function) function(stream, cudaSuccess, data);
   return result(cudaSuccess);
 }
-EXPORT cudaError_t cudaStreamAttachMemAsync(cudaStream_t stream, void *pointer, size_t size, unsigned flags) {
-  return result(cudaSuccess);
-}
-EXPORT cudaError_t cudaStreamSetAttribute(cudaStream_t stream, cudaStreamAttrID attribute,
-                                          const cudaStreamAttrValue *value) {
-  return result(cudaSuccess);
-}
 
 /* ---- captures ---- */
+static Graph *new_graph(void) {
+  Graph *graph = malloc(sizeof *graph);
+  if (graph) graph->nodes = 1;
+  return graph;
+}
+static void add_node(Graph *graph) {
+  if (graph) __atomic_add_fetch(&graph->nodes, 1, __ATOMIC_RELAXED);
+}
 bool is_capturing(cudaStream_t stream) { return of(stream) && of(stream)->capture; }
 void count_node(cudaStream_t stream) {
   if (is_capturing(stream)) add_node(of(stream)->capture->graph);
 }
+static uint64_t launches;
+void count_kernel(cudaStream_t stream) {
+  __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
+  count_node(stream);
+}
+EXPORT uint64_t null_gpu_launches(void) { return launches; }
 
 EXPORT cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t handle, cudaGraph_t graph, const cudaGraphNode_t *nodes,
                                                  const cudaGraphEdgeData *edges, size_t count,
@@ -180,11 +194,29 @@ EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMod
   return result(cudaSuccess);
 }
 
+/* ---- graphs ---- */
+EXPORT cudaError_t cudaGraphCreate(cudaGraph_t *graph, unsigned flags) {
+  *graph = (cudaGraph_t)new_graph();
+  return result(*graph ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+EXPORT cudaError_t cudaGraphGetNodes(cudaGraph_t handle, cudaGraphNode_t *nodes, size_t *count) {
+  const Graph *graph = (const Graph *)handle;
+  size_t room = *count;
+  *count = graph ? graph->nodes : 0;
+  for (size_t i = 0; nodes && i < room; i++) nodes[i] = i < *count ? (cudaGraphNode_t)(uintptr_t)(0x6000 + i) : NULL;
+  return result(cudaSuccess);
+}
+EXPORT cudaError_t cudaGraphAddEmptyNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *on, size_t count) {
+  add_node((Graph *)graph);
+  *node = (cudaGraphNode_t)new_handle();
+  return result(cudaSuccess);
+}
+
 /* ---- events. Nothing takes time here, and a compiler that measures kernels must choose alike in every run: the clock is
    a millisecond for each launch, and goes on a little with each event, for programs that wait until it does. ---- */
 static double next_time(void) {
   static uint64_t records;
-  return (double)null_gpu_launches() + 1e-3 * (double)__atomic_add_fetch(&records, 1, __ATOMIC_RELAXED);
+  return (double)launches + 1e-3 * (double)__atomic_add_fetch(&records, 1, __ATOMIC_RELAXED);
 }
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
   start_device(current_device());
@@ -212,7 +244,6 @@ EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, 
   if (of(stream) && event && event->capture && event->capture->origin) of(stream)->capture = event->capture;
   return result(cudaSuccess);
 }
-EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) { return result(cudaSuccess); }
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   pools_synchronize();
   return result(cudaSuccess);

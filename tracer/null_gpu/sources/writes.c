@@ -478,7 +478,7 @@ static bool map_lock(void) {
 
 /* Begin, with a root that is a folder and its zones: lines of "+" (changes go to the root), "-" (they do
    not) or "~" (the temporary folder) and a path. */
-EXPORT void null_gpu_writes_begin(const char *folder, const char *lines, const char *first) {
+bool begin_writes(const char *folder, const char *lines, const char *first) {
   num_zones = paused = 0;
   root_length = 0;
   snprintf(root, sizeof root, "%s", folder);
@@ -491,15 +491,10 @@ EXPORT void null_gpu_writes_begin(const char *folder, const char *lines, const c
     zone->kind = *at;
     num_zones++;
   }
-  if (!map_lock()) return;
+  if (!map_lock()) return false;
   root_length = strlen(root);
-  null_gpu_writes_keep_variables();
+  return true;
 }
 
 /* Above zero, this thread's files are where they are. */
 EXPORT void null_gpu_writes_pause(int change) { paused += change; }
-
-__attribute__((constructor)) static void begin_in_child(void) {
-  const char *folder = getenv("NULL_GPU_WRITES"), *lines = getenv("NULL_GPU_WRITES_ZONES");
-  if (folder && *folder && lines) null_gpu_writes_begin(folder, lines, getenv("NULL_GPU_WRITES_FIRST"));
-}

@@ -26,5 +26,5 @@ int prepare_change(const Place *place, bool with_content, char *shadow);
 int complete_folder(const Place *place);
 int replace_by_copy(const char *from, const char *shadow, bool with_content);
 bool of_first_rank(const Place *place, char *path);
-void null_gpu_writes_keep_variables(void);
+bool begin_writes(const char *folder, const char *lines, const char *first);
 int points_to_real(int folder, const char *path, char *real);

@@ -1,9 +1,11 @@
-"""vLLM on the null GPU: tokens of its newer runner without the kernel that counts them, and no queues."""
+"""vLLM on the null GPU: tokens that no kernel counts, no queues, FlashInfer's sampler without its kernels."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,9 @@ import numpy
 import pytest
 import torch
 
-from tracer.engines.vllm_changes import count_new_tokens, leave_out_warm_up
+from tracer.engines.vllm_workers import count_new_tokens, leave_out_sampling_kernels, leave_out_warm_up
 from tracer.null_gpu.job.lone_rank import without_vllm_queues
+from tracer.null_gpu.process import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE
 
 
 class _Runner:
@@ -65,3 +68,35 @@ def test_no_reader_of_a_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(_Queue, "create_from_process_group", staticmethod(_Queue.create_from_process_group))
     without_vllm_queues()
     assert _Queue.create_from_process_group("tensor parallel", 1) is None
+
+
+_CORE = """
+class JitSpec:
+    def __init__(self, name):
+        self.name = name
+    def build_and_load(self, verbose=False):
+        return f"built {self.name}"
+"""
+
+
+def test_the_sampler_alone_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flashinfer" / "jit").mkdir(parents=True)
+    (tmp_path / "flashinfer" / "jit" / "core.py").write_text(_CORE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("flashinfer", "flashinfer.jit", "flashinfer.jit.core"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    leave_out_sampling_kernels()
+    specs = importlib.import_module("flashinfer.jit.core").JitSpec
+    assert specs("norm").build_and_load(verbose=True) == "built norm"
+    assert specs("sampling").build_and_load().softmax(1, enable_pdl=True) is None
+    for name in ("flashinfer", "flashinfer.jit", "flashinfer.jit.core"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_the_user_says_of_the_sampler_stays(monkeypatch: pytest.MonkeyPatch, is_ours: bool) -> None:
+    monkeypatch.setenv(SAMPLER_VARIABLE, "0")
+    if is_ours:
+        monkeypatch.setenv(LEFT_OUT_VARIABLE, "1")
+    leave_out_sampling_kernels()
+    assert (SAMPLER_VARIABLE in os.environ) is not is_ours and LEFT_OUT_VARIABLE not in os.environ

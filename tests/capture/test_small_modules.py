@@ -1,0 +1,256 @@
+"""Warnings, names, peak counters, cuBLAS's workspaces, weights that are left unfilled, profilers that say nothing."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from tracer import named_memory, profile_training
+from tracer.capture.ignored_warnings import ignore, ignored
+from tracer.capture.profiler.quiet_profiler import quiet_profiler, without_line
+from tracer.capture.torch_names import step_words
+from tracer.capture.torch_private import torch_cuda, torch_profiler
+from tracer.capture.torch_private.torch_cuda import PeakCounters
+from tracer.capture.torch_private.torch_modules import leave_unfilled
+from tracer.sessions.schedule import Schedule
+from tracer.units import MIB
+
+
+@pytest.fixture
+def said() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        yield said
+
+
+def test_a_warning_is_ignored_while_the_block_lasts(said: list[warnings.WarningMessage]) -> None:
+    with ignored("slow"):
+        warnings.warn("Slow, since nothing is compiled.", stacklevel=1)
+        warnings.warn("Another one.", stacklevel=1)
+    warnings.warn("Slow again.", stacklevel=1)
+    assert [str(each.message) for each in said] == ["Another one.", "Slow again."]
+
+
+def test_a_module_can_be_named(said: list[warnings.WarningMessage]) -> None:
+    with ignored("slow", r"somebody\.else"):
+        warnings.warn("Slow.", stacklevel=1)
+    assert len(said) == 1
+
+
+def test_an_equal_filter_of_the_programs_stays() -> None:
+    with warnings.catch_warnings():
+        end = ignore("slow")
+        warnings.filterwarnings("ignore", message="slow")
+        theirs = warnings.filters[0]
+        end()
+        end()
+        assert theirs in warnings.filters
+        end = ignore("slow", is_last=True)
+        assert warnings.filters[-1][0] == "ignore"
+        end()
+
+
+def test_what_the_program_warned_of_before_a_session_is_not_said_again(
+    said: list[warnings.WarningMessage], tmp_path: Path
+) -> None:
+    """Python says it once for each line, until somebody calls `filterwarnings`."""
+
+    def step() -> None:
+        warnings.warn("Deprecated.", stacklevel=1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    step()
+    schedule = Schedule(0, 0, 1, 2)
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=schedule, screen="none") as session:
+        for _ in range(schedule.num_steps):
+            step()
+            session.step()
+    step()
+    assert [str(each.message) for each in said if "Deprecated" in str(each.message)] == ["Deprecated."]
+
+
+def test_a_block_is_a_region_of_the_profilers() -> None:
+    @named_memory("rollout")
+    def rollout(depth: int) -> None:
+        torch.zeros(3)
+        if depth:
+            rollout(depth - 1)
+
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        rollout(2)
+        named_memory("KV cache", torch.zeros(3))
+    assert [event.count for event in recorded.key_averages() if event.key == "rollout"] == [3]
+
+
+def test_an_exception_goes_on_its_way() -> None:
+    with pytest.raises(KeyError), named_memory("rollout"):
+        raise KeyError
+
+
+STATS: dict[str, Any] = {
+    "allocated_bytes": {"all": {"current": 2, "peak": 9}},
+    "oversize_segments": {"current": 0, "peak": 4},
+    "num_alloc_retries": 3,
+    "reserved_bytes_by_private_pools": {(0, 1): {"all": {"current": 5, "peak": 7}}},
+}
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The counters of an allocator, which a reset brings down to what is in use."""
+    stats = deepcopy(STATS)
+
+    def reset(device: int) -> None:
+        for counter in (stats["allocated_bytes"]["all"], stats["oversize_segments"]):
+            counter["peak"] = counter["current"]
+
+    for name in ("_cuda_memoryStats", "_accelerator_getDeviceStats"):
+        monkeypatch.setattr(torch._C, name, lambda device: deepcopy(stats), raising=False)
+    for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
+        monkeypatch.setattr(torch._C, name, reset, raising=False)
+    return stats
+
+
+def test_a_reset_of_ours_leaves_the_programs_peaks_and_private_pools(counted: dict[str, Any]) -> None:
+    peaks = PeakCounters()
+    peaks.reset(0)
+    assert peaks.peak_bytes(0, "allocated_bytes") == 2
+    assert torch._C._cuda_memoryStats(0) == STATS
+    counted["allocated_bytes"]["all"]["peak"] = 6
+    assert peaks.peak_bytes(0, "allocated_bytes") == 6
+
+
+def test_a_reset_of_the_programs_leaves_ours(counted: dict[str, Any]) -> None:
+    peaks = PeakCounters()
+    peaks.reset(0)
+    counted["allocated_bytes"]["all"]["peak"] = 6
+    torch._C._cuda_resetPeakMemoryStats(0)
+    assert torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"] == 2
+    assert peaks.peak_bytes(0, "allocated_bytes") == 6
+
+
+SMALL_BYTES = 8_519_680
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "size_bytes"),
+    [
+        ((2, 11), (8, 0), SMALL_BYTES),
+        ((2, 11), (9, 0), 32 * MIB),
+        ((2, 11), (10, 0), SMALL_BYTES),
+        ((2, 12), (8, 9), SMALL_BYTES),
+        ((2, 12), (9, 0), 32 * MIB),
+        ((2, 12), (10, 0), 32 * MIB),
+    ],
+)
+def test_the_card_and_the_version_decide(
+    version: tuple[int, int], capability: tuple[int, int], size_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch_cuda, "TORCH", version)
+    assert torch_cuda.workspace_bytes(capability) == size_bytes
+
+
+def test_what_is_set_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8:4096:2")
+    assert torch_cuda.workspace_bytes((9, 0)) == (16 * 8 + 4096 * 2) * 1024
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "expected"), [(None, "step 3"), (11, "step 3 of 11"), (3, "step 3 of 3"), (2, "step 3")]
+)
+def test_a_step_is_one_of_those_that_have_ended_or_stands_alone(num_steps: int | None, expected: str) -> None:
+    """The loop may end in the middle of the third step, by an exception or a break: two have ended then."""
+    assert step_words("ProfilerStep#2", num_steps) == expected
+
+
+FILLS = (
+    nn.init.normal_,
+    nn.init.uniform_,
+    nn.init.trunc_normal_,
+    nn.init.xavier_normal_,
+    nn.init.xavier_uniform_,
+    nn.init.kaiming_normal_,
+    nn.init.kaiming_uniform_,
+    nn.init.orthogonal_,
+    lambda tensor: nn.init.sparse_(tensor, 0.1),
+)
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_what_is_asked_for_is_left_as_it_is(fill: Callable[..., Tensor]) -> None:
+    name = getattr(fill, "__name__", "")
+    end = leave_unfilled(lambda tensor: tensor.shape[0] == 8)
+    try:
+        state = torch.get_rng_state()
+        call: Any = getattr(nn.init, name, fill)
+        large, small = torch.zeros(8, 4), torch.zeros(4, 4)
+        assert call(large) is large and not large.any() and torch.equal(torch.get_rng_state(), state)
+        assert call(small) is small and small.any()
+    finally:
+        end()
+    assert getattr(nn.init, name, fill)(large).any()
+
+
+def test_modules_of_torchs_own_draw_nothing() -> None:
+    end = leave_unfilled(lambda tensor: True)
+    try:
+        state = torch.get_rng_state()
+        nn.ModuleList([nn.Embedding(4, 4), nn.Linear(4, 4), nn.Conv1d(2, 2, 1), nn.LSTM(2, 2)])
+        nn.MultiheadAttention(4, 2)
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        end()
+
+
+def test_lines_with_the_words_are_left_out_and_all_others_come_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    with without_line(b"unknown size"):
+        os.write(2, b"mine\n[W a.cpp:3] of unknown size, and more\nhalf ")
+        os.write(2, b"a line")
+    os.write(2, b"\nafter\n")
+    assert capfd.readouterr().err == "mine\nhalf a line\nafter\n"
+
+
+def test_what_was_written_is_there_though_the_block_raises(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError), without_line(b"unknown size"):
+        os.write(2, b"mine\n")
+        raise KeyError
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err.splitlines()[-1] == "after"
+
+
+def test_freeing_an_older_block_leaves_no_profiler_behind() -> None:
+
+    for _ in range(2):
+        torch_profiler.free_an_older_block()
+    assert not torch._C._autograd._profiler_enabled()
+    with torch.profiler.profile(profile_memory=True):
+        torch_profiler.free_an_older_block()  # that of somebody else stays
+        assert torch._C._autograd._profiler_enabled()
+
+
+def test_parameters_that_are_no_leaves_are_recorded_without_a_warning() -> None:
+    """As meta-learning has them: torch's tracer reads the gradient of every parameter of a module that is called."""
+    model = nn.Linear(2, 2, bias=False)
+    weight = torch.ones(2, 2, requires_grad=True) * 2
+    del model.weight
+    model._parameters["weight"] = weight  # type: ignore[assignment]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with quiet_profiler(), torch.profiler.profile(with_stack=True, profile_memory=True):
+            model(torch.ones(1, 2)).sum().backward()
+        assert not said
+        assert weight.grad is None  # the program's own look
+    assert len(said) == 1
