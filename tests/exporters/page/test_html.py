@@ -152,7 +152,6 @@ def test_rows_without_room_still_count() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: Series("x", np.zeros(1, np.int64), color="red;x"),
         lambda: Curve("x", np.zeros(2, np.int64), np.zeros(1, np.int64)),
         lambda: Page("x", "cpu", series=(Series("x", np.zeros(1, np.int64)),)),
     ],

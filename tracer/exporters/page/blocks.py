@@ -39,7 +39,6 @@ TEXT_FIELDS: Final = (
     "file",
     "name",
     "caller_file",
-    "fused_with",
     "dtype",
     "shape",
 )

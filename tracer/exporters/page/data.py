@@ -131,7 +131,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "bands": [
             asdict(replace(band, start=band.start - origin, end=band.end - origin)) for band in page.bands[:MAX_BANDS]
         ],
-        "peak": None if page.peak is None else _peak(page.peak, origin, rows, has_blocks=blocks is not None),
+        "peak": None if page.peak is None else _peak(page.peak, rows, has_blocks=blocks is not None),
         "blocks": blocks,
         "space": space_json(page.space, rows) if page.space is not None and blocks is not None else None,
         "caveat": page.caveat,
@@ -164,16 +164,13 @@ def _position(row: int | None, rows: Rows) -> int | None:
     return None if row is None else int(np.searchsorted(rows, row))
 
 
-def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> dict[str, Any]:
+def _peak(peak: PagePeak, rows: Rows, *, has_blocks: bool) -> dict[str, Any]:
     """The peak as JSON values; its rows are left out where the page derives them from blocks."""
     row = _position(peak.row, rows) if has_blocks else None
     shown = peak.rows if row is None else ()
     return {
         "bytes": peak.bytes,
         "row": row,
-        "time": None if peak.time is None else peak.time - origin,
-        "step": peak.step,
-        "phase": peak.phase,
         "breakdown": _by_name(peak.breakdown),
         "rows": [{field.name: getattr(row, field.name) for field in fields(PeakRow)} for row in shown[:MAX_PEAK_ROWS]],
         "rest": _rest(shown[MAX_PEAK_ROWS:]),
@@ -262,7 +259,7 @@ def _timeline(page: Page, origin: int, rows: Rows, num_buckets: int) -> dict[str
     columns = [rows, _drawn(page.times, origin)[rows], *(series.values_bytes[rows] for series in page.series)]
     counted = page.counted_bytes
     return {
-        "series": [{"name": series.name, "color": series.color} for series in page.series],
+        "series": [{"name": series.name} for series in page.series],
         "stack": packed(columns, total=len(page.times)),
         "lines": [_line(line, origin, num_buckets) for line in page.lines],
         "compared": _compared(page, rows) if page.compared else None,

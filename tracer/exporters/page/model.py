@@ -6,7 +6,6 @@ known, or leaves the section out. Where times mean nothing, everything stands at
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -27,20 +26,13 @@ Axis = Literal["time", "entry"]
 MarkKind = Literal["peak", "tagged", "oom"]
 Source = Literal["profile", "snapshot"]
 
-_COLOR = re.compile(r"#[0-9a-fA-F]{6}|[a-z]+")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
     """A layer of the stacked drawing."""
 
-    name: str  # Name of the category. Those of torch and of `Kind` have colours and words of their own
+    name: str  # Name of the category. Those of `Kind` have colours and words of their own
     values_bytes: PerPageRow[Int]  # [Y] Bytes held after each row of `Page.times`
-    color: str | None = None  # `#rrggbb` or a CSS name; by default the category's
-
-    def __post_init__(self) -> None:
-        if self.color is not None and not _COLOR.fullmatch(self.color):
-            raise ValueError(f"not a colour: {self.color!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,7 +30,6 @@ class AllocatorSteps {
     this.space = space;
     this.changes = el("ul", { class: "changes" });
     this.title = el("h3", { role: "status" });
-    const button = (label, title, onclick) => el("button", { type: "button", class: "button", title, onclick }, label);
     const go = (by, when) => () => this.go(by, when);
     this.tools = el("div", { class: "tools", role: "group", "aria-label": "Step by step" },
       button("\u2190 Before", "To the moment before", go(-1, () => true)), button("Next \u2192", "To the next moment", go(1, () => true)),

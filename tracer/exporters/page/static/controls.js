@@ -53,7 +53,6 @@ const keyList = () => el("dialog", { class: "keys", "aria-label": "Keys of the t
   el("form", { method: "dialog" }, el("button", { class: "button" }, "Close")));
 
 const toolbar = (timeline) => {
-  const button = (label, title, onclick, spoken = null) => el("button", { type: "button", class: "button", title, "aria-label": spoken, onclick }, label);
   const drags = { pan: button("Pan", "Drag moves the view instead of zooming into it", () => setDrag("pan")), measure: button("Measure", "Drag measures: how long, what came and went, and the sum of the blocks in a frame; key M", () => setDrag("measure")) };
   // Again: as it was.
   const setDrag = timeline.setDrag = (drag) => {
@@ -69,7 +68,7 @@ const toolbar = (timeline) => {
     order.setAttribute("aria-pressed", !timeline.byTime);
   };
   return el("div", { class: "tools", role: "toolbar", "aria-label": "View" },
-    timeline.hasStack && timeline.data.blocks ? laneControls(timeline, button) : null,
+    timeline.hasStack && timeline.data.blocks ? laneControls(timeline) : null,
     timeline.hasStack ? button("Zoom to peak", "Key P", () => timeline.zoomToPeak()) : null,
     button("+", "Zoom in", () => timeline.zoom(0.5), "Zoom in"), button("\u2212", "Zoom out", () => timeline.zoom(2), "Zoom out"),
     drags.pan, timeline.hasStack ? drags.measure : null, button("Show all", "Key 0; also a double click", () => timeline.setView(null, null)), canOrder ? order : null,
@@ -77,7 +76,7 @@ const toolbar = (timeline) => {
 };
 
 // Kinds as layers, or each block; blocks have a choice of colours.
-const laneControls = (timeline, button) => {
+const laneControls = (timeline) => {
   const by = el("select", { "aria-label": "Colour of the blocks", hidden: true },
     [["kind", "by kind"], ["module", timeline.data.source === "snapshot" ? "by file" : "by module"], ["line", "by line"]].map(([value, name]) => el("option", { value }, name)));
   const show = () => {
@@ -105,12 +104,12 @@ const laneControls = (timeline, button) => {
 const legend = (timeline) => {
   const { columns } = timeline, peak = timeline.hasStack ? timeline.peakRow() : -1;
   const chip = (name, mark, value) => {
-    const button = el("button", { type: "button", class: "chip", "aria-pressed": "true", title: "Show or hide" }, mark, el("span", {}, name), el("span", { class: "quiet" }, value));
-    button.addEventListener("click", () => {
+    const element = el("button", { type: "button", class: "chip", "aria-pressed": "true", title: "Show or hide" }, mark, el("span", {}, name), el("span", { class: "quiet" }, value));
+    element.addEventListener("click", () => {
       timeline.toggle(name);
-      button.setAttribute("aria-pressed", !timeline.hidden.has(name));
+      element.setAttribute("aria-pressed", !timeline.hidden.has(name));
     });
-    return button;
+    return element;
   };
   const used = columns.series.map((series, index) => [series, columns.values[index]]).filter(([, values]) => values.some((value) => value !== 0));
   return el("div", { class: "chips", role: "group", "aria-label": "Categories, with their bytes at the highest point of the stack" },

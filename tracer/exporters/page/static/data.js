@@ -1,15 +1,7 @@
 // The page's findings: JSON with packed tables in it, which become columns of plain numbers.
 
-const readData = () => JSON.parse(document.getElementById("data").textContent);
-
-const fromBase64 = (base64) => {
-  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
-  // Browsers before 2025.
-  const text = atob(base64);
-  const bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  return bytes;
-};
+// Browsers before 2025 have no `fromBase64`.
+const fromBase64 = (base64) => Uint8Array.fromBase64?.(base64) ?? Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 
 const inflate = async (base64) => {
   const bytes = fromBase64(base64);
@@ -38,11 +30,10 @@ const unpack = async (table) => {
 
 const unpackTimeline = async (timeline) => {
   const [number, time, ...values] = await unpack(timeline.stack);
-  const lines = [];
-  for (const line of timeline.lines) {
+  const lines = await Promise.all(timeline.lines.map(async (line) => {
     const [, lineTime, lineValues] = await unpack(line);
-    lines.push({ name: line.name, time: lineTime, values: lineValues });
-  }
+    return { name: line.name, time: lineTime, values: lineValues };
+  }));
   const [counted] = timeline.counted ? await unpack(timeline.counted) : [null];
   const { names = [], levels = null } = timeline.compared ?? {}, sides = levels ? await unpack(levels) : [];
   const compared = names.map((name, index) => ({ name, before: sides[index], after: sides[index + names.length] }));
@@ -55,7 +46,7 @@ const unpackSpace = async (space) => {
 };
 
 // The order of `TEXT_FIELDS` and `_LINE_FIELDS` in blocks.py.
-const TEXT_FIELDS = ["category", "torch_category", "evidence", "phase", "module", "op", "file", "name", "caller_file", "fused_with", "dtype", "shape"];
+const TEXT_FIELDS = ["category", "torch_category", "evidence", "phase", "module", "op", "file", "name", "caller_file", "dtype", "shape"];
 const LINE_FIELDS = ["line", "caller_line"];
 
 const unpackBlocks = async (packed) => {

@@ -14,11 +14,13 @@ const el = (tag, attributes = {}, ...children) => {
   return element;
 };
 
+const button = (label, title, onclick, spoken = null) => el("button", { type: "button", class: "button", title, "aria-label": spoken, onclick }, label);
+
 const isDark = () => document.documentElement.dataset.theme === "dark";
 const setTheme = (theme) => {
   document.documentElement.dataset.theme = theme;
-  const button = document.getElementById("theme");
-  button.setAttribute("aria-pressed", theme === "dark");
-  button.textContent = theme === "dark" ? "Light" : "Dark";
-  button.setAttribute("aria-label", theme === "dark" ? "Switch to light colours" : "Switch to dark colours");
+  const element = document.getElementById("theme");
+  element.setAttribute("aria-pressed", theme === "dark");
+  element.textContent = theme === "dark" ? "Light" : "Dark";
+  element.setAttribute("aria-label", `Switch to ${theme === "dark" ? "light" : "dark"} colours`);
 };

@@ -130,13 +130,9 @@ class Icicle {
     this.rest = null;
     // A leaf has nothing to open; what is open already closes again.
     if (node.children.size) this.path = isOpen && node.path !== "" && this.view.part?.path === node.path ? parentPath(this.root, node) : node.path;
-    this.view.set({ part: this.partOf(this.path === node.path || !node.children.size ? node : findNode(this.root, this.path)) });
-  }
-
-  partOf(node) {
-    if (node.path === "") return null;
-    const part = makePart(this.groups, node.label, (group) => isInside(this.paths[group.group], node.path));
-    return Object.assign(part, { path: node.path });
+    const { path, label } = this.path === node.path || !node.children.size ? node : findNode(this.root, this.path);
+    const part = makePart(this.groups, label, (group) => isInside(this.paths[group.group], path));
+    this.view.set({ part: path === "" ? null : Object.assign(part, { path }) });
   }
 
   say(node) {
@@ -210,24 +206,19 @@ const stackLabels = (stacks, group, hidesLibraries) => {
   return [...(own.length ? own : frames.slice(0, 1)).map(shortFrame), ...(cut ? ["frames that are left out"] : [])];
 };
 
-const stackPaths = (stacks, groups, { inverted, hidesLibraries }) => groups.map(({ group, category }) => {
-  const labels = stackLabels(stacks, group, hidesLibraries);
-  return [...(inverted ? labels : labels.reverse()), category].join(PATH_SEPARATOR);
-});
-
 // Above the tree: what it is arranged by, and a search in it. `show(paths, arrangement)` draws it anew.
 class TreeControls {
   constructor(moments, source, show, search) {
     Object.assign(this, { moments, show });
-    this.arrangements = { parts: source === "snapshot" ? "By file" : "By module", callers: "By caller", inverted: "By allocating line" };
-    this.partPaths = groupPaths(moments.groups, source);
+    const arrangements = { parts: source === "snapshot" ? "By file" : "By module", callers: "By caller", inverted: "By allocating line" };
+    this.partPaths = moments.groups.map((group) => [...pathOfRow(group, source), group.category].join(PATH_SEPARATOR));
     this.by = "parts";
     this.libraries = el("input", { type: "checkbox", onchange: () => this.choose(this.by) });
     this.hide = el("label", { hidden: true }, this.libraries, " Hide library frames");
     this.text = el("input", { type: "search", placeholder: "Search in the tree", "aria-label": "Search in the tree" });
     this.text.addEventListener("input", () => search(this.text.value));
     const hasStacks = moments.stacks?.rows.some((row) => row.length);
-    this.buttons = Object.entries(hasStacks ? this.arrangements : {}).map(([by, name]) => el("button", { type: "button", class: "button", "aria-pressed": by === this.by, "data-by": by, onclick: () => this.choose(by) }, name));
+    this.buttons = Object.entries(hasStacks ? arrangements : {}).map(([by, name]) => el("button", { type: "button", class: "button", "aria-pressed": by === this.by, "data-by": by, onclick: () => this.choose(by) }, name));
     this.element = el("div", { class: "tools tree-tools" }, this.buttons, this.text, this.hide);
   }
 
@@ -236,6 +227,9 @@ class TreeControls {
     this.hide.hidden = by === "parts";
     for (const button of this.buttons) button.setAttribute("aria-pressed", button.dataset.by === by);
     const { stacks, groups } = this.moments;
-    this.show(by === "parts" ? this.partPaths : stackPaths(stacks, groups, { inverted: by === "inverted", hidesLibraries: this.libraries.checked }));
+    this.show(by === "parts" ? this.partPaths : groups.map(({ group, category }) => {
+      const labels = stackLabels(stacks, group, this.libraries.checked);
+      return [...(by === "inverted" ? labels : labels.reverse()), category].join(PATH_SEPARATOR);
+    }));
   }
 }

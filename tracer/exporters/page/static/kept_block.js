@@ -26,11 +26,11 @@ class KeptBlock {
     this.block = block;
     this.element.hidden = false;
     const { lanes } = this.timeline, { moments } = lanes, frames = wholeStack(framesOf(moments.stacks, moments.group[block]));
-    const mine = this.ofLine(), at = mine.indexOf(block), button = (label, title, onclick) => el("button", { type: "button", class: "button", title, onclick }, label);
+    const mine = this.ofLine(), at = mine.indexOf(block);
     const others = mine.length > 1 ? [el("p", { class: "line quiet" }, `Block ${grouped(at + 1)} of ${grouped(mine.length)} of this line, ${formatBytes(mine.reduce((sum, one) => sum + moments.bytes[one], 0))} together over the recording.`)] : [];
     this.element.replaceChildren(
       el("div", { class: "tools" }, mine.length > 1 ? [button("\u2190 Before", "The block before of the same line; Shift N", () => this.step(-1)), button("Next \u2192", "The next block of the same line; N", () => this.step(1))] : [],
-        el("button", { type: "button", class: "button", "aria-label": "Close the block", onclick: () => this.hide() }, "Close")),
+        button("Close", null, () => this.hide(), "Close the block")),
       ...lanes.words(this.timeline, block), ...others, ...(frames.length ? [el("div", { class: "stack" }, frames)] : [el("p", { class: "line quiet" }, "No stack was recorded with it.")]));
   }
 
@@ -58,20 +58,15 @@ class KeptBlock {
 
 const measured = (timeline, from, to) => {
   const { columns, moments, x, totals } = timeline, [first, last] = [from, to].sort((a, b) => a - b);
-  const events = columns.number[last] - columns.number[first], span = timeline.data.axis === "time" ? columns.time[last] - columns.time[first] : null;
+  const events = columns.number[last] - columns.number[first], span = columns.time[last] - columns.time[first], [unit, one] = timeUnit(span / 2 + 1);
   let most = first;
   for (let row = first; row <= last; row++) if (totals[row] > totals[most]) most = row;
-  const parts = [span === null ? null : formatSpan(span), `${grouped(events)} ${events === 1 ? "event" : "events"}`];
+  const parts = [timeline.data.axis === "time" ? `${(span / one).toFixed(3)} ${unit}` : null, `${grouped(events)} ${events === 1 ? "event" : "events"}`];
   if (moments?.canMove) {
     const rows = moments.between(first, last), sum = (what) => rows.reduce((bytes, row) => bytes + row[what], 0);
     parts.push(`${formatBytes(sum("came"))} came and stayed, ${formatBytes(sum("went"))} went, ${signed(sum("came") - sum("went"))}`);
   }
   return `${parts.filter((part) => part).join(", ")}; at most ${formatBytes(totals[most])}, ${timeline.whenText(most)}.`;
-};
-
-const formatSpan = (ns) => {
-  const [unit, one] = timeUnit(ns / 2 + 1);
-  return `${(ns / one).toFixed(3)} ${unit}`;
 };
 
 // The blocks that are drawn in a frame, each counted whole.

@@ -18,20 +18,19 @@ class Lanes {
     return placeText(group) ?? group.name ?? group.category;
   }
 
-  // A colour for each name, by its largest bytes; the rest of the names share greys.
-  ranked() {
-    const { groups, group, bytes } = this.moments, sums = new Map();
-    for (let i = 0; i < group.length; i++) {
-      const name = this.nameOf(groups[group[i]]);
-      sums.set(name, (sums.get(name) ?? 0) + bytes[i]);
-    }
-    return [...sums].sort((a, b) => b[1] - a[1]).map(([name]) => name);
-  }
+  // A colour for each name, by its bytes; the rest of the names share greys.
   colorOfName(name) {
     if (this.by === "kind") return this.colorOf(name);
-    const key = this.by;
-    if (!this.colors.has(key)) this.colors.set(key, new Map(this.ranked().slice(0, RANK_COLORS.length).map((one, rank) => [one, RANK_COLORS[rank]])));
-    return this.colors.get(key).get(name) ?? "#9aa1aa";
+    if (!this.colors.has(this.by)) {
+      const { groups, group, bytes } = this.moments, sums = new Map();
+      for (let i = 0; i < group.length; i++) {
+        const one = this.nameOf(groups[group[i]]);
+        sums.set(one, (sums.get(one) ?? 0) + bytes[i]);
+      }
+      const largest = [...sums].sort((a, b) => b[1] - a[1]).slice(0, RANK_COLORS.length);
+      this.colors.set(this.by, new Map(largest.map(([one], rank) => [one, RANK_COLORS[rank]])));
+    }
+    return this.colors.get(this.by).get(name) ?? "#9aa1aa";
   }
   // The names with colours of their own, for a key.
   get named() {
@@ -61,7 +60,7 @@ class Lanes {
       }
       const bottom = (column + 1) * height;
       // The total is that of all kinds, whichever of them are hidden in the stack.
-      let level = Math.max(0, this.total(row) - this.ofBlocks(row)), low = heightOf(level);
+      let level = Math.max(0, this.rest[row]), low = heightOf(level);
       fill(bottom - low, bottom, REST, rest);
       for (; next < first.length && first[next] <= row; next++) live[count++] = next;
       let kept = 0, nextPixel = lowest + (low + 0.5) / perByte;
@@ -96,25 +95,17 @@ class Lanes {
     pen.drawImage(layer, area.left, area.top, area.width, plot.base - area.top);
   }
 
-  // What the blocks that the file has come to.
-  ofBlocks(row) {
-    this.sums ??= (() => {
-      const { first, last, bytes } = this.moments, sums = new Float64Array(this.columns.number.length);
+  // What the file has no blocks of, at each kept row.
+  get rest() {
+    return this.restOfRows ??= (() => {
+      const { first, last, bytes } = this.moments, sums = cumulate(this.columns.values, this.columns.number.length), changes = new Float64Array(this.columns.number.length + 1);
       for (let i = 0; i < first.length; i++) {
-        sums[first[i]] += bytes[i];
-        if (last[i] < sums.length) sums[last[i]] -= bytes[i];
+        changes[first[i]] += bytes[i];
+        changes[last[i]] -= bytes[i];
       }
-      return sums.map(((sum) => (change) => (sum += change))(0));
+      let ofBlocks = 0;
+      return sums[sums.length - 1].map((total, row) => total - (ofBlocks += changes[row]));
     })();
-    return this.sums[row];
-  }
-
-  total(row) {
-    this.totals ??= (() => {
-      const sums = cumulate(this.columns.values, this.columns.number.length);
-      return sums[sums.length - 1];
-    })();
-    return this.totals[row];
   }
 
   packedColors(part) {

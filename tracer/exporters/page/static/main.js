@@ -18,8 +18,6 @@ const showNavigation = () => {
   document.getElementById("nav").replaceChildren(...there.map(([id, name]) => el("a", { href: `#${id}`, onclick: go(id) }, name)));
 };
 
-const showProblem = (text) => document.getElementById("answer").append(el("p", { class: "check bad" }, text));
-
 // An empty page for the next device.
 const clearPage = () => {
   document.querySelectorAll("main > section").forEach((one) => {
@@ -105,7 +103,7 @@ class DevicePage {
 }
 
 const start = async () => {
-  const { pages, shown, up } = readData(), prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  const { pages, shown, up } = JSON.parse(document.getElementById("data").textContent), prefersDark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(prefersDark.matches ? "dark" : "light");
   startEditor(up);
   const address = readAddress(), named = pages.findIndex((page) => page.device === address.page);
@@ -116,7 +114,7 @@ const start = async () => {
     writeAddress({ device: index === shown ? null : data.device, t: isMoved ? number(view.row) : null, with: isMoved && view.other !== null ? number(view.other) : null, ...stretchShown(page.timeline) });
   };
   const open = async (index, given = {}) => {
-    const page = new DevicePage(pages[index], makeColors(pages[index].categories, pages[index].timeline.series));
+    const page = new DevicePage(pages[index], makeColors(pages[index].categories));
     clearPage();
     current = page;
     page.words(pageSelector(pages, index, (other) => open(other).then(() => document.getElementById("page").focus())));
@@ -126,7 +124,12 @@ const start = async () => {
     await page.drawMoment({ moment: null, other: null, ...given });
     if (page.timeline && given.byEvent) page.timeline.toggleOrder?.();
     if (page.timeline && given.stretch) page.timeline.setView(given.stretch);
-    const keep = rarely(() => keepAddress(page, index));
+    // A browser takes few changes of an address in a second, and some milliseconds for each.
+    let waiting = 0;
+    const keep = () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => keepAddress(page, index), 150);
+    };
     page.view.listen(keep);
     page.view.keepNow = () => keepAddress(page, index);
     if (page.timeline) page.timeline.whenMoved = keep;
@@ -153,15 +156,6 @@ const stretchShown = (timeline) => {
   if (!timeline) return {};
   const digits = (number) => Number(number.toPrecision(9)).toString();
   return { by: timeline.toggleOrder && !timeline.byTime ? "event" : null, view: timeline.view && timeline.view.map(digits).join("~") };
-};
-
-// A browser takes few changes of an address in a second, and some milliseconds for each.
-const rarely = (act) => {
-  let waiting = 0;
-  return () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(act, 150);
-  };
 };
 
 // Of a frame's callbacks the second one's comes when the first frame is on the screen. A tab in the background has none.
@@ -199,6 +193,6 @@ const watch = (draw, prefersDark) => {
 };
 
 start().catch((error) => {
-  showProblem(`This page could not be drawn: ${error.message}. It needs a browser of 2023 or later.`);
+  document.getElementById("answer").append(el("p", { class: "check bad" }, `This page could not be drawn: ${error.message}. It needs a browser of 2023 or later.`));
   throw error;
 });

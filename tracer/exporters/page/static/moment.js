@@ -52,9 +52,8 @@ class MomentSection {
   // ------------------------------------------------------------------------------------------------------- words
   get isPeak() { return !this.moments.canMove || this.view.row === this.view.peak; }
   counted(row) {
-    if (!this.moments.canMove) return this.data.peak.bytes;
     // The peak is what the report says that it is.
-    if (row === this.view.peak) return this.data.peak.bytes;
+    if (!this.moments.canMove || row === this.view.peak) return this.data.peak.bytes;
     return this.columns.counted ? this.columns.counted[row] : this.timeline.columns.values.reduce((sum, column) => sum + column[row], 0);
   }
   nameOfMoment(row) {
@@ -74,16 +73,16 @@ class MomentSection {
   }
 
   showTools(pair) {
-    const { view } = this, button = (label, onclick, title = null) => el("button", { type: "button", class: "button", title, onclick }, label);
+    const { view } = this;
     if (!this.moments.canMove) return;
     const focused = document.activeElement?.closest?.(".moment .tools") ? document.activeElement.textContent : null;
     this.parts.tools.replaceChildren(
-      button("\u2190 Previous", () => this.step(-1), "The moment before, as the left arrow key on the timeline"), button("Next \u2192", () => this.step(1), "The next moment"),
-      ...(this.isPeak ? [] : [button("Back to the peak", () => view.set({ row: view.peak }))]),
+      button("\u2190 Previous", "The moment before, as the left arrow key on the timeline", () => this.step(-1)), button("Next \u2192", "The next moment", () => this.step(1)),
+      ...(this.isPeak ? [] : [button("Back to the peak", null, () => view.set({ row: view.peak }))]),
       view.other === null
-        ? button("Compare with another moment", () => view.set({ other: view.row }), "Keeps this moment; then choose the other one on the timeline")
-        : button("Stop comparing", () => view.set({ other: null })),
-      ...(location.protocol === "about:" ? [] : [button("Copy link", (event) => { view.keepNow?.(); copyText(location.href, event.currentTarget, "Copied"); }, "The address of this page at what it shows")]));
+        ? button("Compare with another moment", "Keeps this moment; then choose the other one on the timeline", () => view.set({ other: view.row }))
+        : button("Stop comparing", null, () => view.set({ other: null })),
+      ...(location.protocol === "about:" ? [] : [button("Copy link", "The address of this page at what it shows", (event) => { view.keepNow?.(); copyText(location.href, event.currentTarget, "Copied"); })]));
     if (focused) [...this.parts.tools.children].find((one) => one.textContent === focused)?.focus();
     this.parts.switch.replaceChildren(...(pair ? ["came", "went"].map((what) => el("button", {
       type: "button", class: "button", "aria-pressed": this.what === what,
@@ -187,18 +186,15 @@ class MomentSection {
     this.filters = el("div", { class: "filters" }, this.text, this.category, this.only, editorChoice(), this.copyButton(), this.count);
     this.text.addEventListener("input", () => this.filter());
     this.category.addEventListener("change", () => this.filter());
-    const all = (rows) => Object.values(this.tables).forEach((table) => table.showAll(rows));
-    return { element: holder, showAll: all };
+    return { element: holder, showAll: (all) => Object.values(this.tables).forEach((table) => table.showAll(all)) };
   }
 
   // The rows that are shown, in their order.
   copyButton() {
-    const button = el("button", { type: "button", class: "button", title: "As Markdown, and as a table for a spreadsheet" }, "Copy as table");
-    button.addEventListener("click", () => {
+    return button("Copy as table", "As Markdown, and as a table for a spreadsheet", (event) => {
       const { pair } = this.view;
-      copyTable(this.columnsOf(Boolean(pair)), (pair ? this.tables.pair : this.tables.moment).sorted(), button);
+      copyTable(this.columnsOf(Boolean(pair)), (pair ? this.tables.pair : this.tables.moment).sorted(), event.currentTarget);
     });
-    return button;
   }
 
   filter() {
@@ -215,7 +211,11 @@ class MomentSection {
     const whole = this.counted(this.view.row);
     this.count.textContent = `${grouped(shown.length)} of ${grouped(rows.length)} rows, ${blocksText(blocks)}, ${formatBytes(bytes)} (${exactBytes(bytes)})${pair ? "" : `, ${percent(bytes, whole)} of ${this.isPeak ? "the peak" : "what was in use"}`}.`;
     this.most = shown.reduce((most, row) => Math.max(most, bytesOf(row)), 0);
-    this.lines = linesOf(rows, bytesOf);
+    this.lines = new Map();
+    for (const row of rows.filter(({ file }) => file)) {
+      const key = `${row.file}:${row.line}`, line = this.lines.get(key) ?? { rows: 0, bytes: 0 };
+      this.lines.set(key, { rows: line.rows + 1, bytes: line.bytes + bytesOf(row) });
+    }
     this.tables.moment.element.hidden = Boolean(pair);
     this.tables.pair.element.hidden = !pair;
     (pair ? this.tables.pair : this.tables.moment).update(shown);
@@ -225,8 +225,7 @@ class MomentSection {
   // The size is a button: the row is shown on the timeline and in the tree.
   sizeCell(row, text, bytes = null) {
     const isChosen = this.view.part?.group === row.group;
-    const bar = bytes === null ? null : el("span", { class: "bar-track", "aria-hidden": "true" }, el("span", { class: "bar-fill", style: { width: `${this.most ? (100 * bytes) / this.most : 0}%` } }));
-    return el("button", { type: "button", class: "bar-cell", "aria-pressed": isChosen, title: "Show it on the timeline and in the tree", onclick: () => this.chooseRow(row) }, bar, el("span", { class: "bar-text" }, text));
+    return el("button", { type: "button", class: "bar-cell", "aria-pressed": isChosen, title: "Show it on the timeline and in the tree", onclick: () => this.chooseRow(row) }, bytes === null ? null : barTrack(bytes, this.most), el("span", { class: "bar-text" }, text));
   }
   chooseRow(row) {
     if (this.view.part?.group === row.group) {
@@ -249,16 +248,6 @@ class MomentSection {
     return el("span", { class: "two" }, cell);
   }
 }
-
-const linesOf = (rows, bytesOf) => {
-  const lines = new Map();
-  for (const row of rows) {
-    if (!row.file) continue;
-    const key = `${row.file}:${row.line}`, line = lines.get(key) ?? { rows: 0, bytes: 0 };
-    lines.set(key, { rows: line.rows + 1, bytes: line.bytes + bytesOf(row) });
-  }
-  return lines;
-};
 
 const signed = (bytes) => `${bytes > 0 ? "+" : ""}${formatBytes(bytes)}`;
 const profileColumns = (stacks) => [

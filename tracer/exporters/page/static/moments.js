@@ -3,29 +3,10 @@
 // Blocks of groups, by position: those that are known one by one, and by how much the small ones of a group changed.
 class Moments {
   constructor(blocks) {
-    Object.assign(this, blocks);
-    this.canMove = true;
+    Object.assign(this, blocks, { canMove: true });
   }
 
-  // Bytes and blocks of each group at a moment.
-  sums(row) {
-    const bytes = new Float64Array(this.groups.length), count = new Float64Array(this.groups.length);
-    const { first, last, group } = this;
-    // Blocks come by their first position.
-    for (let i = 0, end = upperBound(first, row); i < end; i++) {
-      if (last[i] > row) {
-        bytes[group[i]] += this.bytes[i];
-        count[group[i]] += 1;
-      }
-    }
-    const small = this.smallSums(row);
-    for (let i = 0; i < bytes.length; i++) {
-      bytes[i] += small.bytes[i];
-      count[i] += small.count[i];
-    }
-    return { bytes, count, smallBytes: small.bytes.reduce((sum, value) => sum + value, 0) };
-  }
-
+  // Bytes and blocks of the small blocks of each group at a moment.
   smallSums(row) {
     const bytes = new Float64Array(this.groups.length), count = new Float64Array(this.groups.length), { changes } = this;
     for (let i = 0, end = upperBound(changes.at, row); i < end; i++) {
@@ -37,9 +18,15 @@ class Moments {
 
   // Rows of a moment, largest first.
   at(row) {
-    const { bytes, count, smallBytes } = this.sums(row), rows = [];
-    for (const group of this.groups) if (bytes[group.group] !== 0 || count[group.group] !== 0) rows.push({ ...group, bytes: bytes[group.group], count: count[group.group] });
-    return { rows: rows.sort((a, b) => b.bytes - a.bytes), smallBytes };
+    const { bytes, count } = this.smallSums(row), { first, last, group } = this, smallBytes = bytes.reduce((sum, value) => sum + value, 0);
+    // Blocks come by their first position.
+    for (let i = 0, end = upperBound(first, row); i < end; i++) {
+      if (last[i] <= row) continue;
+      bytes[group[i]] += this.bytes[i];
+      count[group[i]] += 1;
+    }
+    const alive = this.groups.filter((one) => bytes[one.group] !== 0 || count[one.group] !== 0);
+    return { rows: alive.map((one) => ({ ...one, bytes: bytes[one.group], count: count[one.group] })).sort((a, b) => b.bytes - a.bytes), smallBytes };
   }
 
   // Rows that came from one moment to a later one and stayed, and rows that went; of small blocks only the difference.
@@ -81,9 +68,8 @@ class Moments {
 // Where only the peak is known.
 class OnlyPeak {
   constructor(peak) {
-    const shape = (row) => (Array.isArray(row.shape) ? row.shape.join(" x ") || "scalar" : row.shape);
-    this.groups = peak.rows.map((row, group) => ({ ...row, shape: shape(row), group }));
-    Object.assign(this, { canMove: false, stacks: peak.stacks, smallerThan: 0 });
+    const groups = peak.rows.map((row, group) => ({ ...row, shape: row.shape && (row.shape.join(" x ") || "scalar"), group }));
+    Object.assign(this, { groups, canMove: false, stacks: peak.stacks, smallerThan: 0 });
   }
   at() { return { rows: this.groups, smallBytes: 0 }; }
 }

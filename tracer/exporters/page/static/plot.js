@@ -10,7 +10,7 @@ class Plot {
     this.area = { left: 0, top: 0, width: 0, height: 0, right: 0, bottom: 0 };
   }
 
-  get width() { return Math.max(50, this.element.clientWidth - this.margin * 1 - 14); }
+  get width() { return Math.max(50, this.element.clientWidth - this.margin - 14); }
   get margin() { return this.element.clientWidth < 560 ? 60 : 78; }
 
   // An empty canvas as large as its place. `view` is what the horizontal axis shows, `bytes` what the vertical one does,
@@ -57,9 +57,9 @@ class Plot {
   }
 
   // Text at a point; `align` is what of the text lies there.
-  label(text, x, y, { align = "center", name = "", color = null } = {}) {
+  label(text, x, y, { align = "center", name = "" } = {}) {
     const shift = { left: "0", center: "-50%", right: "-100%" }[align];
-    this.labels.append(el("span", { class: name, style: { left: `${x}px`, top: `${y}px`, transform: `translate(${shift}, -50%)`, ...(color ? { color } : {}) } }, text));
+    this.labels.append(el("span", { class: name, style: { left: `${x}px`, top: `${y}px`, transform: `translate(${shift}, -50%)`} }, text));
   }
 
   // A staircase: each value holds until the next position.
@@ -72,20 +72,20 @@ class Plot {
   }
 
   byteAxis() {
-    const { pen, area } = this, { tickvals, ticktext } = byteTicks(this.low, this.top);
+    const { pen, area } = this;
     pen.strokeStyle = cssColor("--grid");
     pen.lineWidth = 1;
-    tickvals.forEach((value, i) => {
+    for (const [value, text] of byteTicks(this.low, this.top)) {
       const y = Math.round(this.y(value)) + 0.5;
       pen.beginPath();
       pen.moveTo(area.left, y);
       pen.lineTo(area.right, y);
       pen.stroke();
-      this.label(ticktext[i], area.left - 8, y, { align: "right", name: "tick" });
-    });
+      this.label(text, area.left - 8, y, { align: "right", name: "tick" });
+    }
   }
 
-  // Round numbers; `unit` is how much of the axis is one of what is written.
+  // Ticks at round numbers.
   xAxis({ title, whole }) {
     const { pen, area } = this, [from, to] = this.view;
     const rough = (to - from) / Math.max(2, area.width / 110), power = 10 ** Math.floor(Math.log10(rough));
@@ -98,7 +98,7 @@ class Plot {
       pen.moveTo(x, area.bottom);
       pen.lineTo(x, area.bottom + 4);
       const [before, behind] = (tick * step).toFixed(whole ? 0 : decimals).split(".");
-      this.label(`${before.replace(/\B(?=(\d{3})+$)/g, ",")}${behind ? `.${behind}` : ""}`, x, area.bottom + 13, { name: "tick" });
+      this.label(`${grouped(before)}${behind ? `.${behind}` : ""}`, x, area.bottom + 13, { name: "tick" });
     }
     pen.stroke();
     this.label(title, area.left + area.width / 2, area.bottom + 33, { name: "tick title" });
@@ -109,11 +109,10 @@ class Plot {
 const byteTicks = (low, top) => {
   const unit = [...UNITS].reverse().find(([, one]) => top - low >= one) ?? UNITS[0];
   const rough = (top - low) / unit[1] / 5, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((one) => one * power >= rough), tickvals = [], ticktext = [];
+  const step = power * [1, 2, 5, 10].find((one) => one * power >= rough), ticks = [];
   for (let tick = Math.ceil(low / unit[1] / step); tick * step * unit[1] <= low + (top - low) * 0.97; tick++) {
-    tickvals.push(tick * step * unit[1]);
-    ticktext.push(tick ? `${Number((tick * step).toPrecision(12))} ${unit[0]}` : "0");
+    ticks.push([tick * step * unit[1], tick ? `${Number((tick * step).toPrecision(12))} ${unit[0]}` : "0"]);
   }
-  return { tickvals, ticktext };
+  return ticks;
 };
 

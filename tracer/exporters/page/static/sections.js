@@ -56,8 +56,10 @@ const findingTable = (table) => {
     more.replaceChildren();
   };
   show(limit);
-  if (table.rows.length > limit) more.append(el("button", { type: "button", class: "button", onclick: showAll }, `Show ${grouped(table.rows.length - limit)} more`));
-  window.addEventListener("beforeprint", showAll);
+  if (table.rows.length > limit) {
+    more.append(button(`Show ${grouped(table.rows.length - limit)} more`, null, showAll));
+    window.addEventListener("beforeprint", showAll);
+  }
   return el("div", { class: "finding" }, table.title ? el("h3", {}, table.title) : null,
     el("div", { class: "scroll flows", tabindex: "0", role: "region", "aria-label": table.title || null },
       el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((column, index) => el("th", { scope: "col", class: isNumber[index] ? "number" : null }, column.name)))),

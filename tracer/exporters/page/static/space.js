@@ -3,7 +3,7 @@
 
 const LINE = 14, LINE_GAP = 3, SEGMENT_GAP = 3, MOST_LINES = 22;
 
-const HOLDER_COLUMNS = ["Free beside it", "Segments", "Blocks", "They hold", "Line"];
+const HOLDER_COLUMNS = [["Free beside it", "bytes"], ["Segments", "count"], ["Blocks", "count"], ["They hold", "bytes"], ["Line", "text"]].map(([name, kind]) => ({ name, kind }));
 
 class SpaceSection {
   constructor(space, moments, columns, view, colorOf) {
@@ -146,12 +146,9 @@ class SpaceSection {
         lines.set(key, { free: line.free + free, segments: line.segments + 1, count: line.count + count, bytes: line.bytes + bytes });
       }
     }
-    const rows = [...lines].sort((a, b) => b[1].free - a[1].free).slice(0, 8);
+    const rows = [...lines].sort((a, b) => b[1].free - a[1].free).slice(0, 8).map(([key, line]) => [line.free, line.segments, line.count, line.bytes, key]);
     this.pins.replaceChildren(...(rows.length ? [
-      el("h3", {}, "What keeps segments that are half free or more"),
-      el("div", { class: "scroll flows", tabindex: "0", role: "region", "aria-label": "What keeps half-empty segments" }, el("table", {},
-        el("thead", {}, el("tr", {}, HOLDER_COLUMNS.map((name, i) => el("th", { scope: "col", class: i < 4 ? "number" : null }, name)))),
-        el("tbody", {}, rows.map(([key, line]) => el("tr", {}, [formatBytes(line.free), grouped(line.segments), grouped(line.count), formatBytes(line.bytes), key].map((text, i) => el("td", { class: i < 4 ? "number" : null, "data-label": HOLDER_COLUMNS[i] }, text))))))),
+      findingTable({ title: "What keeps segments that are half free or more", columns: HOLDER_COLUMNS, rows }),
       el("p", { class: "quiet small" }, "Where several lines share a segment, its free bytes count for each of them."),
     ] : []));
   }

@@ -27,7 +27,7 @@ const cumulate = (columns, length) => {
 // Of each pixel the first and last row, and the lowest and highest of every column: as `reduce_rows` in downsample.py.
 const rowsInView = (x, columns, from, to, pixels) => {
   const first = Math.max(0, upperBound(x, from) - 1), last = Math.min(x.length, upperBound(x, to) + 1);
-  if (last - first <= 4 * pixels) return counted(first, last - first);
+  if (last - first <= 4 * pixels) return Uint32Array.from({ length: last - first }, (_, i) => first + i);
   const chosen = new Uint8Array(last - first);
   const scale = pixels / Math.max(x[last - 1] - x[first], 1e-9);
   for (let start = first; start < last; ) {
@@ -49,12 +49,6 @@ const rowsInView = (x, columns, from, to, pixels) => {
   for (let i = 0, at = 0; i < chosen.length; i++) if (chosen[i]) rows[at++] = first + i;
   return rows;
 };
-const counted = (first, length) => {
-  const rows = new Uint32Array(length);
-  for (let i = 0; i < length; i++) rows[i] = first + i;
-  return rows;
-};
-
 // The row that a pixel stands for: the highest in it, or the one that still holds where it has none of its own.
 const rowAt = (x, total, from, to) => {
   const start = upperBound(x, from), end = upperBound(x, to);

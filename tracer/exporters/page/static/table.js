@@ -10,13 +10,12 @@ const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = isNarrow(
   const body = el("tbody"), more = el("p", { class: "more" });
   const headers = columns.map((column, index) => {
     const arrow = el("span", { class: "arrow", "aria-hidden": "true" });
-    const button = el("button", { type: "button" }, column.numeric ? [arrow, column.label] : [column.label, arrow]);
-    button.addEventListener("click", () => {
+    const sort = () => {
       state.descending = state.column === index ? !state.descending : (column.numeric ?? false);
       state.column = index;
       show();
-    });
-    return el("th", { scope: "col", class: column.numeric ? "number" : null }, button);
+    };
+    return el("th", { scope: "col", class: column.numeric ? "number" : null }, el("button", { type: "button", onclick: sort }, column.numeric ? [arrow, column.label] : [column.label, arrow]));
   });
   const compare = (a, b) => {
     const { value } = columns[state.column], [left, right] = [value(a), value(b)];
@@ -27,16 +26,13 @@ const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = isNarrow(
   };
   const inOrder = () => [...state.rows].sort(compare);
   const show = () => {
-    headers.forEach((header, index) => {
-      const order = index !== state.column ? "none" : state.descending ? "descending" : "ascending";
-      header.setAttribute("aria-sort", order);
-    });
+    headers.forEach((header, index) => header.setAttribute("aria-sort", index !== state.column ? "none" : state.descending ? "descending" : "ascending"));
     const sorted = inOrder();
     const shown = state.all ? sorted : sorted.slice(0, limit);
     body.replaceChildren(...shown.map((row) =>
       el("tr", { class: isChosen(row) ? "is-chosen" : null }, columns.map((column) => el("td", { class: column.numeric ? "number" : null, "data-label": column.label }, column.cell(row) ?? "")))));
     const left = sorted.length - shown.length;
-    more.replaceChildren(...(left ? [el("button", { type: "button", class: "button", onclick: () => showAll(true) }, `Show ${grouped(left)} more`)] : []));
+    more.replaceChildren(...(left ? [button(`Show ${grouped(left)} more`, null, () => showAll(true))] : []));
     table.dispatchEvent(new CustomEvent("shown"));
   };
   const showAll = (all) => {
@@ -52,6 +48,5 @@ const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = isNarrow(
   return { show, sorted: inOrder, element: el("div", { class: "scroll folds", tabindex: "0", role: "region", "aria-label": caption }, table, more), table, update, showAll };
 };
 
-const barCell = (bytes, whole) =>
-  el("span", { class: "bar-cell" }, el("span", { class: "bar-track", "aria-hidden": "true" }, el("span", { class: "bar-fill", style: { width: `${whole ? (100 * bytes) / whole : 0}%` } })), el("span", { class: "bar-text" }, formatBytes(bytes)));
-
+const barTrack = (bytes, whole) => el("span", { class: "bar-track", "aria-hidden": "true" }, el("span", { class: "bar-fill", style: { width: `${whole ? (100 * bytes) / whole : 0}%` } }));
+const barCell = (bytes, whole) => el("span", { class: "bar-cell" }, barTrack(bytes, whole), el("span", { class: "bar-text" }, formatBytes(bytes)));

@@ -64,7 +64,10 @@ class Timeline {
     const [from, to] = this.shownView, pixels = Math.max(200, this.plot.width);
     const columns = [...this.shown.map((index) => this.columns.values[index]), this.totals];
     const rows = rowsInView(this.x, columns, from, to, pixels * 1.5);
-    const lines = this.columns.lines.filter((line) => !this.hidden.has(line.name)).map((line) => this.line(line, pixels));
+    const lines = this.columns.lines.filter((line) => !this.hidden.has(line.name)).map((line) => {
+      const position = line.time.map((t) => this.toX(t));
+      return { line, position, rows: steps(line.values, rowsInView(position, [line.values], from, to, pixels)) };
+    });
     const top = this.top(rows, lines);
     this.plot.begin([from, to], this.bytes ?? [0, top], this.floor);
     this.wholeTop = top;
@@ -108,15 +111,15 @@ class Timeline {
     }
   }
 
-  line(line, pixels) {
-    const position = line.time.map((t) => this.toX(t));
-    return { line, position, rows: steps(line.values, rowsInView(position, [line.values], ...this.shownView, pixels)) };
-  }
-
   curves(pen, lines) {
     for (const { line, position, rows } of lines) {
       const isDotted = DOTTED.includes(line.name), isBold = isDotted || this.isComparison;
-      this.stroke(pen, (row) => this.plot.x(position[row]), (row) => this.plot.y(line.values[row]), rows, cssColor("--ink"), isBold ? 1.6 : 1, isDotted ? [2, 3] : []);
+      pen.beginPath();
+      this.plot.stairs(pen, (row) => this.plot.x(position[row]), (row) => this.plot.y(line.values[row]), rows, this.plot.area.right);
+      Object.assign(pen, { strokeStyle: cssColor("--ink"), lineWidth: isBold ? 1.6 : 1 });
+      pen.setLineDash(isDotted ? [2, 3] : []);
+      pen.stroke();
+      pen.setLineDash([]);
     }
   }
 
@@ -134,15 +137,6 @@ class Timeline {
     pen.fillStyle = cssColor("--accent");
     pen.fill();
     pen.globalAlpha = 1;
-  }
-
-  stroke(pen, x, y, rows, color, width, dash = []) {
-    pen.beginPath();
-    this.plot.stairs(pen, x, y, rows, this.plot.area.right);
-    Object.assign(pen, { strokeStyle: color, lineWidth: width });
-    pen.setLineDash(dash);
-    pen.stroke();
-    pen.setLineDash([]);
   }
 
   get marks() {

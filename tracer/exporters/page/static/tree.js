@@ -45,8 +45,6 @@ const pathOfRow = (row, source) => {
   return [...modules, row.op ?? "no operator", placeText(row) ?? row.category];
 };
 
-// Paths of all groups as text, once.
-const groupPaths = (groups, source) => groups.map((group) => [...pathOfRow(group, source), group.category].join(PATH_SEPARATOR));
 const isInside = (path, ancestor) => ancestor === "" || path === ancestor || path.startsWith(ancestor + PATH_SEPARATOR);
 
 // A tree of rows by one of their numbers. The last label of a path is the category, which is the leaf's colour.

@@ -24,11 +24,9 @@ const timeUnit = (spanNs) => {
 const stepName = (name) => name.replace(/^ProfilerStep#(\d+)/, (_, number) => `step ${Number(number) + 1}`);
 
 const FALLBACK_COLORS = ["#7a9e9f", "#b07aa1", "#9c755f", "#59a14f", "#edc948", "#76b7b2"];
-const makeColors = (categories, series) => {
-  const own = new Map(series.filter((one) => one.color).map((one) => [one.name, one.color]));
+const makeColors = (categories) => {
   const others = new Map();
   return (name) => {
-    if (own.has(name)) return own.get(name);
     if (Object.hasOwn(categories, name)) return isDark() ? categories[name].dark : categories[name].light;
     if (!others.has(name)) others.set(name, FALLBACK_COLORS[others.size % FALLBACK_COLORS.length]);
     return others.get(name);
@@ -48,7 +46,7 @@ const colorSwatches = (root, colorOf) => {
 const breakable = (text) => String(text).split(/(?<=[./:_])(?=[^./:_])/).flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
 const shortPath = (file) => file.replace(/\\/g, "/").split("/").slice(-2).join("/");
 
-const copyText = async (text, button, done = "copied") => {
+const copyText = async (text, copier, done = "copied") => {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -58,9 +56,9 @@ const copyText = async (text, button, done = "copied") => {
     area.select();
     document.execCommand("copy");
     area.remove();
-    button.focus();
+    copier.focus();
   }
-  said(button, done);
+  said(copier, done);
 };
 
 // A line of source; a notebook's cell is no file: `train.py:14`, `cell 3, line 14`.
@@ -92,22 +90,22 @@ const tableAsHtml = (columns, rows) => new XMLSerializer().serializeToString(el(
   el("thead", {}, el("tr", {}, columns.map((column) => el("th", {}, column.label)))),
   el("tbody", {}, rows.map((row) => el("tr", {}, columns.map((column) => el("td", {}, String((column.text ? column.text(row) : column.value(row)) ?? ""))))))));
 
-const copyTable = async (columns, rows, button) => {
+const copyTable = async (columns, rows, copier) => {
   const text = tableAsMarkdown(columns, rows);
   if (navigator.clipboard?.write && window.ClipboardItem) {
     const part = (type, content) => [type, new Blob([content], { type })];
     try {
       await navigator.clipboard.write([new ClipboardItem(Object.fromEntries([part("text/plain", text), part("text/html", tableAsHtml(columns, rows))]))]);
-      said(button, "Copied");
+      said(copier, "Copied");
       return;
     } catch { /* a page from a file may only write text */ }
   }
-  await copyText(text, button, "Copied");
+  await copyText(text, copier, "Copied");
 };
 
 // A button says for a moment that it has done its work.
-const said = (button, word) => {
-  const before = button.dataset.label ??= button.textContent;
-  button.textContent = word;
-  setTimeout(() => (button.textContent = before), 1200);
+const said = (copier, word) => {
+  const before = copier.dataset.label ??= copier.textContent;
+  copier.textContent = word;
+  setTimeout(() => (copier.textContent = before), 1200);
 };
