@@ -135,6 +135,33 @@ def caught() -> dict[str, Any]:
     return watch_steps(6, inside)
 
 
+def tried_again() -> tuple[int, list[str], dict[str, Any]]:
+    """Convolutions for which cuDNN, in benchmark mode, is refused workspaces and takes others; then a real failure.
+
+    Returns:
+        The refusals of the first part, the names of its files, and what is said of the failure behind it.
+    """
+    torch.backends.cudnn.benchmark = True
+    model = nn.Conv2d(256, 256, 3, padding=1).to(DEVICE)
+    batch = torch.randn(8, 256, 64, 64, device=DEVICE)
+    with tempfile.TemporaryDirectory() as name, suppress(torch.OutOfMemoryError):
+        with watch_training(model, save_dir=name, screen="none") as watch:
+            for left in (120, 80, 70, 60):
+                torch.cuda.empty_cache()
+                free_bytes, _ = torch.cuda.mem_get_info(0)
+                taken = torch.empty(free_bytes - left * MIB, dtype=torch.uint8, device=DEVICE)
+                model(batch).sum().backward()
+                model.zero_grad()
+                del taken
+                watch.step()
+            num_refused = torch.cuda.memory_stats(0)["num_ooms"]
+            names = sorted(path.name for path in Path(name).iterdir())
+            with suppress(torch.OutOfMemoryError):
+                torch.empty(100 << 30, dtype=torch.uint8, device=DEVICE)
+            watch.step()
+        return num_refused, names, report(Path(name))
+
+
 def caught_untold() -> dict[str, Any]:
     """The same where the allocator tells nobody before it raises, as other backends' do not."""
     with patch("tracer.sessions.training_watch._watch_out_of_memory", lambda device, watch: None):
@@ -257,6 +284,15 @@ def test_a_failure_that_the_program_catches_is_told_too(elsewhere: Elsewhere) ->
     found = elsewhere(caught)
     assert [event["what"] for event in found["events"]] == ["out of memory", "asked for", "the end of the run"]
     assert found["events"][0]["step"] == 3
+
+
+def test_a_request_that_cudnn_tries_again_with_less_is_no_failure(elsewhere: Elsewhere) -> None:
+    num_refused, names, found = elsewhere(tried_again)
+    if not num_refused:
+        pytest.skip("no cuDNN here that could be asked for workspaces")
+    assert names == []
+    events = [(event["what"], event["step"]) for event in found["events"]]
+    assert events == [("out of memory", 4), ("the end of the run", 5)]
 
 
 def test_where_the_allocator_tells_nobody_its_count_of_failures_does(elsewhere: Elsewhere) -> None:

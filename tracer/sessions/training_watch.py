@@ -147,6 +147,8 @@ class TrainingWatch(Session):
         self._next_look = _FIRST_LOOK
         self._ran_out_at = -1
         self._untold: WatchReport | None = None
+        self._before_untold: WatchReport | None = None  # What the files said before
+        self._num_raised = 0  # Errors of full memory that Python has seen, when the last step ended
         self._last_lines: list[str] = []
         self.voice.of_optimizers(objects)
 
@@ -166,12 +168,13 @@ class TrainingWatch(Session):
 
     def _switch_on(self) -> None:
         if self._is_later:
-            for name in (WATCH_TEXT, WATCH_JSON, WATCH_SNAPSHOT):  # an earlier run's
-                (self.folder / name).unlink(missing_ok=True)
+            self._remove_files()  # an earlier run's
         forget_files()
         self._history.start()
         self._hooks.start()
         _watch_out_of_memory(self.device, self)
+        torch_history.RAISED.start()
+        self._num_raised = torch_history.RAISED.number
         self._is_on = True
         is_main = threading.current_thread() is threading.main_thread()
         if self._on_signal is not None and is_main and signal.getsignal(self._on_signal) is signal.SIG_DFL:
@@ -217,6 +220,8 @@ class TrainingWatch(Session):
             self._last_words(error)
 
     def _switch_off(self, error: BaseException | None) -> None:
+        if self._is_on:
+            torch_history.RAISED.stop()
         self._is_on = False
         _watched.discard(self)
         if self._signal_is_ours and self._on_signal is not None:
@@ -248,9 +253,12 @@ class TrainingWatch(Session):
         self._write_if_asked()
 
     def _end_step(self) -> None:
-        report, self._untold = self._untold, None
-        if report is not None:  # the program has caught the step's error
-            self._say(self._lines_of(report))
+        is_raised, self._num_raised = self._is_raised, torch_history.RAISED.number
+        if self._untold is not None and is_raised:  # the program has caught the step's error
+            self._say(self._lines_of(self._untold))
+        elif self._untold is not None:
+            self._forget(self._untold)
+        self._untold = None
         num_failures = self._reader.num_failures
         row = self._reader.end_of_step(self.num_steps_done, time.time_ns())
         self._table.add(row)
@@ -262,7 +270,8 @@ class TrainingWatch(Session):
             self._objects.forget_names()
         if self.num_steps_done == _BASELINE_STEP and not self._history.is_offered:
             self._earlier = unnamed_tensors(self.device)
-        if self._reader.num_failures > num_failures and self._ran_out_at < self.num_steps_done - 1:
+        has_failed = self._reader.num_failures > num_failures and is_raised
+        if has_failed and self._ran_out_at < self.num_steps_done - 1:
             self._write(f"{_OUT_OF_MEMORY}, and the program went on")
         if self.num_steps_done >= self._next_look:
             self._next_look *= _LOOK_AGAIN
@@ -312,9 +321,35 @@ class TrainingWatch(Session):
 
     def out_of_memory(self) -> None:
         """The allocator is about to raise: what there is now is gone when the exception has been caught."""
-        if self._is_on and self._ran_out_at != self.num_steps_done:
-            self._ran_out_at = self.num_steps_done
-            self._write_within_loop(_OUT_OF_MEMORY)
+        if not self._is_on:
+            return
+        is_retried = self._untold is not None and not self._is_raised
+        if self._ran_out_at == self.num_steps_done and not is_retried:
+            return
+        if is_retried and self._untold is not None:
+            self._forget(self._untold)
+        self._ran_out_at = self.num_steps_done
+        self._write_within_loop(_OUT_OF_MEMORY)
+
+    @property
+    def _is_raised(self) -> bool:
+        """Whether an error of full memory has reached Python since the last step ended."""
+        return torch_history.RAISED.number > self._num_raised
+
+    def _forget(self, report: WatchReport) -> None:
+        """Take back what was written of a request that a library has tried again with less: nothing failed."""
+        self._untold, self._ran_out_at = None, -1
+        self._events = [event for event in self._events if event != report.event]
+        self._found_before = [found for found in self._found_before if found.event != report.event]
+        self.report = self._before_untold
+        if self.report is not None:
+            self._write_texts(self.report)
+        else:
+            self._remove_files()
+
+    def _remove_files(self) -> None:
+        for name in (WATCH_TEXT, WATCH_JSON, WATCH_SNAPSHOT):
+            (self.folder / name).unlink(missing_ok=True)
 
     def _write_within_loop(self, event: str) -> None:
         if self._is_on:
@@ -339,18 +374,21 @@ class TrainingWatch(Session):
             if with_history:
                 self._history.dump()
             snapshot = self._history.snapshot if with_history else None
-            self.report = self._moment(error, snapshot).explained()
+            self._before_untold, self.report = self.report, self._moment(error, snapshot).explained()
             if self.report.has_findings:
                 self._found_before.append(self.report.findings_alone())
             self._tell(self.report, is_last=is_last)
-            write_atomically(self.folder / WATCH_TEXT, "\n".join(watch_lines(self.report)) + "\n")
-            write_json(self.folder / WATCH_JSON, watch_values(self.report))
+            self._write_texts(self.report)
             if snapshot is not None and not keep_snapshot:
                 write_memory_snapshot(dict(snapshot), self.folder / WATCH_SNAPSHOT)
             self._leave(self.report)
         finally:
             self._history.snapshot = None
             self._is_writing = False
+
+    def _write_texts(self, report: WatchReport) -> None:
+        write_atomically(self.folder / WATCH_TEXT, "\n".join(watch_lines(report)) + "\n")
+        write_json(self.folder / WATCH_JSON, watch_values(report))
 
     def _leave(self, report: WatchReport) -> None:
         """Leave the rank's figures so far for the summary of all ranks.

@@ -154,6 +154,38 @@ def on_out_of_memory(device: torch.device, callback: Callable[[], None]) -> bool
     return True
 
 
+class RaisedOutOfMemory:
+    """Counts the errors of full memory that reach Python: what a library such as cuDNN catches and tries again is none.
+
+    Torch's observer is told of both. An exception of torch's is made in Python as soon as Python has it.
+    """
+
+    def __init__(self) -> None:
+        """Count nothing."""
+        self.number = self._num_starts = 0
+
+    def start(self) -> None:
+        """Count from now on; as often as it is called, `stop` has to be."""
+        self._num_starts += 1
+        if self._num_starts > 1:
+            return
+
+        def made(error: torch.OutOfMemoryError, *arguments: object) -> None:
+            self.number += 1
+            RuntimeError.__init__(error, *arguments)
+
+        setattr(torch.OutOfMemoryError, "__init__", made)  # noqa: B010
+
+    def stop(self) -> None:
+        """Count no longer."""
+        self._num_starts -= 1
+        if not self._num_starts:
+            delattr(torch.OutOfMemoryError, "__init__")
+
+
+RAISED = RaisedOutOfMemory()
+
+
 def allocator_statistics(device: torch.device) -> Mapping[str, Any]:
     """The allocator's counters as they are kept, nested by name; empty where it has none.
 
