@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 
-from tests.truth.program import Batch, Program, Provable, descend, mlp, program, supervised, there
+from tests import compiled_programs
+from tests.truth.program import PROGRAMS, Batch, Entry, Program, Provable, descend, mlp, program, supervised, there
 
 
 def _pairs() -> tuple[Tensor, Tensor]:
@@ -239,13 +242,6 @@ def traced_model() -> Program:
 
 
 @program(provable=Provable.EAGER_TWIN)
-def compiled_aot_eager() -> Program:
-    model = mlp()
-    compiled = torch.compile(model, backend="aot_eager")
-    return supervised(model, torch.optim.Adam(model.parameters()), _pairs, F.mse_loss, call=compiled)
-
-
-@program(provable=Provable.EAGER_TWIN)
 def compiled_fullgraph() -> Program:
     """The profiler is given the compiled module itself."""
     model = mlp()
@@ -260,89 +256,29 @@ def compiled_in_place() -> Program:
     return supervised(model, torch.optim.SGD(model.parameters(), 0.1), _pairs, F.mse_loss)
 
 
-class _Broken(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.after = nn.Linear(64, 128), nn.Linear(128, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.before(x).relu()
-        torch._dynamo.graph_break()
-        return self.after(hidden)
-
-
-@program(provable=Provable.EAGER_TWIN)
-def compiled_with_graph_break() -> Program:
-    model = _Broken()
-    compiled = torch.compile(model, backend="aot_eager")
-    return supervised(model, torch.optim.Adam(model.parameters()), _pairs, F.mse_loss, call=compiled)
-
-
-@program(provable=Provable.EAGER_TWIN)
-def compiled_part_of_a_model() -> Program:
-    """Only one block is compiled; the model around it is not."""
-    model = nn.Sequential(nn.Linear(64, 64), mlp(), nn.LayerNorm(32))
-    model[1] = torch.compile(model[1], backend="aot_eager", fullgraph=True)  # type: ignore[assignment]
-    return supervised(model, torch.optim.Adam(model.parameters()), _pairs, F.mse_loss)
-
-
-@program(provable=Provable.EAGER_TWIN)
-def compiled_step_function() -> Program:
-    """Forward and loss in one compiled function that closes over the model."""
-    model = mlp()
-    optimizer = torch.optim.AdamW(model.parameters())
-    batch = Batch()
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def loss_of(x: Tensor, y: Tensor) -> Tensor:
-        return F.mse_loss(model(x), y)
+def _compiled(build: Callable[[], compiled_programs.Program]) -> Program:
+    """Train a program of `tests.compiled_programs`."""
+    _compile_anew()
+    built, batch = build(), Batch()
+    loss_of = built.compiled()
 
     def step() -> Tensor:
-        return descend(loss_of(*batch.of(_pairs())), optimizer)
-
-    return Program(step, model, [optimizer], batch)
-
-
-@program(provable=Provable.EAGER_TWIN)
-def compiled_optimizer_step() -> Program:
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-3), capturable=False)
-    batch = Batch()
-
-    @torch.compile(backend="aot_eager")
-    def update() -> None:
-        optimizer.step()
-
-    def step() -> Tensor:
-        x, y = batch.of(_pairs())
-        loss = F.mse_loss(model(x), y)
+        loss = loss_of(*batch.of(built.next_batch()))
         loss.backward()
-        update()
-        optimizer.zero_grad()
+        (built.step_optimizer or built.optimizer.step)()
+        built.optimizer.zero_grad()
         return loss.detach()
 
-    return Program(step, model, [optimizer], batch)
+    return Program(step, built.model, [built.optimizer], batch)
 
 
-@program(provable=Provable.EAGER_TWIN)
-def compiled_dynamic_shapes() -> Program:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    compiled, sizes, batch = torch.compile(model, backend="aot_eager"), [512, 384, 256, 128, 320, 448, 64], Batch()
-
-    def step() -> Tensor:
-        sizes.append(sizes.pop(0))
-        return descend(compiled(batch.of(torch.randn(sizes[0], 64))).square().mean(), optimizer)
-
-    return Program(step, model, [optimizer], batch)
-
-
-@program(provable=Provable.EAGER_TWIN, slow=True)
-def compiled_inductor() -> Program:
-    _compile_anew()
-    model = mlp()
-    compiled = torch.compile(model)
-    return supervised(model, torch.optim.Adam(model.parameters()), _pairs, F.mse_loss, call=compiled)
+for _build in (
+    *(compiled_programs.aot_eager, compiled_programs.graph_break_eager, compiled_programs.part_of_a_model),
+    *(compiled_programs.optimizer_step, compiled_programs.dynamic_shapes, compiled_programs.layers_of_torch_eager),
+    *(compiled_programs.step_function, compiled_programs.layers_of_torch),
+):
+    _name, _is_slow = f"compiled_{_build.__name__}", _build in compiled_programs.PROGRAMS
+    PROGRAMS[_name] = Entry(_name, partial(_compiled, _build), provable=Provable.EAGER_TWIN, slow=_is_slow)
 
 
 def _compile_anew() -> None:

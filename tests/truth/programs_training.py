@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint_sequential
 
 from tests.truth.program import Batch, Program, descend, mlp, program, supervised
 
@@ -172,34 +172,6 @@ def activations_compressed() -> Program:
             return model(x)
 
     return supervised(model, torch.optim.Adam(model.parameters()), _pairs, F.mse_loss, call=call)
-
-
-class _ResidualBlocks(nn.Module):
-    def __init__(self, *, use_reentrant: bool) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(64, 64), nn.Linear(64, 32)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64))
-            for _ in range(3)
-        )
-        self.use_reentrant = use_reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.enter(x)
-        for block in self.blocks:
-            x = x + checkpoint(block, x, use_reentrant=self.use_reentrant)
-        return self.leave(x)
-
-
-@program()
-def blocks_recomputed(*, use_reentrant: bool = False) -> Program:
-    model = _ResidualBlocks(use_reentrant=use_reentrant)
-    return supervised(model, torch.optim.AdamW(model.parameters()), _pairs, F.mse_loss)
-
-
-@program()
-def blocks_recomputed_by_reentrant() -> Program:
-    return blocks_recomputed(use_reentrant=True)  # type: ignore[call-arg]
 
 
 @program()

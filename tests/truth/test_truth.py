@@ -78,8 +78,8 @@ _LOOPS = (
     *("comprehension", "loop_in_a_generator", "best_model_kept"),
 )
 LEFT_TO_THE_BENCHMARK = {
-    *("compiled_fullgraph", "compiled_with_graph_break", "compiled_step_function", "compiled_dynamic_shapes"),
-    *("compiled_inductor", "library_t5", "library_resnet"),
+    *("compiled_fullgraph", "compiled_graph_break_eager", "compiled_step_function", "compiled_dynamic_shapes"),
+    *("compiled_layers_of_torch", "library_t5", "library_resnet"),
     *(f"loop_{name}" for name in _LOOPS),
 }
 
