@@ -29,15 +29,16 @@ GIB = 1 << 30
     ("before", "until_then", "at_end", "words"),
     [
         (0, GIB, GIB, ""),
-        (GIB, GIB, int(1.009 * GIB), ""),
+        (GIB, GIB, int(1.001 * GIB), ""),
+        (GIB, GIB, int(1.006 * GIB), "1.01 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
         (GIB, GIB, 2 * GIB, "2.00 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
         (GIB, 2 * GIB, 3 * GIB, "3.00 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
-        (0, 2 * GIB, 2 * GIB, "2.00 GiB, in a step that was not recorded. Use --n-wait-steps 0"),
+        (0, 2 * GIB, 2 * GIB, "2.00 GiB, in step 2, which was not recorded. Use --n-wait-steps 0 --n-warmup-steps 0"),
         (2 * GIB, 2 * GIB, 2 * GIB, "2.00 GiB, before its first step."),
     ],
 )
 def test_what_was_larger_at_another_time_is_said(before: int, until_then: int, at_end: int, words: str) -> None:
-    said = larger_elsewhere(GIB, before, until_then, at_end)
+    said = larger_elsewhere(GIB, before, (until_then, 2), at_end)
     assert said.removeprefix("The script used more than the peak below: ").startswith(words) and bool(said) == bool(
         words
     )

@@ -38,7 +38,7 @@ from tracer.sessions.voices import Voice
 from tracer.units import format_bytes, some
 
 Screen = Literal["full", "short", "none"]
-_MUCH_MORE = 1.01
+_MORE = 1.002
 
 
 class TrainingProfile(ProfileSession):
@@ -111,6 +111,9 @@ class TrainingProfile(ProfileSession):
         self._is_announced = False
         self._has_failed: bool | None = None  # Whether the block raised; None where nothing is to be told, or all is
         self._peak_before_bytes = self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
+        self._highest_step = (
+            0  # The step, from 1, that brought the allocator's peak to where it was at the last one's end
+        )
         self._keep_recording = keep_recording
         self._leave_out, self._settings = leave_out, dict(settings or {})
         assert self._objects is not None
@@ -223,12 +226,20 @@ class TrainingProfile(ProfileSession):
 
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
+        if not self._is_recording and not self.is_complete:
+            self._look_at_peak(self.num_steps_done + 1)
         super().step()
         if self._folder.rank is None or self._is_announced or self._profiler is None:
             return
         if self._is_all_recorded:
             with self._never_the_loops_fault():  # which lets signals wait
                 self._announce(self._folder.rank)
+
+    def _look_at_peak(self, step: int) -> None:
+        """Note a step if it brought the allocator's peak to where it is."""
+        peak_bytes = peak_allocated_bytes(self.device) or 0
+        if peak_bytes != self._peak_recorded_bytes:
+            self._peak_recorded_bytes, self._highest_step = peak_bytes, step
 
     def _announce(self, rank: Rank) -> None:
         """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
@@ -272,7 +283,7 @@ class TrainingProfile(ProfileSession):
             if error is not None and self._is_first_lost(error):
                 error.add_note(self._what_is_missing())
             self._has_failed = error is not None
-            self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
+            self._look_at_peak(self.num_steps_done)
             if not self.voice.is_of_script:
                 for line in self.tell(self.num_steps_done):
                     say(line)
@@ -366,7 +377,10 @@ class TrainingProfile(ProfileSession):
             return ""
         at_end_bytes = peak_allocated_bytes(self.device) or 0
         return larger_elsewhere(
-            findings.worst.peak.allocator_peak_bytes, self._peak_before_bytes, self._peak_recorded_bytes, at_end_bytes
+            findings.worst.peak.allocator_peak_bytes,
+            self._peak_before_bytes,
+            (self._peak_recorded_bytes, self._highest_step),
+            at_end_bytes,
         )
 
     @property
@@ -411,31 +425,29 @@ def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
     return tuple(parameter for parameter in parameters if parameter.name in names)
 
 
-def larger_elsewhere(recorded_bytes: int, before_bytes: int, until_then_bytes: int, at_end_bytes: int) -> str:
+def larger_elsewhere(recorded_bytes: int, before_bytes: int, unrecorded: tuple[int, int], at_end_bytes: int) -> str:
     """A sentence on a time of a script at which more was allocated than at the peak that is explained.
 
     Args:
         recorded_bytes: The peak of the recorded steps.
         before_bytes: The allocator's peak until the first step.
-        until_then_bytes: Until all was recorded.
+        unrecorded: Its peak until all was recorded, and the step that brought it there, from 1.
         at_end_bytes: Until the script's end.
 
     Returns:
-        "" where it was less, or not 1 % more.
+        "" where it was less, or no more than figures show.
     """
-    if max(before_bytes, until_then_bytes, at_end_bytes) <= _MUCH_MORE * recorded_bytes:
+    until_then_bytes, step = unrecorded
+    most_bytes = max(before_bytes, until_then_bytes, at_end_bytes)
+    if most_bytes <= _MORE * recorded_bytes or format_bytes(most_bytes) == format_bytes(recorded_bytes):
         return ""
+    begins = f"The script used more than the peak below: {format_bytes(most_bytes)}"
     if at_end_bytes > until_then_bytes:
-        return (
-            f"The script used more than the peak below: {format_bytes(at_end_bytes)}, after the recorded steps. "
-            "Use --n-wait-steps to record later ones."
-        )
+        return f"{begins}, after the recorded steps. Use --n-wait-steps to record later ones."
     if until_then_bytes > before_bytes:
-        return (
-            f"The script used more than the peak below: {format_bytes(until_then_bytes)}, in a step that was not "
-            "recorded. Use --n-wait-steps 0 --n-warmup-steps 0 to record the first one."
-        )
-    return f"The script used more than the peak below: {format_bytes(before_bytes)}, before its first step."
+        advice = "Use --n-wait-steps 0 --n-warmup-steps 0 to record the first steps."
+        return f"{begins}, in step {step}, which was not recorded. {advice}"
+    return f"{begins}, before its first step."
 
 
 profile_training = TrainingProfile
