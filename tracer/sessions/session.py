@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar, Self
 
 import torch
@@ -75,6 +76,15 @@ class Session:
 
     def _write_before_the_end(self, error: Terminated) -> None:
         """Write what there is: a signal ends the process, whose main thread does not come back. In another thread."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the files: `save_dir`, or the rank's own folder below it.
+
+        In that, a folder of its own where another session that is still running, as a parent process may have, writes.
+        """
+        assert self._folder is not None
+        return self._folder.path
 
     @property
     def is_incomplete(self) -> bool:
@@ -190,7 +200,8 @@ class Session:
             except Exception as fault:
                 self.fault = self.fault or fault
                 self._guarded(lambda: self._switch_off(None))
-                tell_of_fault(f"{self._name} has stopped, and the loop goes on: {fault_text(self.fault)}")
+                # A warning would be lost in a program that ignores warnings.
+                say_beside_bars(f"Note: {self._name} has stopped, and the loop goes on: {fault_text(self.fault)}")
 
 
 def fault_text(fault: Exception) -> str:
@@ -200,18 +211,13 @@ def fault_text(fault: Exception) -> str:
     return "an internal fault.\n" + "".join(traceback.format_exception(fault))
 
 
-def tell_of_fault(sentence: str) -> None:
-    """Print a line on stderr; a warning would be lost in a program that ignores warnings."""
-    say_beside_bars(f"Note: {sentence}")
-
-
 def _tell_at_the_end(fault: Exception, error: BaseException | None) -> None:
     """Tell of a fault as the user's block ends, in a note to the exception that ends it if there is one."""
     sentence = f"The profile is not complete: {fault_text(fault)}"
     if error is not None:
         error.add_note(sentence)
     else:
-        tell_of_fault(sentence)
+        say_beside_bars(f"Note: {sentence}")
 
 
 def warn_at_users_line(sentence: str) -> None:

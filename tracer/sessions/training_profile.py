@@ -125,14 +125,6 @@ class TrainingProfile(ProfileSession):
         self._folder = SessionFolder(save_dir)
 
     @property
-    def folder(self) -> Path:
-        """Folder of the files: `save_dir`, or the rank's own folder below it.
-
-        In that, a folder of its own where another session that is still running, as a parent process may have, writes.
-        """
-        return self._folder.path
-
-    @property
     def written(self) -> tuple[Written, ...]:
         """The files so far, each with its error if it could not be written."""
         return self._folder.written

@@ -152,14 +152,6 @@ class TrainingWatch(Session):
         self._last_lines: list[str] = []
         self.voice.of_optimizers(objects)
 
-    @property
-    def folder(self) -> Path:
-        """Folder of the files: `save_dir`, or the rank's own folder below it.
-
-        In that, a folder of its own where another session that is still running writes.
-        """
-        return self._folder.path
-
     # ---------------------------------------------------------------------------------------------------- on and off
     @property
     def explained_in(self) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tracer.capture.device import devices
 from tracer.capture.device.devices import has_random_state, with_index
-from tracer.capture.device.phase_timing import time_phases
-from tracer.capture.kept_run import PhaseTimings
+from tracer.capture.kept_run import PHASES, PhaseTimings
 from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.sources.source_files import project_root
 from tracer.results.failure import Failure, is_out_of_memory
@@ -25,6 +26,7 @@ from tracer.sessions.session import fault_text
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.sessions.termination import Termination
 from tracer.sessions.training_watch import TrainingWatch
+from tracer.units import NS_PER_MS
 from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.workload import Workload, num_micro_batches, train_step
 
@@ -160,35 +162,29 @@ def random_states_kept(workload: Workload) -> Iterator[None]:
     try:
         with ExitStack() as kept:
             kept.enter_context(torch.random.fork_rng(devices=[]))
-            for device_type, devices in by_type:
-                kept.enter_context(torch.random.fork_rng(devices=list(devices), device_type=device_type))
+            for device_type, alike in by_type:
+                kept.enter_context(torch.random.fork_rng(devices=list(alike), device_type=device_type))
             yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
 
 
-def _copy(workload: Workload, notes: list[str]) -> Workload | None:
-    """A workload's copy; that a model cannot be copied is a note, not a failure of the run."""
-    try:
-        copy = workload.copy()
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        notes.append(f"The phases were not timed: copying the model raised {type(error).__name__}: {error}")
-        return None
-    if copy is None:
-        notes.append("The phases were not timed: they cannot be started one by one.")
-    elif num_micro_batches(copy) > 1:
-        notes.append(f"The phases were timed with one of a step's {num_micro_batches(copy)} micro-batches.")
-    return copy
-
-
 def _time(workload: Workload, progress: Callable[[int], None], notes: list[str]) -> PhaseTimings | None:
+    """Time the phases of a copy; that a model cannot be copied is a note, not a failure of the run."""
     with random_states_kept(workload):
-        copy = _copy(workload, notes)
-        if copy is None:
+        try:
+            copy = workload.copy()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            notes.append(f"The phases were not timed: copying the model raised {type(error).__name__}: {error}")
             return None
+        if copy is None:
+            notes.append("The phases were not timed: they cannot be started one by one.")
+            return None
+        if num_micro_batches(copy) > 1:
+            notes.append(f"The phases were timed with one of a step's {num_micro_batches(copy)} micro-batches.")
         try:
             batch = [copy.next_batch()]
         except StopIteration:
@@ -210,6 +206,55 @@ def _time(workload: Workload, progress: Callable[[int], None], notes: list[str])
             num_steps=_NUM_TIMING_MEASURED,
             after_step=after_step,
         )
+
+
+def time_phases(
+    *,
+    forward: Callable[[], Any],
+    backward: Callable[[Any], None],
+    optimizer_step: Callable[[], None],
+    device: torch.device,
+    num_warmup_steps: int,
+    num_steps: int,
+    after_step: Callable[[], None] = lambda: None,
+) -> PhaseTimings:
+    """Run steps and time their phases, without profiler or allocator history.
+
+    Where the device has events, one is recorded on its current stream at each edge, and the host waits for the device
+    only when a step ends. Elsewhere the host's clock is read at the edges, after waiting for the device.
+    """
+    has_events = devices.has_events(device)
+
+    def now() -> Any:
+        if has_events:
+            return devices.record_event(device)
+        devices.synchronize(device)
+        return time.perf_counter_ns()
+
+    durations_ms: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    devices.synchronize(device)
+    for step in range(num_warmup_steps + num_steps):
+        total, start = now(), now()
+        loss = forward()
+        edges = {"model_fwd": (start, now())}
+        start = now()
+        backward(loss)
+        edges["loss_bk"] = start, now()
+        start = now()
+        optimizer_step()
+        edges["opt_step"] = start, now()
+        edges["total_time"] = total, now()
+        devices.synchronize(device)
+        if step >= num_warmup_steps:
+            for name, (start, end) in edges.items():
+                durations_ms[name].append(start.elapsed_time(end) if has_events else (end - start) / NS_PER_MS)
+        del loss
+        after_step()
+    return PhaseTimings(
+        device=str(device),
+        clock=device.type.upper() if has_events else "CPU",
+        durations_ms={name: tuple(values) for name, values in durations_ms.items()},
+    )
 
 
 def watch_workload(
