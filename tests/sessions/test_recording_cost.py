@@ -34,6 +34,11 @@ class Clock:
         return self.now_s
 
 
+@pytest.fixture(autouse=True)
+def few_modules_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "_MOST_MODULES", 10)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
@@ -181,14 +186,14 @@ def evaluates(at: range, clock: Clock) -> Callable[[int, nn.Module], None]:
 
 
 def loads(folder: Path, at: range) -> Callable[[int, nn.Module], None]:
-    """Steps that load a package of 200 modules."""
+    """Steps that load a package of 20 modules."""
     name = f"package_of_{folder.name}_{at.start}"
-    for module in range(200):
+    for module in range(20):
         (folder / f"{name}_{module}.py").touch()
 
     def in_step(step: int, model: nn.Module) -> None:
         if step in at:
-            for module in range(200):
+            for module in range(20):
                 sys.modules.pop(f"{name}_{module}", None)
                 importlib.import_module(f"{name}_{module}")
 
@@ -217,7 +222,7 @@ def test_what_costs_much_in_the_first_recorded_step_has_later_ones_recorded(
     # The wait and the warmup of the schedule come anew: 2, 5 and 8 are dropped.
     first = session.findings.cycles[0].attribution.step_names[0]
     assert int(first.removeprefix("ProfilerStep#")) == {2: 5, 3: 2, 0: 11}[at.start]
-    does = "loads more than 100 Python modules" if kind == "loads" else "calls models without gradients"
+    does = "loads more than 10 Python modules" if kind == "loads" else "calls models without gradients"
     assert (does in "".join(session.notes)) == (at.start != 2)
 
 
@@ -240,4 +245,4 @@ def test_a_recording_that_was_dropped_is_used_where_no_other_is_made(
     (cycle,) = session.findings.cycles
     assert not cycle.is_whole
     assert (cycle.peak.rows[0].bytes, cycle.peak.rows[0].name) == (1 << 20, "cache")
-    assert any("was recorded loads more than 100 Python modules" in note for note in session.notes)
+    assert any("was recorded loads more than 10 Python modules" in note for note in session.notes)

@@ -1,17 +1,34 @@
-"""Files in turn, and who wants the program to end meanwhile: Ctrl-C once, twice, thrice, SIGTERM, somebody else."""
+"""Signals: while files are written, and where the main thread does not come to handle them."""
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import signal
+import socket
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from tests.processes import Process
 from tracer.errors import Terminated
 from tracer.exporters.files import replacing
-from tracer.sessions.termination import FilesInTurn, WritingInterrupted
+from tracer.sessions import termination
+from tracer.sessions.schedule import Schedule
+from tracer.sessions.termination import FilesInTurn, Handling, SignalWatch, Termination, WritingInterrupted
+from tracer.sessions.training_profile import profile_training
+
+# ---- files in turn ---------------------------------------------------------------------------------------------------
+
 
 NAMES = ("a", "b", "c", "d")
 
@@ -105,3 +122,129 @@ def test_an_error_of_a_writers_goes_first(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="bug"):
         write_all(tmp_path, during)
     assert left(tmp_path) == ""
+
+
+# ---- a main thread that does not come --------------------------------------------------------------------------------
+
+
+PATIENCE_S = 300.0  # how long a busy machine may take; a limit for what hangs
+
+
+def never_comes_back(number: int | None = None) -> None:
+    """Wait in C for what never comes, as for another rank; unlike `sleep` it is not woken by signals.
+
+    Args:
+        number: A signal that the process gets as soon as it waits, so that Python's handler cannot run before.
+    """
+    lock = ctypes.create_string_buffer(64)
+    is_waited_for = b"\2"  # in glibc; 1: locked
+
+    def send(number: int) -> None:
+        while lock[0] != is_waited_for:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    if number is not None:
+        threading.Thread(target=send, args=(number,), daemon=True).start()
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(lock)
+
+
+def status_of_child(work: Callable[[], object]) -> int:
+    """How a forked child ends that does this: its exit status, or minus the signal."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(PATIENCE_S))  # ends what hangs
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()  # what a failed test shows
+        sys.stderr.flush()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_whose_main_thread_does_not_come_back_ends_by_the_signal(
+    number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(termination, "LIMIT_S", 0.2)
+
+    def handled() -> None:
+        Termination().watch()
+        os.kill(os.getpid(), number)
+        never_comes_back()
+
+    def blocked() -> None:
+        Termination().watch()
+        never_comes_back(number)
+
+    def caught() -> None:
+        Termination().watch()
+        with suppress(SystemExit):
+            os.kill(os.getpid(), number)
+        never_comes_back()
+
+    assert [status_of_child(each) for each in (handled, blocked, caught)] == [0, -number, -number]
+    assert capfd.readouterr().err.count(f"Error: Ended by {signal.Signals(number).name}.") == 2
+
+
+def train_until_a_signal(folder: Path) -> None:
+    setattr(termination, "LIMIT_S", 0.2)  # noqa: B010 - a constant, of this process alone
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    plan = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=2)
+    with profile_training(model, optimizer, save_dir=folder, schedule=plan, screen="none") as running:
+        for step in range(4):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            running.step()
+            if step == 2:
+                never_comes_back(signal.SIGTERM)
+
+
+def test_what_was_recorded_before_is_written(tmp_path: Path) -> None:
+    process = Process(train_until_a_signal, (tmp_path,))  # whose autograd has no threads of this one's tests
+    assert process.wait(PATIENCE_S) == -signal.SIGTERM
+    assert json.loads((tmp_path / "peak.json").read_text())["peak_bytes"] > 0
+
+
+def test_a_program_that_wakes_itself_is_woken() -> None:
+    reads, writes = socket.socketpair()
+    writes.setblocking(False)
+    reads.settimeout(PATIENCE_S)
+    before = signal.signal(signal.SIGUSR2, lambda *arguments: None)
+    try:
+        with closing(reads), closing(writes):
+            signal.set_wakeup_fd(writes.fileno())
+            watch = SignalWatch(lambda number: Handling.DONE, lambda number: None)
+            watch.start()
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert reads.recv(1) == bytes([signal.SIGUSR2])
+            watch.stop()
+            assert signal.set_wakeup_fd(-1) == writes.fileno()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_descriptor_that_the_program_sets_meanwhile_stays() -> None:
+    reads, writes = socket.socketpair()
+    writes.setblocking(False)
+    with closing(reads), closing(writes):
+        watch = SignalWatch(lambda number: Handling.DONE, lambda number: None)
+        watch.start()
+        signal.set_wakeup_fd(writes.fileno())
+        watch.stop()
+        assert signal.set_wakeup_fd(-1) == writes.fileno()
+
+
+def test_there_is_no_thread_behind_the_last_listener() -> None:
+    before = threading.active_count()
+    listeners = [Termination(), Termination()]
+    for one in listeners:
+        one.watch()
+    assert threading.active_count() == before + 1
+    for one in listeners:
+        one.close()
+    assert threading.active_count() == before
+    assert signal.set_wakeup_fd(-1) == -1

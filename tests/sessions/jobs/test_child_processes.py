@@ -20,6 +20,11 @@ WAITS = ["sleep", "1000"]
 WAITS_AND_IGNORES = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"]
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_processes, "_LOOK_EVERY_S", 0.01)
+
+
 def starts(command: list[str]) -> Callable[[], subprocess.Popen[bytes]]:
     return lambda: subprocess.Popen(command)
 
