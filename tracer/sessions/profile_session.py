@@ -116,10 +116,9 @@ class ProfileSession(Session):
         self._first: FirstStep | None = None
         self._has_to_begin = False
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._stop_hearing: Callable[[], None] = lambda: None
         self._num_steps_waited = 0
         self._of_parent: Any = None
-        self._quiet = ExitStack()
+        self._on = ExitStack()  # Switches all off but the profiler and the allocator's history
         self._hooks = self._call_hooks(objects)
         self._thread = threading.get_ident()
         self._findings: Findings | None = None
@@ -133,7 +132,6 @@ class ProfileSession(Session):
         self._has_enough = False
         # Adds the recording that was dropped last, and the allocator's history at its end; None if a later one was made
         self._dropped: tuple[Callable[[], None], dict[str, Any] | None] | None = None
-        self._stop_imports: Callable[[], None] = lambda: None
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         return CallHooks(
@@ -145,7 +143,8 @@ class ProfileSession(Session):
     # ------------------------------------------------------------------------------------------------- the life cycle
     def _switch_on(self) -> None:
         self._thread = threading.get_ident()
-        self._quiet.enter_context(quiet_profiler())
+        self._on.enter_context(quiet_profiler())
+        self._on.callback(self._observed.storages.stop)
         self._others.update(torch_profiler.prepared_profilers())
         if self._is_another_at_work and not self.schedule.num_wait_steps:
             self._num_steps_waited = 1
@@ -153,12 +152,12 @@ class ProfileSession(Session):
         if self._records_first_too:
             self._first, self._has_to_begin = FirstStep(self._profiler_with), True
             self._profiler = self._first.profiler
-        self._stop_hearing = torch_profiler.on_preparing(self._another_begins)
-        self._compile_watch.start()
-        GRAPH_CAPTURES.start()
-        FROZEN.start()
-        self._stop_imports = on_import(self._is_loading_module)
-        self._hooks.start()
+        self._on.callback(torch_profiler.on_preparing(self._another_begins))
+        watches: tuple[Any, ...] = (self._compile_watch, GRAPH_CAPTURES, FROZEN, self._hooks)
+        for watch in watches:
+            self._on.callback(watch.stop)
+            watch.start()
+        self._on.callback(on_import(self._is_loading_module))
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
         (self._first or self._profiler).__enter__()
         self._cost.begin_step()
@@ -277,26 +276,15 @@ class ProfileSession(Session):
         self._guarded(self._use_dropped)
         if self.history.snapshot is None and self._tracer.num_cycles:  # the first step was recorded alone
             self._guarded(lambda: self.history.dump(self._tracer.num_cycles - 1))
-        self._guarded(self._stop_hearing)
-        self._guarded(self._hooks.stop)
-        self._guarded(self._compile_watch.stop)
-        self._guarded(GRAPH_CAPTURES.stop)
-        self._guarded(FROZEN.stop)
-        self._guarded(self._stop_imports)
         self._guarded(self.history.stop)
-        self._guarded(self._quiet.close)
-        self._guarded(self._observed.storages.stop)
+        self._guarded(self._on.close)
 
     def _switch_off_in_child(self) -> None:
         """The profiler is kept, since it must not be stopped here."""
         if self._first is not None:
             self._first.stop()
         self._of_parent, self._profiler = self._profiler, None
-        self._hooks.stop()
-        self._stop_imports()
-        self._compile_watch.stop()
-        self._quiet.close()
-        self._observed.storages.stop()
+        self._on.close()
 
     def _look_where_memory_ran_out(self, error: BaseException) -> None:
         """Make the device that ran out of memory the run's device, unless one was named."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -164,8 +165,7 @@ class ScriptProfile:
         self._make_session, self._make_later = make_session, make_later
         self._at_first_call = at_first_call or _nothing
         self._unhook_modules: Callable[[], None] = _nothing
-        self._unhook_optimizers: Callable[[], None] = _nothing
-        self._stop_watching: Callable[[], None] | None = None
+        self._looking = ExitStack()  # Looks out for parameters, optimizers' steps and compilation
         self._of_optimizers = StepsOfOptimizers(self._step_ended)
         self._by_hand: StepsByHand | None = None
         self._fault: Exception | None = None
@@ -175,7 +175,6 @@ class ScriptProfile:
         self.is_in_child = False  # Whether this process was forked by the one that began; it is silent then
         self.has_failed_before = False  # Whether memory ran out before any session had begun
         self._forget_forks: Callable[[], object] = lambda: None
-        self._origins = ParameterOrigins()
         self._num_started = 0  # Processes that the script started
         self._stop_counting: Callable[[], None] = _nothing
         # How many children by multiprocessing have recorded a training; None where that is not looked for
@@ -210,11 +209,11 @@ class ScriptProfile:
         self._forget_forks = in_forked_child(self._leave_to_parent)
         self._stop_counting = _when_started(self._has_started)
         self._unhook_modules = hook_every_module(self._called)
-        self._origins.__enter__()
+        self._looking.enter_context(ParameterOrigins())
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
         stepped = torch.compiler.disable(self._optimizer_stepped)  # type: ignore[no-untyped-call]
-        self._unhook_optimizers = register_optimizer_step_post_hook(stepped).remove
-        self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
+        self._looking.callback(remove_hooks, [register_optimizer_step_post_hook(stepped).remove])
+        self._looking.callback(torch_compile.on_compile_start(self._compilation_begins))
         GRAPH_CAPTURES.start()
         FROZEN.start()
         return self
@@ -467,16 +466,12 @@ class ScriptProfile:
 
     def _look_no_longer(self) -> None:
         self._not_by_hand()
-        self._origins.__exit__(None, None, None)
+        self._looking.close()
+        remove_hooks(())  # what could not go within a step
         of_calls, self._of_calls = self._of_calls, None
         if of_calls is not None:
             of_calls.stop()
         self._unhook_modules()
-        unhook_optimizers, self._unhook_optimizers = self._unhook_optimizers, _nothing
-        remove_hooks([unhook_optimizers])
-        if self._stop_watching is not None:
-            self._stop_watching()
-            self._stop_watching = None
 
     def _compilation_begins(self) -> None:
         if isinstance(self.session, TrainingProfile):  # a profiler would record all that the compiler does
