@@ -82,17 +82,13 @@ class CompileWatch:
         }
         if not named and not self._is_watching:
             return NOTHING_COMPILED
-        eager = _run_as_they_are(named)
-        graphs = (self._graphs.get(path) or eager.get(path) or _without_nodes(path) for path in sorted(named))
-        return CompiledCode(
-            tuple(graphs),
-            self._cuda_graphs_left_out(),
-            cuda_graphs_bytes(),
-        )
+        known = _run_as_they_are(named) | self._graphs
+        graphs = (known.get(path) or CompiledGraph(path, source_text(path)) for path in sorted(named))
+        return CompiledCode(tuple(graphs), self._cuda_graphs_left_out(), cuda_graphs_bytes())
 
     def _cuda_graphs_left_out(self) -> tuple[str, ...]:
         (count, reasons), (before, known) = torch_compile.cuda_graphs_left_out(), self._left_out_before
-        new = [_first_line(reason) for reason in reasons[len(known) :]]
+        new = [reason.strip().split("\n", 1)[0].strip() for reason in reasons[len(known) :]]
         return tuple(dict.fromkeys(new)) or ("",) * (count > before)
 
 
@@ -114,14 +110,6 @@ def compiled_wrapper_names(module_names: Mapping[int, str]) -> dict[int, str]:
         return {}
     wrapped = torch_compile.wrapped_modules()
     return {wrapper: module_names.get(id(inner)) or type(inner).__name__ for wrapper, inner in wrapped.items()}
-
-
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0].strip()
-
-
-def _without_nodes(path: str) -> CompiledGraph:
-    return CompiledGraph(path, source_text(path))
 
 
 # ------------------------------------------------------------------------------------------------------- reading graphs

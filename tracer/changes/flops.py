@@ -49,12 +49,8 @@ def _fft_flops(name: str, args: Sequence[Any], out: Any) -> int:
     """A real transform has half the points' work of a complex one."""
     tensor, axes = args[0], args[1]
     whole = tensor if name != "_fft_c2r" else out
-    points: int = math.prod(whole.shape[axis] for axis in _sequence(axes))
+    points: int = math.prod(whole.shape[axis] for axis in (axes if isinstance(axes, list | tuple) else [axes]))
     if points < 2:
         return 0
     count: float = _FFT * whole.numel() * math.log2(points)
     return round(count if name == "_fft_c2c" else count / 2)
-
-
-def _sequence(value: Any) -> Sequence[int]:
-    return value if isinstance(value, list | tuple) else [value]

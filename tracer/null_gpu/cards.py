@@ -221,7 +221,10 @@ def devices_of(text: str) -> Devices:
         )
     if card is None:
         raise UsageError(f"There is no card {name or text} in the table of GPUs.", hint=_which(name))
-    return Devices(card if size is None else replace(card, memory_bytes=_memory(size)), count)
+    try:
+        return Devices(card if size is None else replace(card, memory_bytes=parse_memory(size)), count)
+    except ValueError as error:
+        raise UsageError(str(error), hint="Write the memory of the card as in h100:40GiB.") from None
 
 
 def _count(text: str, number: str) -> int:
@@ -283,13 +286,6 @@ def _without_size(text: str) -> tuple[str, int | None]:
 def _is_sold_with(card: Card, gigabytes: int) -> bool:
     """Whether so much is on its box: ECC, the driver and decimal gigabytes make it up to a tenth less."""
     return 0.9 * gigabytes * GIB <= card.memory_bytes <= gigabytes * GIB
-
-
-def _memory(text: str) -> int:
-    try:
-        return parse_memory(text)
-    except ValueError as error:
-        raise UsageError(str(error), hint="Write the memory of the card as in h100:40GiB.") from None
 
 
 def _spelling(text: str) -> str:

@@ -149,7 +149,7 @@ def other_fat_binaries(torch_folder: Path) -> str | None:
 def _looked_up(path: Path) -> set[str]:
     if not path.is_file():
         return set()
-    return {_text(match) for match in _LOOKED_UP.findall(path.read_bytes())}
+    return {match.decode("ascii") for match in _LOOKED_UP.findall(path.read_bytes())}
 
 
 def _of_triton(path: Path) -> set[str]:
@@ -158,10 +158,6 @@ def _of_triton(path: Path) -> set[str]:
         return set()
     called: Iterable[str] = re.findall(r"\bcu[A-Z]\w+(?=\()", path.read_text("utf-8"))
     return {name for name in called if not name.endswith("_t")}
-
-
-def _text(name: bytes) -> str:
-    return name.decode("ascii")
 
 
 HEADERS = (

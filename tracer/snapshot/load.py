@@ -19,8 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
-from tracer.snapshot.containers import why_no_file
-from tracer.snapshot.files import read_objects
+from tracer.snapshot.files import read_objects, why_no_file
 from tracer.snapshot.reader import ONLY_OBJECTS, OUT_OF_MEMORY_STATUS, RawSnapshot, columns_of, read_raw
 from tracer.snapshot.remarks import Remarks
 

@@ -17,8 +17,7 @@ from typing import IO, Any, Final
 
 from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
-from tracer.snapshot.containers import packed_factor
-from tracer.snapshot.files import HOW_TO_RECORD, read_objects
+from tracer.snapshot.files import HOW_TO_RECORD, packed_factor, read_objects
 from tracer.snapshot.remarks import Remarks
 from tracer.snapshot.rows import Texts, annotation_columns, pinned_columns, segment_columns, trace_columns
 from tracer.snapshot.stacks import StackTable

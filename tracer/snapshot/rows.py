@@ -231,20 +231,18 @@ def annotation_columns(annotations: object, *, texts: Texts, remarks: Remarks) -
 def pinned_columns(segments: object) -> Columns:
     """Sizes of the blocks of pinned host memory that are in use; what is no block is left out."""
     sizes = [
-        block["size"]
+        size
         for segment in _dicts_in(segments)
         for block in _dicts_in(segment.get("blocks"))
-        if _is_size(block.get("size")) and str(block.get("state")).startswith("active")
+        if type(size := block.get("size")) is int
+        and 0 <= size <= INT64_MAX
+        and str(block.get("state")).startswith("active")
     ]
     return {"pinned.size": array("q", sizes)}
 
 
 def _dicts_in(value: Any) -> list[Row]:
     return [row for row in value if type(row) is dict] if type(value) in (list, tuple) else []
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value <= INT64_MAX
 
 
 def _notes(annotations: object, remarks: Remarks) -> list[Row]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from tracer.errors import UserModelError, WrongValueError, first_line
 from tracer.workloads.factory import parse_arguments
+from tracer.workloads.module_steps import ModuleWorkload, own_loss
 from tracer.workloads.module_tensors import default_dtype, give_memory
 from tracer.workloads.user_model import StepOptions, as_workload
 
@@ -63,31 +64,18 @@ _NUM_GENERATED = 8
 _ONLY_LAST = ("logits_to_keep", "num_logits_to_keep")  # transformers from 4.50 on, and before
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Generation:
-    """Text that is generated, as the forward pass of a step without a loss."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Generation(ModuleWorkload):
+    """Text that is generated, as the forward pass of a step without a loss: tokens are made in it."""
 
     generate: Callable[[], None]
-    model: nn.Module
-    device: torch.device
-    optimizer: None = None
-
-    def next_batch(self) -> tuple[()]:
-        """Nothing: tokens are made in forward."""
-        return ()
 
     def forward(self, batch: object) -> None:
         """Generate the text."""
         self.generate()
 
-    def backward(self, loss: None) -> None:
-        """Nothing: there is no loss."""
-
-    def optimizer_step(self) -> None:
-        """Nothing: there is no optimizer."""
-
-    def copy(self) -> None:
-        """None: it is not copied."""
+    def copy(self) -> None:  # type: ignore[override]
+        """None: it is not copied, and its phases are not timed."""
 
 
 def _generation(model: nn.Module, tokens: int, device: torch.device, options: StepOptions) -> _Generation:
@@ -113,7 +101,15 @@ def _generation(model: nn.Module, tokens: int, device: torch.device, options: St
             for _ in range(_NUM_GENERATED):
                 cache = model(input_ids=ids(1), past_key_values=cache, use_cache=True).past_key_values
 
-    return _Generation(step, model, device)
+    return _Generation(
+        model=model,
+        optimizer=None,
+        next_batch=lambda: ((), {}),
+        device=device,
+        loss=own_loss,
+        inference=True,
+        generate=step,
+    )
 
 
 def _of_text(config: Any) -> Any:

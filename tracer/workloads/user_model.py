@@ -129,8 +129,17 @@ def as_workload(
             case (torch.optim.Optimizer() as its_optimizer,):
                 return _module_workload(built[0], its_optimizer, device, options, without_memory)
     if all(hasattr(built, part) for part in _PARTS_OF_A_WORKLOAD):
-        _refuse(options, "a workload, which makes its own step")
-        _check_device(built.device, device, device_named)
+        if names := options.given():
+            raise UserModelError(
+                f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no meaning for a workload, which makes its "
+                "own step.",
+                hint="Leave it out, or return a plain module.",
+            )
+        if device_named and (built.device.type, built.device.index or 0) != (device.type, device.index or 0):
+            raise UserModelError(
+                f"The model is on {built.device}, and --device says {device}.",
+                hint="Give the factory a parameter `device` to be told, or leave --device out.",
+            )
         return built
     if isinstance(built, type) and issubclass(built, nn.Module):
         raise UserModelError(
@@ -141,30 +150,6 @@ def as_workload(
         f"({', '.join(type(part).__name__ for part in built)})" if isinstance(built, tuple) else type(built).__name__
     )
     raise UserModelError(f"The factory{defined_at(source)} returned {description}.", hint=FACTORY_HINT)
-
-
-def _refuse(options: StepOptions, what: str) -> None:
-    if names := options.given():
-        verb = "has" if len(names) == 1 else "have"
-        raise UserModelError(
-            f"{', '.join(names)} {verb} no meaning for {what}.", hint="Leave it out, or return a plain module."
-        )
-
-
-def _check_device(device: torch.device, wanted: torch.device, named: bool) -> None:
-    if named and _index(device) != _index(wanted):
-        raise UserModelError(
-            f"The model is on {device}, and --device says {wanted}.",
-            hint="Give the factory a parameter `device` to be told, or leave --device out.",
-        )
-
-
-def _index(device: torch.device) -> tuple[str, int]:
-    return device.type, device.index or 0
-
-
-def _devices(model: nn.Module) -> set[torch.device]:
-    return {tensor.device for tensor in all_tensors(model)}
 
 
 def _module_workload(
@@ -182,7 +167,12 @@ def _module_workload(
     inputs = [parse_input(text) for text in options.inputs]
     _check_inputs(model, inputs)
     if not (without_memory and is_on_meta(model)):
-        model = _moved(model, device)
+        if any(tensor.is_meta for tensor in all_tensors(model)):
+            raise UserModelError(
+                "The model has parameters on the meta device, which hold no numbers.",
+                hint="Build it outside `torch.device('meta')`.",
+            )
+        model = model.to(device)
     elif device.type != "cpu":
         give_memory(model, device)
     model.train(not options.inference)
@@ -214,15 +204,6 @@ def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
             f"{type(model).__name__}.",
             hint="Make it of `model.parameters()` of the model that is returned.",
         )
-
-
-def _moved(model: nn.Module, device: torch.device) -> nn.Module:
-    if any(device.type == "meta" for device in _devices(model)):
-        raise UserModelError(
-            "The model has parameters on the meta device, which hold no numbers.",
-            hint="Build it outside `torch.device('meta')`.",
-        )
-    return model.to(device)
 
 
 def _check_inputs(model: nn.Module, inputs: Sequence[InputSpec]) -> None:

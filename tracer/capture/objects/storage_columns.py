@@ -84,7 +84,11 @@ size_of = torch.UntypedStorage.nbytes
 def plain_storages(looked_at: Sequence[Any]) -> list[torch.UntypedStorage] | None:
     """The storages of plain tensors, or the storages that are given; None where one of them takes a closer look."""
     types = set(map(type, looked_at))
-    if types != _STORAGE and not (types <= _PLAIN and _are_strided(looked_at)):
+    if types != _STORAGE and not (
+        types <= _PLAIN
+        and not torch_tensors.any_is_wrapped_by_transform(looked_at)
+        and set(map(_layout, looked_at)) <= _STRIDED
+    ):
         return None
     try:
         storages = list(looked_at if types == _STORAGE else map(Tensor.untyped_storage, looked_at))
@@ -95,11 +99,6 @@ def plain_storages(looked_at: Sequence[Any]) -> list[torch.UntypedStorage] | Non
     except RuntimeError:  # one has no storage, as in the vmap of torch.autograd.functional, or no address to tell
         return None
     return storages
-
-
-def _are_strided(tensors: Sequence[Tensor]) -> bool:
-    """Whether none is sparse, or wrapped by a transform of torch.func."""
-    return not torch_tensors.any_is_wrapped_by_transform(tensors) and set(map(_layout, tensors)) <= _STRIDED
 
 
 _Named = tuple[str, Tensor]

@@ -123,7 +123,8 @@ class StorageObserver:
             found = _outside(found, device, pieces)
         noted = [row for row, _ in found.values()]
         for text, of_device in blocks.items():
-            noted = _with_sizes(noted, self._devices[text], of_device.sizes)
+            here, sizes = self._devices[text], of_device.sizes  # of the allocator's blocks, by address
+            noted = [(*row[:2], sizes.get(row[1], row[2]), *row[3:]) if row[5] == here else row for row in noted]
         self._rows += noted
         cpu = self._devices.get("cpu")
         for row, storage in [
@@ -268,14 +269,6 @@ def _outside_of_segments(
             pieces.append((max(begin, reached), end))
             reached = end
     return pieces
-
-
-def _with_sizes(rows: list[_Row], device: int, sizes: Mapping[int, int]) -> list[_Row]:
-    """The rows, those of a device as large as the allocator's blocks at their addresses."""
-    return [
-        (now, at, sizes.get(at, size) if where == device else size, role, name, where)
-        for now, at, size, role, name, where in rows
-    ]
 
 
 def _plain_parts(tensors: list[Observed]) -> list[_Part] | None:

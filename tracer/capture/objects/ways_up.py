@@ -219,7 +219,7 @@ def _steps(way: Way, graph: ReferenceGraph) -> list[_Step]:
         if held < 0 or steps[-1:] == [_IN_GRAPH]:
             continue
         if graph.is_node(held):
-            if not _is_tensor(holder):  # a node that somebody has taken from a tensor
+            if not issubclass(type(holder), Tensor):  # a node that somebody has taken from a tensor
                 steps.append(_Step(link(holder, inner), (vertex, held)))
             steps.append(_IN_GRAPH)
         elif type(holder) is types.FunctionType and holder.__closure__ is inner:
@@ -290,8 +290,3 @@ def spelled_cycle(pairs: Iterable[tuple[Any, Any]]) -> list[str]:
 def _has_more_like(holder: dict[Any, Any], held: Any) -> bool:
     """Whether a dictionary has several values of one kind, so that it and not the one key is what holds them."""
     return sum(type(value) is type(held) for value in dict.values(holder)) > 1
-
-
-def _is_tensor(thing: Any) -> bool:
-    """Without asking the object for its class, as `isinstance` does: that may be code of anybody's."""
-    return issubclass(type(thing), Tensor)

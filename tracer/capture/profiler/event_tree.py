@@ -155,10 +155,6 @@ def _call_name(event: Any) -> str:
         return _FREED_CODE
 
 
-def _is_call_of_c(event: Any) -> bool:
-    return type(event.extra_fields) is PyCCallFields
-
-
 class _DeviceTexts(dict[Any, str]):
     """Names of devices: two objects of torch's may mean one."""
 
@@ -296,7 +292,11 @@ class _TreeReader(EventTables):
                         allocation_id = self.places[self.device_texts[fields.device], address]
                     if allocation_id not in sized:
                         sized.add(allocation_id)
-                        self._see_allocation(fields, allocation_id, address)
+                        self.storages[allocation_id] = (
+                            fields.id,
+                            self.devices[self.device_texts[fields.device]],
+                            address,
+                        )
                     if is_numbered and size > 0:
                         if allocation_id in live:
                             self._free_unrecorded(allocation_id, time_ns, address, live[allocation_id])
@@ -348,7 +348,7 @@ class _TreeReader(EventTables):
     def _add_span(self, event: Any, name: str, thread: int, root: Any) -> None:
         """Add a region; one still open at the recording's end lasts until then: torch ends it with its opening call."""
         end_ns, opened_by = event.end_time_ns, event.parent
-        if opened_by is not None and opened_by.end_time_ns == end_ns and _is_call_of_c(opened_by):
+        if opened_by is not None and opened_by.end_time_ns == end_ns and type(opened_by.extra_fields) is PyCCallFields:
             end_ns = root.end_time_ns
         self.spans += SPAN_ROW(self.strings[name], event.start_time_ns, end_ns, thread)
 
@@ -455,9 +455,6 @@ class _TreeReader(EventTables):
         if span_bytes > self.span_bytes.get(allocation_id, -1):
             self.span_bytes[allocation_id] = span_bytes
         return True
-
-    def _see_allocation(self, fields: Any, allocation_id: int, address: int) -> None:
-        self.storages[allocation_id] = (fields.id, self.devices[self.device_texts[fields.device]], address)
 
     def _free_unrecorded(self, allocation_id: int, time_ns: int, address: int, size: int) -> None:
         """The address was handed out again: whoever freed it was not recorded, and torch's own analysis gives up here.

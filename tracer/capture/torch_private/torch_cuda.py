@@ -36,7 +36,7 @@ def can_begin_in_fork() -> None:
 
     A driver would refuse. The null GPU has none, so that nothing of the parent's is left behind in it.
     """
-    torch.cuda._is_in_bad_fork = _is_never
+    torch.cuda._is_in_bad_fork = lambda: False
 
 
 def set_allocator_settings(text: str) -> None:
@@ -45,10 +45,6 @@ def set_allocator_settings(text: str) -> None:
         torch._C._accelerator_setAllocatorSettings(text)
     else:
         torch.cuda.memory._set_allocator_settings(text)
-
-
-def _is_never() -> bool:
-    return False
 
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])

@@ -76,7 +76,7 @@ class LossInChunks(Hooks, makes="chunked-loss"):
         if head is None or type(head.weight) is not nn.Parameter:  # what is sharded is whole in the layer's call alone
             return
         self._calls.append(_Call(module, head, module.loss_function))
-        head.forward = _nothing  # type: ignore[assignment, method-assign]
+        head.forward = lambda hidden: hidden  # type: ignore[assignment, method-assign]
         module.loss_function = self._calls[-1].loss_of_hidden  # type: ignore[assignment]
 
     def after_call(self, module: nn.Module, output: Any) -> Any:
@@ -202,10 +202,6 @@ def _denominator(target: Tensor, weight: Tensor | None, ignore_index: int) -> Te
     if weight is None:
         return counts.sum()
     return (weight[target.where(counts, 0)] * counts).sum()
-
-
-def _nothing(hidden: Tensor) -> Tensor:
-    return hidden
 
 
 def plain_head(model: Any) -> nn.Linear | None:

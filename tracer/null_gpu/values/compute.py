@@ -110,7 +110,8 @@ class Compute:
         known = min(host.known, Known.EXACT if not operator.random else Known.DRAWN)
         known = max(known, Known.DRAWN)
         in_place = results is None
-        computed = [None] * len(outputs) if in_place else tensors_of(results if _is_list(results) else (results,))
+        results = results if isinstance(results, list | tuple) else (results,)
+        computed = [None] * len(outputs) if in_place else tensors_of(results)
         for output, result in zip(outputs, computed, strict=False):
             self._leave(output, host_view(output) if result is None else result, known)
 
@@ -200,7 +201,3 @@ def _call(operator: Operator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if operator.short_name == "log_sigmoid_backward":  # a GPU keeps no buffer for it
         args = [*args[:2], torch.ops.aten.log_sigmoid_forward(args[1])[1]]
     return operator.call(*args, **kwargs)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)

@@ -90,17 +90,14 @@ class SizedResults:
         for n, output in enumerate(outputs):
             result = results[n] if n < len(results) else None
             if result is None or result.dim() != output.dim() or not result.numel():
-                self._leave_zeros(output)
+                if output.numel() and output.nbytes <= LARGE_BYTES:
+                    self._values.write(output, torch.zeros_like(output, device="cpu"), Known.DRAWN)
                 continue
             if result.size() != output.size():  # a size was given: rows come again, or are left out
                 for dimension, length in enumerate(output.size()):
                     rows = torch.arange(length, device="cpu") % result.size(dimension)
                     result = result.index_select(dimension, rows)
             self._values.write(output, result, max(known, Known.DRAWN))
-
-    def _leave_zeros(self, output: torch.Tensor) -> None:
-        if output.numel() and output.nbytes <= LARGE_BYTES:
-            self._values.write(output, torch.zeros_like(output, device="cpu"), Known.DRAWN)
 
 
 class _Running(threading.local):
