@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
-
 from tracer.analysis.kinds import Kind
+from tracer.analysis.peak_diff import SavedPeak
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.findings import Findings
-from tracer.analysis.profiles.growth import GrowingPlace, Growth
+from tracer.analysis.profiles.growth import Growth
 from tracer.analysis.profiles.peak import PeakReport, origin_of
 from tracer.analysis.snapshots.first_changes import is_small
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
 from tracer.units import format_bytes, some
-
-if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import SavedPeak
-
 
 _NUM_PLACES = 3
 
@@ -120,7 +114,12 @@ def growth_sentences(growth: Growth | None) -> tuple[str, ...]:
     if growth is None:
         return ()
     shown, rest = growth.places[:_NUM_PLACES], growth.places[_NUM_PLACES:]
-    parts = list(map(_growing, shown))
+    parts = []
+    for growing in shown:
+        place = growing.place
+        where = f"at {place.file}:{place.line}" if place.file else "at no line of yours"
+        made_by = f"{growing.kind.words}) by {place.op or 'no operator'}"
+        parts.append(f"{format_bytes(growing.bytes_per_step)} ({made_by} {where}")
     if rest:
         rest_bytes = sum(place.bytes_per_step for place in rest)
         parts.append(f"{format_bytes(rest_bytes)} from {some(len(rest), 'more place')}")
@@ -128,12 +127,6 @@ def growth_sentences(growth: Growth | None) -> tuple[str, ...]:
     return (
         f"Memory grows by {format_bytes(growth.bytes_per_step)} a step, still in use after the next step:{origins}",
     )
-
-
-def _growing(growing: GrowingPlace) -> str:
-    place = growing.place
-    where = f"at {place.file}:{place.line}" if place.file else "at no line of yours"
-    return f"{format_bytes(growing.bytes_per_step)} ({growing.kind.words}) by {place.op or 'no operator'} {where}"
 
 
 def left_out(findings: Findings) -> tuple[str, ...]:
@@ -154,20 +147,14 @@ def compiled_sentences(findings: Findings) -> tuple[str, ...]:
     code = findings.compiled
     if findings.worst.attribution.origins is None:
         return ()
-    return (
-        _graphs(code),
-        *_cuda_graphs(code, is_explained=bool(findings.graph_pools)),
-        *_recomputed(findings),
-        *_without_line(findings),
-    )
-
-
-def _graphs(code: CompiledCode) -> str:
     num_backward = sum(graph.is_backward for graph in code.graphs)
     num_forward = len(code.graphs) - num_backward
     return (
         f"Compiled code ran: {_count(num_forward, 'graph')} of forward and {num_backward} of backward. What they "
-        "allocate has the line of the operator that each buffer stands for."
+        "allocate has the line of the operator that each buffer stands for.",
+        *_cuda_graphs(code, is_explained=bool(findings.graph_pools)),
+        *_recomputed(findings),
+        *_without_line(findings),
     )
 
 
@@ -208,17 +195,14 @@ def _recomputed(findings: Findings) -> list[str]:
 
 def _without_line(findings: Findings) -> list[str]:
     """How much of the peak has no line in compiled regions, and, if the run came too late for it, how to get it."""
-    cycle, total = findings.worst, Counter[str]()
-    unknown = {graph.path for graph in findings.compiled.graphs if not graph.nodes}
-    blocks = cycle.peak.blocks
-    columns = (blocks.allocation.tolist(), blocks.size_bytes.tolist(), blocks.frame.tolist())
-    for allocation, size_bytes, frame in zip(*columns, strict=True):
-        if origin_of(cycle.attribution, allocation) is not None and frame < 0:
-            total["bytes"] += size_bytes
-    if not total["bytes"]:
+    cycle = findings.worst
+    blocks = cycle.peak.blocks.take(cycle.peak.blocks.frame < 0)
+    sizes = zip(blocks.allocation.tolist(), blocks.size_bytes.tolist(), strict=True)
+    total_bytes = sum(size for allocation, size in sizes if origin_of(cycle.attribution, allocation) is not None)
+    if not total_bytes:
         return []
-    sentence = f"{format_bytes(total['bytes'])} of the peak were allocated by compiled code and have no line."
-    if unknown:
+    sentence = f"{format_bytes(total_bytes)} of the peak were allocated by compiled code and have no line."
+    if not all(graph.nodes for graph in findings.compiled.graphs):
         sentence += (
             " It was compiled before the run: begin profiling before the model is called for the first time, or call "
             "torch.compiler.reset() right after, and it is compiled again with its lines."
@@ -232,8 +216,6 @@ def _count(number: int, noun: str) -> str:
 
 def saved_peak(findings: Findings) -> SavedPeak:
     """The largest peak of a run, as it is compared with another run's."""
-    from tracer.analysis.peak_diff import SavedPeak
-
     peak = findings.worst.peak
     return SavedPeak(peak.device, peak.peak_bytes, peak.phase, peak.rows)
 

@@ -45,7 +45,11 @@ def carried_modules(
     names = [modules_of_collective(recording.strings[name]) for name in spans.name.tolist()]
     rows = np.flatnonzero(chosen)
     rows = rows[np.argsort(times_ns[rows], kind="stable")]
-    sharded = _sharded_modules(recording, module_names)
+    # Dotted names of the modules that FSDP2 was given, as far as they were called: it puts its name before a class.
+    modules, strings = recording.modules, recording.strings
+    called = zip(modules.self_ptr.tolist(), modules.name.tolist(), strict=True)
+    is_sharded = [at for at, name in called if strings[name].startswith(SHARDED_MODULES)]
+    sharded = [module_names[at] for at in is_sharded if at in module_names]
     name_of_row: dict[int, str | None] = {}
     for span in np.argsort(spans.start_ns, kind="stable").tolist():  # the innermost last
         if (carried := names[span]) is not None:
@@ -53,13 +57,6 @@ def carried_modules(
             whole = [_below_the_root(name, sharded) for name in carried]
             name_of_row |= dict.fromkeys(rows[first:last].tolist(), _common(whole))
     return {row: name for row, name in name_of_row.items() if name is not None}
-
-
-def _sharded_modules(recording: Recording, module_names: Mapping[int, str]) -> list[str]:
-    """Dotted names of the modules that FSDP2 was given, as far as they were called: it puts its name before a class."""
-    modules, strings = recording.modules, recording.strings
-    named = zip(modules.self_ptr.tolist(), modules.name.tolist(), strict=True)
-    return [module_names[at] for at, name in named if at in module_names and strings[name].startswith(SHARDED_MODULES)]
 
 
 def _below_the_root(name: str, sharded: Iterable[str]) -> str | None:

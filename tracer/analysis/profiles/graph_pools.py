@@ -60,8 +60,7 @@ class _Pool:
         left: list[_Blocks] = []
         for capture in self._pool.captures:
             left = [_in_use(blocks, capture) for blocks in left]
-            cycle = self._cycle(capture)
-            if cycle is None:
+            if (cycle := self._cycle(capture)) is None:
                 self._has_backward |= capture.recording is None  # which may have been one
                 continue
             mine = self._made_in(cycle, capture)
@@ -69,7 +68,10 @@ class _Pool:
             if sum(blocks.bytes for blocks in now) > sum(blocks.bytes for blocks in self._most):
                 self._most = now
             left.append(_Blocks(cycle, mine))
-        rows = [row for blocks in self._most for row in self._rows(blocks)]
+        rows: list[PeakRow] = []
+        for most in self._most:
+            cycle, chosen = most.cycle, most.cycle.blocks.take(most.rows)
+            rows += group_rows(cycle, self._known, chosen, history=cycle.history)[0]
         ended_ns, size = max(capture.ended_ns for capture in self._pool.captures), self._pool.size
         peaks = self._findings.peaks
         return GraphPool(
@@ -85,7 +87,9 @@ class _Pool:
     def _cycle(self, capture: Capture) -> CycleFindings | None:
         """The recording that has a capture; None if nobody recorded it, or it allocated nothing."""
         if capture.recording is None:
-            return next((cycle for cycle in self._findings.cycles if _has(cycle, capture)), None)
+            times = ((cycle, cycle.recording.allocations.time_ns) for cycle in self._findings.cycles)
+            began_ns, ended_ns = capture.began_ns, capture.ended_ns
+            return next((of for of, at in times if len(at) and at.min() <= ended_ns and began_ns <= at.max()), None)
         graphs = self._findings.compiled.graphs
         try:
             return find_in_cycle(
@@ -106,16 +110,6 @@ class _Pool:
         phases = cycle.attribution.allocation_phase[lifetimes.allocation[mine]]
         self._has_backward |= bool((phases == int(Phase.BACKWARD)).any())
         return mine
-
-    def _rows(self, blocks: _Blocks) -> tuple[PeakRow, ...]:
-        cycle = blocks.cycle
-        chosen = cycle.blocks.take(blocks.rows)
-        return group_rows(cycle, self._known, chosen, history=cycle.history)[0]
-
-
-def _has(cycle: CycleFindings, capture: Capture) -> bool:
-    times = cycle.recording.allocations.time_ns
-    return bool(len(times) and times.min() <= capture.ended_ns and capture.began_ns <= times.max())
 
 
 def _in_use(blocks: _Blocks, capture: Capture) -> _Blocks:

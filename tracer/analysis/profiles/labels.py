@@ -99,7 +99,13 @@ def label_snapshot(
         return snapshot
     trace = [dict(entry) for entry in traces[device_index]]
     alive = lifetimes.counted_at(len(lifetimes.events) - 1).tolist()
-    joined = _joined(entry_of, lifetimes, alive, trace)
+    # Blocks that the history has, with their entries: those of the recording, and what is alive from before it.
+    blocks = np.flatnonzero(entry_of >= 0)
+    joined = list(zip(blocks.tolist(), entry_of[blocks].tolist(), strict=True))
+    before = {int(lifetimes.address[block]): block for block in alive if entry_of[block] < 0}
+    made = {entry["addr"]: n for n, entry in enumerate(trace) if before and entry["action"] == "alloc"}
+    taken = set(entry_of[blocks].tolist())
+    joined += [(block, made[at]) for at, block in before.items() if at in made and made[at] not in taken]
     for block, position in joined:
         entry = trace[position]
         if entry["addr"] != lifetimes.address[block]:
@@ -111,30 +117,16 @@ def label_snapshot(
             entry.setdefault("category", UNKNOWN)
     traces[device_index] = trace
     block_at = {int(lifetimes.address[block]): block for block in alive}
+
+    def labelled(block: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The viewer shows of a block from before the history what its segment says of it."""
+        row = block_at.get(block.get("address", -1)) if block.get("state") == "active_allocated" else None
+        return block if row is None else {**block, "frames": labels.stack(row, block.get("frames", ()))}
+
     segments = [
-        _labelled_segment(segment, block_at, labels) if segment.get("device", 0) == device_index else segment
+        {**segment, "blocks": [*map(labelled, segment.get("blocks") or ())]}
+        if segment.get("device", 0) == device_index
+        else segment
         for segment in snapshot["segments"]
     ]
     return {**snapshot, "device_traces": traces, "segments": segments}
-
-
-def _joined(
-    entry_of: PerBlock[Int], lifetimes: BlockLifetimes, alive: Sequence[int], trace: Sequence[Mapping[str, Any]]
-) -> list[tuple[int, int]]:
-    """Blocks that the history has, with their entries: those of the recording, and what is alive from before it."""
-    blocks = np.flatnonzero(entry_of >= 0)
-    joined = list(zip(blocks.tolist(), entry_of[blocks].tolist(), strict=True))
-    before = {int(lifetimes.address[block]): block for block in alive if entry_of[block] < 0}
-    made = {entry["addr"]: n for n, entry in enumerate(trace) if before and entry["action"] == "alloc"}
-    taken = set(entry_of[blocks].tolist())
-    return joined + [(block, made[at]) for at, block in before.items() if at in made and made[at] not in taken]
-
-
-def _labelled_segment(segment: Mapping[str, Any], block_at: Mapping[int, int], labels: Labels) -> dict[str, Any]:
-    """The viewer shows of a block from before the history what its segment says of it."""
-    blocks = []
-    for block in segment.get("blocks") or ():
-        row = block_at.get(block.get("address")) if block.get("state") == "active_allocated" else None
-        frames = block.get("frames", ())
-        blocks.append(block if row is None else {**block, "frames": labels.stack(row, frames)})
-    return {**segment, "blocks": blocks}

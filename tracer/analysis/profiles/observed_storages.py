@@ -19,23 +19,16 @@ from tracer.capture.torch_names import STEP_PREFIX
 _FOREVER = int(np.iinfo(np.int64).max)
 
 
-def allocator_order(recording: Recording, device: int) -> PerEvent[Int]:
-    """[D] rows of one device's allocations and frees, in the order in which its allocator served them.
-
-    One thread's rows come in order. Those of several threads are merged by their nanoseconds; within one nanosecond
-    the order of the event tree stays.
-    """
-    rows = np.flatnonzero(recording.allocations.device == device)
-    return rows[np.argsort(recording.allocations.time_ns[rows], kind="stable")]
-
-
 class DeviceRecording:
     """One device's events, and which observations of live tensors concern them."""
 
     def __init__(self, recording: Recording, known: KnownStorages | None, device: int) -> None:
         self.recording, self.index = recording, device  # Index in `Recording.devices`
         self.known = KnownStorages.empty() if known is None else known
-        self.events = allocator_order(recording, device)  # [D] Rows of `Recording.allocations`
+        # [D] Rows of `Recording.allocations` in the order in which the device's allocator served them. One thread's
+        # come in order; of several threads they are merged by their nanoseconds, and within one the tree's order stays.
+        rows = np.flatnonzero(recording.allocations.device == device)
+        self.events: PerEvent[Int] = rows[np.argsort(recording.allocations.time_ns[rows], kind="stable")]
         name = recording.devices[device]
         self.is_cpu = name == "cpu"
         self._known_index = self.known.devices.index(name) if name in self.known.devices else -1
@@ -78,20 +71,17 @@ class DeviceRecording:
         time_ns = self.known.time_ns[self.observations]
         return int(time_ns[time_ns <= self._first_ns].max(initial=0))
 
-    @property
-    def _last_ns(self) -> int:
-        """End of the recording's last step, or of its last event where no step ended."""
-        ends = self.recording.spans.end_ns[self.recording.spans_named(STEP_PREFIX)]
-        return max(int(self.recording.allocations.time_ns.max(initial=0)), int(ends.max(initial=0)))
-
     @cached_property
     def observations_within(self) -> Rows:
         """Rows of `KnownStorages` on the device from the last look before the recording to the first one after it.
 
         Whoever looks finds something on some device: a session has a model or an optimizer.
         """
-        known, rows = self.known, self.observations
-        until = int(known.time_ns[known.time_ns >= self._last_ns].min(initial=_FOREVER))
+        known, rows, recording = self.known, self.observations, self.recording
+        # The end of the last step, or of the last event where no step ended.
+        ends = recording.spans.end_ns[recording.spans_named(STEP_PREFIX)]
+        last_ns = max(int(recording.allocations.time_ns.max(initial=0)), int(ends.max(initial=0)))
+        until = int(known.time_ns[known.time_ns >= last_ns].min(initial=_FOREVER))
         time_ns = known.time_ns[rows]
         return rows[(time_ns >= self._since_ns) & (time_ns <= until)]
 

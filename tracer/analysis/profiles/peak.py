@@ -52,11 +52,6 @@ def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
     return origins.origins[row] if origins is not None and row >= 0 else None
 
 
-def _fused(origin: Origin | None) -> str | None:
-    """The lines that were fused with that of the node which a compiled buffer stands for."""
-    return ", ".join(f"{file}:{line}" for file, line in origin.fused) or None if origin is not None else None
-
-
 def group_rows(
     cycle: Cycle,
     known: KnownStorages | None,
@@ -110,13 +105,17 @@ def _row(cycle: Cycle, known: KnownStorages | None, history: JoinedHistory | Non
     label = known.names[name] if known is not None and name >= 0 else None
     origins = attribution.origins
     origin = origins.origins[origin_row] if origins is not None and origin_row >= 0 else None
-    file, line = line_of_frame(recording, frame) or line_before(known, name, kind) or _line_in_history(history, stack)
+    # What was made before the recording has a line where the allocator's history reaches back to it.
+    site = history.sites.site(stack) if history is not None and stack >= 0 else None
+    in_history = (site.file, site.line) if site is not None else (None, None)
+    file, line = line_of_frame(recording, frame) or line_before(known, name, kind) or in_history
     caller_file, caller_line = line_of_frame(recording, caller) or (None, None)
     is_on_cpu = recording.devices[cycle.lifetimes.device] == "cpu"
     is_product = op >= 0 and recording.strings[op] in MATRIX_OPERATORS and not is_on_cpu
     if is_cublas := evidence == Evidence.LIBRARYS or (evidence == Evidence.NO_TENSOR and is_product):
         label = CUBLAS_WORKSPACE
-    module_path = attribution.modules[module] if module >= 0 else _owner(label, kind) or _outside(phase, frame)
+    outside = OPTIMIZER_OWNER if phase == Phase.OPTIMIZER else LOOP_OWNER if frame >= 0 else None
+    module_path = attribution.modules[module] if module >= 0 else _owner(label, kind) or outside
     return PeakRow(
         bytes=0,
         count=0,
@@ -132,19 +131,11 @@ def _row(cycle: Cycle, known: KnownStorages | None, history: JoinedHistory | Non
         step=attribution.step_names[step] if step >= 0 else None,
         caller_file=caller_file,
         caller_line=caller_line,
-        fused_with=_fused(origin),
+        fused_with=", ".join(f"{file}:{line}" for file, line in origin.fused) or None if origin is not None else None,
         is_compiled=origin is not None,
         shape=recording.shapes[shape][0] if shape >= 0 else None,
         dtype=recording.strings[dtype] if shape >= 0 else None,
     )
-
-
-def _line_in_history(history: JoinedHistory | None, stack: int) -> tuple[str | None, int | None]:
-    """File and line of what was made before the recording, where the allocator's history reaches back to it."""
-    if history is None or stack < 0:
-        return None, None
-    site = history.sites.site(stack)
-    return site.file, site.line
 
 
 def _owner(label: str | None, kind: int) -> str | None:
@@ -155,12 +146,6 @@ def _owner(label: str | None, kind: int) -> str | None:
     # An optimizer's state is named after its parameter: `fc1.weight.exp_avg`.
     depth = 2 if kind == Kind.OPTIMIZER_STATE else 1
     return ".".join(parts[:-depth]) or None
-
-
-def _outside(phase: int, frame: int) -> str | None:
-    if phase == Phase.OPTIMIZER:
-        return OPTIMIZER_OWNER
-    return LOOP_OWNER if frame >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +255,17 @@ def peak_report(
         rows=rows,
         blocks=blocks,
         row_of=row_of,
-        allocator=_allocator_peak(blocks, history, in_use, lifetimes, asleep_bytes),
+        allocator=AllocatorPeak(
+            requested_bytes=int(in_use.requested_bytes.sum()),
+            pending_bytes=in_use.pending_bytes,
+            reserved_bytes=in_use.memory.reserved_bytes - asleep_bytes,
+            free_bytes=in_use.memory.free_bytes,
+            largest_free_bytes=in_use.memory.largest_free_bytes,
+            num_joined=int((history.entry >= 0).sum()),
+            num_blocks=int((lifetimes.allocation >= 0).sum()),
+        )
+        if history is not None and in_use is not None
+        else None,
         threads=known.threads if known is not None else (),
     )
 
@@ -286,40 +281,11 @@ def _with_history_sizes(blocks: ClassifiedBlocks, in_use: InUse) -> ClassifiedBl
         requested_bytes=in_use.requested_bytes[seen],
         stack=np.where(blocks.allocation < 0, in_use.stack[seen], -1),
     )
-    return _with_unseen(
-        known,
-        size_bytes=in_use.size_bytes[unseen],
-        requested_bytes=in_use.requested_bytes[unseen],
-        address=in_use.address[unseen],
-        stack=in_use.stack[unseen],
-        evidence=np.full(int(unseen.sum()), int(Evidence.HISTORY)),
-    )
-
-
-def _allocator_peak(
-    blocks: ClassifiedBlocks,
-    history: JoinedHistory | None,
-    in_use: InUse | None,
-    lifetimes: BlockLifetimes,
-    asleep_bytes: int,
-) -> AllocatorPeak | None:
-    if history is None or in_use is None:
-        return None
-    memory = in_use.memory
-    return AllocatorPeak(
-        requested_bytes=int(in_use.requested_bytes.sum()),
-        pending_bytes=in_use.pending_bytes,
-        reserved_bytes=memory.reserved_bytes - asleep_bytes,
-        free_bytes=memory.free_bytes,
-        largest_free_bytes=memory.largest_free_bytes,
-        num_joined=int((history.entry >= 0).sum()),
-        num_blocks=int((lifetimes.allocation >= 0).sum()),
-    )
-
-
-def _with_unseen(blocks: ClassifiedBlocks, **columns: PerBlock[Int]) -> ClassifiedBlocks:
-    """Add blocks that the allocator counts and nothing in the recording shows: they were there before it."""
-    usual = {"kind": Kind.BEFORE_RECORDING, "torch_category": Category.UNTAGGED, "evidence": Evidence.SEEN_BEFORE}
-    num = len(columns["size_bytes"])
-    rest = {name: np.full(num, int(usual.get(name, -1)), np.int64) for name in ClassifiedBlocks.names()}
-    return blocks.followed_by(ClassifiedBlocks(**rest | columns))
+    # What the allocator counts and nothing in the recording shows was there before it.
+    usual = {"kind": Kind.BEFORE_RECORDING, "torch_category": Category.UNTAGGED, "evidence": Evidence.HISTORY}
+    columns = {
+        name: np.full(int(unseen.sum()), int(usual.get(name, -1)), np.int64) for name in ClassifiedBlocks.names()
+    }
+    for name in ("size_bytes", "requested_bytes", "address", "stack"):
+        columns[name] = getattr(in_use, name)[unseen]
+    return known.followed_by(ClassifiedBlocks(**columns))

@@ -10,7 +10,6 @@ passes depend on the order of the nodes they walk them one by one, on integers; 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -153,11 +152,6 @@ class _Passes:
         self.by_id[self.id_of_key[keys]] = category
         self.known[self.flow.slot_offset[keys]] = True
 
-    def _set_by_slot(self, slots: Iterable[int], category: int) -> None:
-        for slot in slots:
-            if self.by_slot[slot] == _NONE:
-                self.by_slot[slot] = category
-
     def _depends_on_gradient_or_parameter(self) -> PerSlot[Bool]:
         """[ids] whether a tensor is one that a gradient or parameter went into, or such an operator's result.
 
@@ -207,8 +201,7 @@ class _Passes:
                 for slot in outputs:
                     marked[slot] = 0
         slots_marked = np.frombuffer(marked, np.uint8).astype(bool)
-        candidates = np.flatnonzero(slots_marked & ~depends[self.id_of_slot])
-        self._set_by_slot(candidates.tolist(), _INPUT)
+        self.by_slot[slots_marked & ~depends[self.id_of_slot] & (self.by_slot == _NONE)] = _INPUT
 
     def _set_parameters_by_data_flow(self, depends: PerSlot[Bool]) -> None:
         """PARAMETER: what a forward pass takes besides its inputs and a backward pass has a gradient for.

@@ -16,9 +16,8 @@ from itertools import pairwise
 import numpy as np
 
 from tracer.analysis.profiles.observed_storages import DeviceRecording
-from tracer.arrays import Bool, ColumnTable, Int, Ints, PerNode, PerUnrecorded, Rows
+from tracer.arrays import Bool, ColumnTable, Int, Ints, PerUnrecorded, Rows
 from tracer.capture.objects.known_storages import BATCH
-from tracer.capture.recording import Recording
 
 _NEVER = int(np.iinfo(np.int64).max)
 
@@ -201,7 +200,9 @@ def _made_unseen(device: DeviceRecording) -> UnrecordedStorages:
     again ends them too.
     """
     recording, keys, end = device.recording, unseen_keys(device), len(device.events)
-    step_of_node, step_starts = _steps_of_nodes(recording)
+    # When each step begins [steps + 1], of which what comes before the first is one, and the step of each node.
+    step_starts = np.concatenate([[0], recording.step_starts_ns]).astype(np.int64)
+    step_of_node = np.searchsorted(step_starts, recording.flow.node_time_ns, side="right") - 1
     edge = np.flatnonzero(np.isin(recording.flow.edge_key, keys))
     lives: dict[tuple[int, int], int] = {}
     for key, node in zip(recording.flow.edge_key[edge].tolist(), recording.flow.edge_node[edge].tolist(), strict=True):
@@ -238,12 +239,6 @@ def _inputs_let_go(device: DeviceRecording) -> dict[int, list[int]]:
         if addr in times:
             times[addr].append(time_ns)
     return times
-
-
-def _steps_of_nodes(recording: Recording) -> tuple[PerNode[Int], PerNode[Int]]:
-    """[N] step of each data-flow node, and [steps + 1] when each begins; what comes before the first is a step too."""
-    starts = np.concatenate([[0], recording.step_starts_ns]).astype(np.int64)
-    return np.searchsorted(starts, recording.flow.node_time_ns, side="right") - 1, starts
 
 
 def _handed_out_again(device: DeviceRecording, address: Ints, size_bytes: Ints, after: Ints) -> PerUnrecorded[Int]:
