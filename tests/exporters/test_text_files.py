@@ -18,7 +18,7 @@ from tests.test_json_documents import HEADER, keys
 from tests.training_steps import ONE_OF_EACH, Recorded
 from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.findings import put_together
-from tracer.analysis.profiles.memory_timeline import Breakdown, breakdown
+from tracer.analysis.profiles.memory_timeline import Breakdown
 from tracer.analysis.profiles.peak import AllocatorPeak
 from tracer.capture.kept_run import PHASES, PhaseTimings, RunOrigin
 from tracer.exporters.files import write_json
@@ -59,7 +59,7 @@ def parse_total_time(text: str) -> tuple[float, float] | None:
 
 def test_the_block_is_the_guides_line_for_line() -> None:
     rows = [1.25 * GIB, 0.5 * GIB, 0, 0.375 * GIB, 1 * GIB, 1.125 * GIB, 0.25 * GIB]
-    text = max_mem_text(breakdown("cuda:0", [cycle(int(6.75 * GIB), *map(int, rows))]), [])
+    text = max_mem_text(Breakdown("cuda:0", (cycle(int(6.75 * GIB), *map(int, rows)),)), [])
     assert text.split("\n\n")[0].splitlines() == [
         "Memory Breakdown at Peak for cuda:0",
         "---------",
@@ -77,11 +77,11 @@ def test_the_block_is_the_guides_line_for_line() -> None:
 
 
 def test_what_a_gb_is_and_what_was_averaged_is_said() -> None:
-    one, two = (max_mem_text(breakdown("cpu", [cycle(9, 9)] * n), []) for n in (1, 2))
+    one, two = (max_mem_text(Breakdown("cpu", (cycle(9, 9),) * n), []) for n in (1, 2))
     assert "GB means 2**30 bytes. Means over 1 cycle. The rows above are by torch's own\ncategories," in one
     assert "Means over 2 cycles." in two
     assert "left out" not in one + two
-    cut = max_mem_text(breakdown("cpu", [cycle(9, 9)], num_left_out=2), [])
+    cut = max_mem_text(Breakdown("cpu", (cycle(9, 9),), num_left_out=2), [])
     assert "Cut short by the end of the run, and left out: 2 cycles." in cut
 
 
@@ -212,13 +212,13 @@ def test_peak_json_says_with_what_the_run_was_made(recorded: Callable[[str], Rec
 
 
 def test_a_caveat_is_the_first_thing_behind_the_rows() -> None:
-    plain = max_mem_text(breakdown("cuda:0", [cycle(9, 9)]), [])
-    said = max_mem_text(breakdown("cuda:0", [cycle(9, 9)]), [], caveat="Nothing was computed.")
+    plain = max_mem_text(Breakdown("cuda:0", (cycle(9, 9),)), [])
+    said = max_mem_text(Breakdown("cuda:0", (cycle(9, 9),)), [], caveat="Nothing was computed.")
     rows, rest = plain.split("\n\n", 1)
     assert said == f"{rows}\n\nNothing was computed.\n\n{rest}"
 
 
 def test_notes_are_its_last_lines() -> None:
-    plain = max_mem_text(breakdown("cuda:0", [cycle(9, 9)]), [])
-    said = max_mem_text(breakdown("cuda:0", [cycle(9, 9)]), [], notes=["The program read 1 value.", "  at train.py:3"])
+    plain = max_mem_text(Breakdown("cuda:0", (cycle(9, 9),)), [])
+    said = max_mem_text(Breakdown("cuda:0", (cycle(9, 9),)), [], notes=["The program read 1 value.", "  at train.py:3"])
     assert said == f"{plain}\nThe program read 1 value.\n  at train.py:3\n"

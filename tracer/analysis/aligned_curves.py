@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,7 +65,12 @@ def align(before: MemoryCurve, after: MemoryCurve) -> AlignedCurves:
         for kind in kinds
     }
     at = {key: place for (_, _, key), place in zip(common, axis[1:-1].tolist(), strict=True)}
-    return AlignedCurves(position, levels, tuple(_common_stretches(before.stretches, at)))
+    stretches = tuple(
+        replace(band, start=at[*name, 0], end=at[*name, 1])
+        for band, name in zip(before.stretches, _names(before.stretches), strict=True)
+        if (*name, 0) in at and (*name, 1) in at
+    )
+    return AlignedCurves(position, levels, stretches)
 
 
 def curve_of_device(device: ReplayedDevice) -> MemoryCurve:
@@ -115,12 +120,6 @@ def _held(level: Ints | None, rows: Ints, position: Ints) -> Ints:
         return np.zeros(len(position), np.int64)
     row = np.searchsorted(rows, position, side="right") - 1
     return np.where(row >= 0, level[np.maximum(row, 0)], 0)
-
-
-def _common_stretches(stretches: Sequence[Band], at: Mapping[Place, int]) -> Iterator[Band]:
-    for band, name in zip(stretches, _names(stretches), strict=True):
-        if (*name, 0) in at and (*name, 1) in at:
-            yield replace(band, start=at[*name, 0], end=at[*name, 1])
 
 
 def positions_of(stretches: Sequence[Band], times: Ints, position: Ints) -> tuple[Band, ...]:

@@ -99,7 +99,11 @@ def diff_peaks(before: SavedPeak, after: SavedPeak) -> PeakDiff:
     operator, whose place a kernel takes.
     """
     is_compiled = any(row.is_compiled for row in (*before.rows, *after.rows))
-    line_key, line_name = (_place_key, _place_name) if is_compiled else (_line_key, _line_name)
+    line_name = _place_name if is_compiled else _line_name
+
+    def line_key(row: PeakRow) -> Hashable:
+        return row.category, row.module, row.line if is_compiled else row.op, row.file or ""
+
     named_before, named_after = _with_common_files(before, after)
     changes = {
         "category": _changes(before, after, lambda row: row.category, lambda row, *_: (row.category,)),
@@ -152,7 +156,10 @@ def _with_common_files(before: SavedPeak, after: SavedPeak) -> tuple[SavedPeak, 
     of that name.
     """
     was, now = ({_short_file(row.file) for row in side.rows if row.file} for side in (before, after))
-    gone, new = (_by_last_part(left) for left in (was - now, now - was))
+    gone, new = dict[str, list[str]](), dict[str, list[str]]()
+    for left, by_last_part in ((was - now, gone), (now - was, new)):
+        for file in left:
+            by_last_part.setdefault(file.rpartition("/")[2], []).append(file)
     same = {files[0]: new[last][0] for last, files in gone.items() if len(files) == len(new.get(last, ())) == 1}
 
     def named(row: PeakRow) -> PeakRow:
@@ -164,13 +171,6 @@ def _with_common_files(before: SavedPeak, after: SavedPeak) -> tuple[SavedPeak, 
     return replace(before, rows=tuple(map(named, before.rows))), replace(after, rows=tuple(map(named, after.rows)))
 
 
-def _by_last_part(files: Iterable[str]) -> dict[str, list[str]]:
-    gathered: dict[str, list[str]] = {}
-    for file in files:
-        gathered.setdefault(file.rpartition("/")[2], []).append(file)
-    return gathered
-
-
 _ABSOLUTE = re.compile(r"[/\\~]|[A-Za-z]:[/\\]")
 
 
@@ -180,29 +180,17 @@ def _short_file(file: str) -> str:
     return "/".join(parts[-2:] if _ABSOLUTE.match(file) else parts)
 
 
-def _file(row: PeakRow) -> str:
-    return row.file or ""
-
-
-def _line_key(row: PeakRow) -> Hashable:
-    return row.category, row.module, row.op, _file(row)
-
-
 def _line_name(row: PeakRow, before: list[PeakRow], after: list[PeakRow]) -> tuple[str, ...]:
-    file, was, now = _file(row), _lines(before), _lines(after)
+    file, was, now = row.file or "", _lines(before), _lines(after)
     lines = f"{was} -> {now}" if was and now and was != now else was or now
     where = f"{file}:{lines}" if lines else file
     return row.category, _module(row), _operator(row), where or "no Python frame"
 
 
-def _place_key(row: PeakRow) -> Hashable:
-    return row.category, row.module, _file(row), row.line
-
-
 def _place_name(row: PeakRow, before: list[PeakRow], after: list[PeakRow]) -> tuple[str, ...]:
     was, now = _operators(before), _operators(after)
     operators = f"{was} -> {now}" if was and now and was != now else was or now
-    where = f"{_file(row)}:{row.line}" if row.line is not None else _file(row)
+    where = f"{row.file or ''}:{row.line}" if row.line is not None else row.file
     return row.category, _module(row), operators or NO_OPERATOR, where or "no Python frame"
 
 

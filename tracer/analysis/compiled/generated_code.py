@@ -144,21 +144,19 @@ def _function(node: ast.FunctionDef) -> Function:
     returned: tuple[str, ...] = ()
     parameters = tuple(argument.arg for argument in node.args.args if argument.arg != "self")
     body = list(_flat(node.body))
-    deleted = _deleted(body)
+    deletes = [(node_.lineno, target) for node_ in body if isinstance(node_, ast.Delete) for target in node_.targets]
+    deleted = {(line, target.id) for line, target in deletes if isinstance(target, ast.Name)}
     for statement in body:
         if isinstance(statement, ast.Return):
-            returned = tuple(_base(element) or "" for element in _elements(statement.value))
+            value = statement.value
+            elements = value.elts if isinstance(value, ast.Tuple | ast.List) else [value] if value is not None else []
+            returned = tuple(_base(element) or "" for element in elements)
         elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple | ast.List):
                 parameters = (*parameters, *(_base(element) or "" for element in statement.targets[0].elts))
             elif (read := _statement(statement, deleted)) is not None:
                 statements.append(read)
     return Function(node.lineno, node.end_lineno or node.lineno, tuple(statements), returned, parameters)
-
-
-def _deleted(body: list[ast.stmt]) -> set[tuple[int, str]]:
-    deletes = [(node_.lineno, target) for node_ in body if isinstance(node_, ast.Delete) for target in node_.targets]
-    return {(line, target.id) for line, target in deletes if isinstance(target, ast.Name)}
 
 
 def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -168,12 +166,6 @@ def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
         for block in ("body", "orelse", "finalbody"):
             yield from _flat(getattr(statement, block, []))
-
-
-def _elements(value: ast.expr | None) -> list[ast.expr]:
-    if value is None:
-        return []
-    return value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
 
 
 def _statement(node: ast.Assign | ast.AnnAssign | ast.Expr, deleted: set[tuple[int, str]]) -> _Statement | None:

@@ -7,21 +7,17 @@ Shapes: A allocations and frees, C calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tracer.analysis.compiled.generated_code import END, Function, function_at, functions_of
 from tracer.arrays import Bool, Int, PerAllocation, PerCall
 from tracer.capture.recording import Frames, Recording
 from tracer.capture.sources.compiled_code import CompiledGraph, CompiledNode, is_generated
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import COMPILED_CALL, COMPILED_FUNCTION, COMPILED_REGIONS
-
-if TYPE_CHECKING:
-    from tracer.analysis.compiled.generated_code import Function
-
 
 REGION = "compiled region"
 _IN_NAMED_CODE = -2
@@ -97,19 +93,17 @@ def with_lines_of_nodes(recording: Recording, graphs: tuple[CompiledGraph, ...])
     files = {
         recording.strings[row]: bool(user) for row, user in zip(frames.file.tolist(), frames.user.tolist(), strict=True)
     }
+    # A file is the user's as the recording has it, or else unless it is where packages lie.
+    is_package = [{"site-packages", "dist-packages"} & {*re.split(r"[/\\]", line.file)} != set() for line in added]
+    is_users = [files.get(line.file, not of) for line, of in zip(added, is_package, strict=True)]
     new = Frames(
         file=np.concatenate([frames.file, file]),
         line=np.concatenate([frames.line, np.array([line.line for line in added], np.int64)]),
         function=np.concatenate([frames.function, np.full(len(added), strings[""], np.int64)]),
-        user=np.concatenate([frames.user, np.array([_is_users(line.file, files) for line in added], np.bool_)]),
+        user=np.concatenate([frames.user, np.array(is_users, np.bool_)]),
         own=np.concatenate([frames.own, np.zeros(len(added), np.bool_)]),
     )
     return replace(recording, strings=tuple(texts), frames=new)
-
-
-def _is_users(file: str, files: Mapping[str, bool]) -> bool:
-    """Whether a file is the user's: as the recording has it, or else unless it is where packages lie."""
-    return files.get(file, not {"site-packages", "dist-packages"}.intersection(file.replace("\\", "/").split("/")))
 
 
 def compiled_origins(
@@ -153,8 +147,14 @@ class _OriginFinder:
         self.recording, self.regions, self.time_ns = recording, regions, time_ns
         self.graphs = {graph.path: (row, graph) for row, graph in enumerate(graphs)}
         self.is_generated_frame = np.append(is_generated_text[recording.frames.file], False)
-        self.freed_ns = _freed_ns(recording)
-        self.invocations = self._invocations()
+        allocations, calls = recording.allocations, recording.calls
+        freed = allocations.size_bytes < 0
+        times = zip(allocations.allocation_id[freed].tolist(), allocations.time_ns[freed].tolist(), strict=True)
+        self.freed_ns = dict(times)
+        self.invocations: dict[str, list[int]] = {}
+        for row in np.flatnonzero(self.is_generated_frame[calls.function]).tolist():
+            file = recording.strings[recording.frames.file[calls.function[row]]]
+            self.invocations.setdefault(file, []).append(row)
         self.now: dict[int, int] = {}
         self.found: dict[Origin, int] = {}
 
@@ -197,16 +197,7 @@ class _OriginFinder:
                 inner[row] = _IN_NAMED_CODE - row
         return np.array(inner, np.int64)
 
-    def _invocations(self) -> dict[str, list[int]]:
-        calls, by_file = self.recording.calls, dict[str, list[int]]()
-        for row in np.flatnonzero(self.is_generated_frame[calls.function]).tolist():
-            file = self.recording.strings[self.recording.frames.file[calls.function[row]]]
-            by_file.setdefault(file, []).append(row)
-        return by_file
-
     def _origin(self, call: int, invocation: int, allocation: int) -> Origin:
-        from tracer.analysis.compiled.generated_code import END, function_at, functions_of
-
         recording = self.recording
         made_ns = int(recording.allocations.time_ns[allocation])
         frame = int(recording.calls.frame[call])
@@ -221,37 +212,29 @@ class _OriginFinder:
         is_scratch = function.is_scratch(line)
         content = name if is_scratch else function.holds(name, now)
         origin = _described(graph, number, function, content, is_scratch=is_scratch)
-        is_alive = (
-            made_ns <= self.time_ns < self.freed_ns.get(int(recording.allocations.allocation_id[allocation]), END)
-        )
-        if (
-            origin.is_saved
-            and is_alive
-            and (successor := self._taken_over(graph, function, content, made_ns)) is not None
-        ):
-            return successor
+        freed_ns = self.freed_ns.get(int(recording.allocations.allocation_id[allocation]), END)
+        if origin.is_saved and made_ns <= self.time_ns < freed_ns:
+            return self._taken_over(graph, function, content, made_ns) or origin
         return origin
 
     def _taken_over(self, graph: CompiledGraph, function: Function, name: str, made_ns: int) -> Origin | None:
         """What the compiled backward has put into a saved buffer by the moment: it reuses what it needs no more."""
-        from tracer.analysis.compiled.generated_code import function_at, functions_of
-
         saved = _saved_as(graph, function, name)
         for path, (number, backward) in self.graphs.items():
             if not backward.is_backward or backward.compile_id != graph.compile_id:
                 continue
             calls = self.recording.calls
             rows = [row for row in self.invocations.get(path, ()) if made_ns < calls.start_ns[row] <= self.time_ns]
-            inner = function_at(functions_of(backward.text), self._first_line(rows[0])) if rows else None
+            if not rows:
+                continue
+            first_line = int(self.recording.frames.line[calls.function[rows[0]]])
+            inner = function_at(functions_of(backward.text), first_line)
             if inner is None or saved not in inner.parameters:
                 continue
             content = inner.holds(saved, self._line_now(rows[0]), is_written=True)
             if content != saved:
                 return replace(_described(backward, number, inner, content, is_scratch=False), is_taken_over=True)
         return None
-
-    def _first_line(self, invocation: int) -> int:
-        return int(self.recording.frames.line[self.recording.calls.function[invocation]])
 
     def _is_in_named_code(self, op: int, inner: int) -> bool:
         """Whether a compiled graph has called Python code of the user's or a library's that made it."""
@@ -274,8 +257,6 @@ class _OriginFinder:
 
     def _line_now(self, invocation: int) -> int:
         """The line that a generated function has come to at the moment; behind its last where it has ended."""
-        from tracer.analysis.compiled.generated_code import END
-
         if invocation not in self.now:
             calls, frames = self.recording.calls, self.recording.frames
             if invocation < 0 or calls.end_ns[invocation] < self.time_ns:
@@ -284,12 +265,6 @@ class _OriginFinder:
                 rows = np.flatnonzero((calls.parent == invocation) & (calls.start_ns <= self.time_ns))
                 self.now[invocation] = int(frames.line[calls.frame[rows[-1]]]) if len(rows) else 0
         return self.now[invocation]
-
-
-def _freed_ns(recording: Recording) -> dict[int, int]:
-    allocations = recording.allocations
-    freed = allocations.size_bytes < 0
-    return dict(zip(allocations.allocation_id[freed].tolist(), allocations.time_ns[freed].tolist(), strict=True))
 
 
 def _saved_as(graph: CompiledGraph, function: Function, name: str) -> str:

@@ -19,7 +19,7 @@ from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_bloc
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, Cycle, classify_blocks
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
 from tracer.analysis.profiles.growth import Growth, Survivors, find_growth, find_survivors
-from tracer.analysis.profiles.memory_timeline import Breakdown, CycleBreakdown, breakdown, cycle_breakdown, device_index
+from tracer.analysis.profiles.memory_timeline import Breakdown, CycleBreakdown, cycle_breakdown, device_index
 from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report, worst_of
 from tracer.analysis.profiles.torch_categories import Categories, categorize
 from tracer.arrays import Int, Ints, PerBlock
@@ -332,7 +332,7 @@ def put_together(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = NO
         )
     device = cycles[0].peak.device
     averaged = _averaged(cycles)
-    means = breakdown(device, [cycle.breakdown for cycle in averaged], num_left_out=len(cycles) - len(averaged))
+    means = Breakdown(device, tuple(cycle.breakdown for cycle in averaged), len(cycles) - len(averaged))
     bytes_by_device = most_held_bytes([cycle.recording for cycle in cycles])
     others = {name: bytes_ for name, bytes_ in bytes_by_device.items() if name != device and bytes_}
     growth = find_growth([cycle.survivors for cycle in cycles])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -270,10 +269,3 @@ def _without_the_dead(cycle: Cycle, timeline: MemoryTimeline) -> PerTimelineRow[
         since = np.searchsorted(timeline.times_ns, times[lifetimes.freed_at[block]])
         sizes[since:, category] -= recording.keys.size_bytes[key]
     return sizes
-
-
-def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: int = 0) -> Breakdown:
-    """Put cycles together."""
-    if not cycles:
-        raise ValueError("a breakdown needs at least one cycle")
-    return Breakdown(device=device, cycles=tuple(cycles), num_left_out=num_left_out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
@@ -16,7 +16,7 @@ from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import NO_FRAMES, Sites
 from tracer.analysis.snapshots.sizes import most_at_once
 from tracer.arrays import Grouped, Ints, grouped
-from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.replay import BEFORE
 
 _SUMMED: Final = ("before_bytes", "after_bytes", "before_count", "after_count")
@@ -58,7 +58,8 @@ def peak_side(device: ReplayedDevice) -> PeakSide:
     rows = lives.alive_after(peak_entry)
     keys = _keys(device, rows)
     sums = zip(keys.sums(lives.requested_bytes[rows]), keys.counts(), strict=True)
-    phase = device.kinds.phase_at(peak_entry) or _start(device.state, peak_entry)
+    start = "the start of the recording" if len(device.state.trace) else "the moment of the snapshot"
+    phase = device.kinds.phase_at(peak_entry) or ("" if peak_entry >= 0 else start)
     return PeakSide(dict(zip(keys.keys, sums, strict=True)), phase)
 
 
@@ -82,12 +83,6 @@ def _own_peaks(device: ReplayedDevice) -> dict[Key, int]:
     return of_stacks | {(kind.words, ()): of_kinds.get(kind, 0) for kind in Kind}
 
 
-def _start(state: DeviceState, entry: int) -> str:
-    if entry >= 0:
-        return ""
-    return "the start of the recording" if len(state.trace) else "the moment of the snapshot"
-
-
 def _names(sites: Sites, stack: int, is_before: bool) -> tuple[str, ...]:
     names = sites.without_lines(stack)
     if not names:
@@ -105,13 +100,20 @@ def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> Peak
     olds = match_functions([key for key in after if key in come], before_side.not_at_peak)
     by_stack = [_change(key, pairs.get(key), before_side, after_side) for key in before]
     by_stack += [_change(olds.get(key), key, before_side, after_side) for key in after if key in come]
-    kinds = (_with_own_peaks(change, before_side, after_side) for change in _by_kind(by_stack))
-    changes = {"kind": largest_first(kinds), "stack": largest_first(by_stack)}
-    return PeakDiff(_peak(device, before_side), _peak(device, after_side), changes)
-
-
-def _peak(device: int, side: PeakSide) -> SavedPeak:
-    return SavedPeak(f"device {device}", sum(size for size, _ in side.by_key.values()), side.phase or None)
+    of_kind: dict[str, list[PeakChange]] = {}
+    for change in by_stack:
+        of_kind.setdefault(change.name[0], []).append(change)
+    has_own = bool(before_side.own_peaks and after_side.own_peaks)
+    kinds = []
+    for kind, group in of_kind.items():
+        sizes = (sum(map(attrgetter(name), group)) for name in _SUMMED)
+        own_peaks = (before_side.own_peaks[kind, ()], after_side.own_peaks[kind, ()]) if has_own else None
+        kinds.append(replace(PeakChange((kind,), *sizes), own_peaks=own_peaks))
+    old_peak, new_peak = (
+        SavedPeak(f"device {device}", sum(size for size, _ in side.by_key.values()), side.phase or None)
+        for side in (before_side, after_side)
+    )
+    return PeakDiff(old_peak, new_peak, {"kind": largest_first(kinds), "stack": largest_first(by_stack)})
 
 
 def _change(old: Key | None, new: Key | None, before: PeakSide, after: PeakSide) -> PeakChange:
@@ -121,27 +123,12 @@ def _change(old: Key | None, new: Key | None, before: PeakSide, after: PeakSide)
     key = old if new is None else new
     assert key is not None
     was, became = differing(old[1], new[1]) if old is not None and new is not None else ("", "")
-    change = PeakChange((key[0], *key[1]), before_bytes, after_bytes, before_count, after_count, was, became)
-    if not before.own_peaks or not after.own_peaks:
-        return change
-    was_most = before.own_peaks[old] if old is not None else 0
-    return replace(change, own_peaks=(was_most, after.own_peaks[new] if new is not None else 0))
-
-
-def _by_kind(changes: Iterable[PeakChange]) -> Iterator[PeakChange]:
-    of_kind: dict[str, list[PeakChange]] = {}
-    for change in changes:
-        of_kind.setdefault(change.name[0], []).append(change)
-    for kind, group in of_kind.items():
-        sums = (sum(map(attrgetter(name), group)) for name in _SUMMED)
-        yield PeakChange((kind,), *sums)
-
-
-def _with_own_peaks(change: PeakChange, before: PeakSide, after: PeakSide) -> PeakChange:
-    if not before.own_peaks or not after.own_peaks:
-        return change
-    key = (change.name[0], ())
-    return replace(change, own_peaks=(before.own_peaks[key], after.own_peaks[key]))
+    own_peaks = None
+    if before.own_peaks and after.own_peaks:
+        was_most = before.own_peaks[old] if old is not None else 0
+        own_peaks = was_most, after.own_peaks[new] if new is not None else 0
+    sizes = before_bytes, after_bytes, before_count, after_count
+    return PeakChange((key[0], *key[1]), *sizes, was, became, own_peaks)
 
 
 Stack = tuple[str, ...]
