@@ -25,9 +25,9 @@ from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
 from tracer.commands.doctor import Check, doctor_json
 from tracer.engines.answer import engine_json
 from tracer.engines.start import engine_start
-from tracer.exporters.json_documents.fit import fit_values
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
+from tracer.exporters.json_documents.prediction import fit_values
 from tracer.exporters.phases import phases_json
 from tracer.results.fit import FitReport, FitTrial
 

@@ -15,8 +15,8 @@ from tests.processes import run_python
 from tracer.analysis.peak_diff import SavedPeak, diff_peaks
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
+from tracer.exporters.diff import write_markdown
 from tracer.exporters.json_documents.peak import as_in_checkout, read_baseline, write_baseline
-from tracer.exporters.markdown import write_markdown
 from tracer.integrations.pytest_plugin import MARK, Limits, _judged
 from tracer.sessions.process_memory import ProcessPeak
 from tracer.units import MIB

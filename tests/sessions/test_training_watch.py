@@ -24,8 +24,7 @@ from tracer.analysis.step_findings import Fragmenting, GrowthOverSteps, StepFind
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.errors import Terminated
-from tracer.exporters.json_documents.watch import watch_values
-from tracer.exporters.screen.watch import short_watch_lines
+from tracer.exporters.watch import short_watch_lines, watch_values
 from tracer.results.watch_report import END_OF_RUN, Event, OutlivedMemory
 from tracer.sessions.training_watch import TrainingWatch
 

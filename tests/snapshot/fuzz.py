@@ -40,8 +40,7 @@ from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.exporters.page.data import page_data, page_json
 from tracer.exporters.page.snapshot_page import snapshot_page
-from tracer.exporters.screen.allocator import print_allocator
-from tracer.exporters.screen.snapshot import print_snapshot
+from tracer.exporters.screen.snapshot import print_allocator, print_snapshot
 from tracer.exporters.sqlite_reports import write_snapshot_report
 from tracer.snapshot.load import load_snapshot
 

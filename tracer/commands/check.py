@@ -101,7 +101,7 @@ def check(
         diff = diff_peaks(known[name], peak)
         grown = [threshold.sentence(name, diff)] if threshold.is_exceeded_by(diff) else []
         if markdown is not None:
-            from tracer.exporters.markdown import write_markdown
+            from tracer.exporters.diff import write_markdown
 
             write_markdown(name, diff, grown, markdown)
         _print(diff, name, baseline, screen, as_json=as_json)
@@ -173,8 +173,8 @@ def _write(baseline: Path, peaks: Mapping[str, SavedPeak], name: str, peak: Save
 
 
 def _print(diff: PeakDiff, name: str, baseline: Path, options: ScreenOptions, *, as_json: bool) -> None:
+    from tracer.exporters.diff import print_peak_diffs
     from tracer.exporters.json_documents.peak import peak_diffs_json
-    from tracer.exporters.screen.diff import print_peak_diffs
 
     with terminal(is_shown=as_json or not options.quiet) as console:
         if as_json:

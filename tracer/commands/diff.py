@@ -96,7 +96,7 @@ def show_diff(
 
         print_json(peak_diffs_json(diffs, **names), console)
     else:
-        from tracer.exporters.screen.diff import print_peak_diffs
+        from tracer.exporters.diff import print_peak_diffs
 
         print_peak_diffs(diffs, console, **names, top=top)
     if html is not None:
@@ -168,7 +168,7 @@ def _curves(before: Path, after: Path, diffs: Sequence[PeakDiff]) -> tuple[dict[
 def _curve(side: Path, device: str) -> MemoryCurve | None:
     """Memory over time of a device of a snapshot, or of a run by its page; None where that is not known."""
     if side.is_dir() and (side / PAGE.file_name).is_file() and not device.startswith("device "):
-        from tracer.exporters.page.page_curves import curve_of_page
+        from tracer.exporters.page.diff_page import curve_of_page
 
         return curve_of_page(side / PAGE.file_name, device)
     if side.is_dir() and not (side / SNAPSHOT_NAME).is_file():

@@ -239,7 +239,7 @@ def each_alone(trials: ScriptTrials) -> list[FitTrial]:
 def written(report: FitReport, save_dir: Path | None) -> FitReport:
     """The report, written to fit.json if there is a folder for it."""
     from tracer.exporters.files import write_json
-    from tracer.exporters.json_documents.fit import fit_values
+    from tracer.exporters.json_documents.prediction import fit_values
 
     if save_dir is not None:
         write_json(save_dir / FIT_JSON, fit_values(report))

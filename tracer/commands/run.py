@@ -353,7 +353,7 @@ def _checked_changes(names: str) -> Sequence[str]:
     from tracer.changes.script_changes import allocator_variables, script_changes
 
     if names.endswith(".json"):
-        from tracer.exporters.json_documents.fit import read_fit_json
+        from tracer.exporters.json_documents.prediction import read_fit_json
 
         names = ",".join(read_fit_json(Path(names)))
     changes = script_changes(names)

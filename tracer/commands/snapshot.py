@@ -253,8 +253,7 @@ def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> N
 
 def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int) -> None:
     from tracer.analysis.snapshots.timeline import step_levels
-    from tracer.exporters.screen.allocator import print_allocator
-    from tracer.exporters.screen.snapshot import print_snapshot, print_steps
+    from tracer.exporters.screen.snapshot import print_allocator, print_snapshot, print_steps
 
     def print_more(index: int) -> None:
         for device in explained.replayed.devices:

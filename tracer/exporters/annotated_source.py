@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 CONTEXT_LINES = 3
 _MAX_LINE_CHARS = 200
 _NOT_KEPT = "Its source is not in the recording, which keeps that of your own files alone."
+_SHORTER = "The file was changed since the program loaded it: it has fewer lines than the recording names."
 _LEAST_SHARE = 1000  # Below this part of the peak, a thousandth, a file is left out of the page
 _MOST_FILES, _MOST_LINES = 8, 400
 
@@ -40,8 +41,15 @@ def annotated_files(
     memory: Sequence[LineMemory], text_of: Callable[[str], str | None], peak_bytes: int
 ) -> tuple[AnnotatedFile, ...]:
     """Annotate the user's files that hold most of the peak; files without a text are left out."""
-    files = [annotate(file, mine, text_of(file)) for file, mine in _by_file(memory).items()]
-    shown = [one for one in files if one.peak_bytes * _LEAST_SHARE >= peak_bytes and _has_text(one)]
+    by_file: dict[str, list[LineMemory]] = {}
+    for one in memory:
+        by_file.setdefault(one.at.file, []).append(one)
+    files = [annotate(file, mine, text_of(file)) for file, mine in by_file.items()]
+    shown = [
+        one
+        for one in files
+        if one.peak_bytes * _LEAST_SHARE >= peak_bytes and any(line.text is not None for line in one.lines)
+    ]
     largest = sorted(shown, key=lambda one: -one.peak_bytes)[:_MOST_FILES]
     return tuple(replace(one, lines=one.lines[:_MOST_LINES]) for one in largest)
 
@@ -67,12 +75,9 @@ def annotate(file: str, memory: Iterable[LineMemory], text: str | None) -> Annot
         )
         for number in sorted(near)
     )
-    return AnnotatedFile(
-        file,
-        sum(one.peak_bytes for one in of_line.values()),
-        lines,
-        _note(of_line, source) if text is not None else _NOT_KEPT,
-    )
+    is_shorter = any(line > len(source) for line in of_line)
+    note = _NOT_KEPT if text is None else _SHORTER if is_shorter else ""
+    return AnnotatedFile(file, sum(one.peak_bytes for one in of_line.values()), lines, note)
 
 
 def freed_words(memory: LineMemory) -> str:
@@ -84,20 +89,3 @@ def freed_words(memory: LineMemory) -> str:
         return phase or "outside of phases"
     place = f"line {at.line}" if at.file == memory.at.file else f"{Path(at.file).name}:{at.line}"
     return ", ".join(part for part in (phase, place) if part)
-
-
-def _by_file(memory: Sequence[LineMemory]) -> dict[str, list[LineMemory]]:
-    files: dict[str, list[LineMemory]] = {}
-    for one in memory:
-        files.setdefault(one.at.file, []).append(one)
-    return files
-
-
-def _has_text(file: AnnotatedFile) -> bool:
-    return any(line.text is not None for line in file.lines)
-
-
-def _note(of_line: dict[int, LineMemory], source: list[str]) -> str:
-    if any(line > len(source) for line in of_line):
-        return "The file was changed since the program loaded it: it has fewer lines than the recording names."
-    return ""

@@ -36,7 +36,8 @@ def snapshot_of_recording(
     encloses its blocks, and together they are the memory that the run has used.
     """
     stacks, lifetimes = PythonStacks(recording), _with_addresses(lifetimes)
-    device = _device_number(recording, lifetimes)
+    number = recording.devices[lifetimes.device].rpartition(":")[2]
+    device = int(number) if number.isdigit() else 0  # the CPU has none
     return {
         "segments": [{**segment, "device": device} for segment in _segments(lifetimes, stacks, labels)],
         # One trace for each device up to this one: its place in the list is what says whose it is.
@@ -55,12 +56,6 @@ def _with_addresses(lifetimes: BlockLifetimes) -> BlockLifetimes:
     begin = int((address + size).max(initial=0))
     address[unknown] = begin + np.cumsum(size[unknown]) - size[unknown]
     return replace(lifetimes, address=address)
-
-
-def _device_number(recording: Recording, lifetimes: BlockLifetimes) -> int:
-    """The device's index; 0 for the CPU, which has none."""
-    number = recording.devices[lifetimes.device].rpartition(":")[2]
-    return int(number) if number.isdigit() else 0
 
 
 def _trace(

@@ -53,12 +53,15 @@ def phases_json(processes: Sequence[ProcessPhases], peaks: Sequence[GpuPeak] = (
     return {
         **json_header("phases", VERSION, computed=computed),
         "processes": [
-            {"process": each.process, "name": each.name, "phases": list(map(_values, each.phases))}
+            {
+                "process": each.process,
+                "name": each.name,
+                "phases": [
+                    asdict(phase) | {"cached_bytes": phase.cached_bytes, "unmapped_bytes": phase.unmapped_bytes}
+                    for phase in each.phases
+                ],
+            }
             for each in processes
         ],
         "gpus": [asdict(peak) | {"held_bytes": peak.held_bytes} for peak in peaks],
     }
-
-
-def _values(phase: PhaseMemory) -> dict[str, Any]:
-    return asdict(phase) | {"cached_bytes": phase.cached_bytes, "unmapped_bytes": phase.unmapped_bytes}

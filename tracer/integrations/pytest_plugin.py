@@ -361,7 +361,7 @@ def _rows(peak: SavedPeak) -> list[str]:
 
 
 def _changes(diff: PeakDiff) -> list[str]:
-    from tracer.exporters.diff_sections import line_changes
+    from tracer.exporters.diff import line_changes
     from tracer.exporters.screen.text import table_lines
 
     return table_lines(line_changes(diff), top=_NUM_ROWS)[1:]

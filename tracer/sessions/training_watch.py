@@ -34,11 +34,10 @@ from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.capture.torch_private import torch_history
 from tracer.errors import Terminated
 from tracer.exporters.files import write_atomically, write_json
-from tracer.exporters.json_documents.watch import watch_values
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import say, say_beside_bars
-from tracer.exporters.screen.watch import growth_lines, short_watch_lines, watch_lines
+from tracer.exporters.watch import growth_lines, short_watch_lines, watch_lines, watch_values
 from tracer.nested import leaves
 from tracer.results.failure import is_out_of_memory, without_gpu
 from tracer.results.files import WATCH_JSON

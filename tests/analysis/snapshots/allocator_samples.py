@@ -15,7 +15,7 @@ from tracer.analysis.snapshots.allocator_finding import AllocatorFinding, explai
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.reserved import Reserved
 from tracer.exporters.history_sections import first_changes_sections
-from tracer.exporters.screen.allocator import print_allocator
+from tracer.exporters.screen.snapshot import print_allocator
 from tracer.exporters.screen.text import print_section
 from tracer.snapshot.load import snapshot_in_memory
 

@@ -19,8 +19,8 @@ from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.errors import SnapshotError
+from tracer.exporters.diff import print_peak_diffs
 from tracer.exporters.json_documents.snapshot import snapshot_json
-from tracer.exporters.screen.diff import print_peak_diffs
 from tracer.exporters.screen.snapshot import print_snapshot
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory

@@ -17,8 +17,8 @@ from tests.exporters.page.page_samples import peak_row
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
+from tracer.exporters.diff import print_peak_diffs
 from tracer.exporters.json_documents.peak import read_peak_json
-from tracer.exporters.screen.diff import print_peak_diffs
 
 
 def saved(*rows: PeakRow, device: str = "cuda:0", phase: str | None = "backward") -> SavedPeak:

@@ -21,7 +21,7 @@ from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.analysis.snapshots.timeline import Band
 from tracer.commands.diff import show_diff
 from tracer.errors import OutputError
-from tracer.exporters.diff_sections import changes_tables
+from tracer.exporters.diff import changes_tables
 from tracer.exporters.json_documents.peak import peak_diffs_json
 from tracer.exporters.page.diff_page import diff_pages
 from tracer.exporters.screen.terminal import screen

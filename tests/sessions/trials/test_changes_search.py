@@ -11,7 +11,7 @@ import pytest
 from tracer.changes.script_changes import SCRIPT_CHANGES, changes_of, script_changes
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.files import write_json
-from tracer.exporters.json_documents.fit import fit_values, read_fit_json
+from tracer.exporters.json_documents.prediction import fit_values, read_fit_json
 from tracer.results.fit import FitReport, FitTrial
 from tracer.sessions.trials.bisections import Trial, fitting_micro_batches, largest_fitting
 from tracer.sessions.trials.changes_search import Arguments, Changes, cheapest_first, least_that_fits, search

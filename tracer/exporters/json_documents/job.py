@@ -11,7 +11,7 @@ from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.gpu_sums import GpuSum, recorded_sums
-from tracer.results.null_job import NullJob, RankRun
+from tracer.results.null_job import NullJob
 from tracer.results.null_run import CAVEAT
 
 VERSION = 1
@@ -65,13 +65,9 @@ def null_job_json(job: NullJob) -> dict[str, Any]:
         "per_node": job.per_node,
         "fits": job.fits,
         "worst_rank": worst.rank if worst is not None else None,
-        "ranks": [_rank(run) for run in job.runs],
+        "ranks": [{**asdict(run), "nccl": _nccl(run.nccl)} for run in job.runs],
         "gpus": gpus_json(job.gpus),
     }
-
-
-def _rank(run: RankRun) -> dict[str, Any]:
-    return {**asdict(run), "nccl": _nccl(run.nccl)}
 
 
 def _nccl(buffers: NcclBuffers) -> dict[str, int]:

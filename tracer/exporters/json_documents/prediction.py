@@ -1,15 +1,18 @@
-"""A prediction for programs; docs/files.md describes the keys."""
+"""A prediction for programs, and fit.json, which `run --apply` reads; docs/files.md describes the keys."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from tracer.capture.sources.source_line import SourceLine
+from tracer.errors import UsageError
+from tracer.exporters.document import Source, read_document
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
+from tracer.results.fit import FitReport
 from tracer.results.prediction import LargestBatch, Prediction
 
 VERSION = 1
@@ -43,14 +46,11 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         document["nccl_most_bytes"] = prediction.nccl.most_bytes
         document["num_retries"] = prediction.memory.num_retries
     if (at := prediction.failed_at) is not None:
-        document["out_of_memory"] = {"size_bytes": at.size_bytes, "step": at.step, **_line(at.line)}
+        line = {"file": None, "line": None} if at.line is None else {"file": at.line.file, "line": at.line.line}
+        document["out_of_memory"] = {"size_bytes": at.size_bytes, "step": at.step, **line}
     if (need := prediction.without_end) is not None:
         document["without_end"] = {"allocated_bytes": need.allocated_bytes, "reserved_bytes": need.reserved_bytes}
     return document
-
-
-def _line(line: SourceLine | None) -> dict[str, object]:
-    return {"file": None, "line": None} if line is None else {"file": line.file, "line": line.line}
 
 
 def largest_json(largest: LargestBatch) -> dict[str, Any]:
@@ -58,3 +58,32 @@ def largest_json(largest: LargestBatch) -> dict[str, Any]:
     size, number = largest.accumulated or (None, None)
     accumulated = None if size is None else {"batch_size": size, "accumulate": number}
     return {"largest_batch": largest.size, "accumulated": accumulated}
+
+
+_FIT_VERSION = 1
+_FIT_FORMAT = "torch-timeline fit"
+_MAX_BYTES = 1 << 24
+_HINT = "Name the fit.json that `fit --save-dir` wrote, or the changes themselves."
+
+
+def fit_values(report: FitReport) -> dict[str, Any]:
+    """All of it, as values for JSON; docs/files.md describes them."""
+    return {
+        **json_header("fit", _FIT_VERSION, torch=torch.__version__, computed=False),
+        "device": report.device,
+        "usable_bytes": report.usable_bytes,
+        "script": list(report.script),
+        "trials": [asdict(trial) for trial in report.trials],
+        "apply": None if report.best is None else list(report.best.apply),
+        "arguments": [] if report.best is None else list(report.best.arguments),
+    }
+
+
+def read_fit_json(path: Path) -> tuple[str, ...]:
+    """Names of the changes with which the script fits."""
+    document = read_document(path, Source(str(path), UsageError, _HINT), at_most=_MAX_BYTES, hint=_HINT)
+    document.check_format(_FIT_FORMAT, _FIT_VERSION, "what fit wrote")
+    names: tuple[str, ...] | None = document.read("apply", tuple[str, ...] | None)
+    if names is None:
+        raise UsageError(f"{path} says that nothing fits.", hint="Ask fit about a larger GPU, or a smaller batch.")
+    return names

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tracer.allocator.reproduce import Reproduction
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding, WhatIf
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.oom import OutOfMemory
@@ -14,6 +13,7 @@ from tracer.analysis.snapshots.reserved import Reserved
 from tracer.exporters.json_documents.header import json_header, json_value, record_values
 
 VERSION = 1
+_NOT_IN_REPRODUCED = ("num_extra", "releases_by_program", "refused_bytes", "has_counters", "moments")
 
 
 def snapshot_json(
@@ -84,18 +84,18 @@ def allocator_values(finding: AllocatorFinding) -> dict[str, Any]:
     modelled = finding.modelled
     return {
         "settings": asdict(modelled.settings) if modelled is not None else None,
-        "reproduced": _reproduced(modelled.reproduction) if modelled is not None else None,
+        "reproduced": {
+            "is_exact": modelled.reproduction.is_exact,
+            **record_values(modelled.reproduction, without=_NOT_IN_REPRODUCED),
+        }
+        if modelled is not None
+        else None,
         "agreement": list(finding.agreement),
         "reserved_at_peak": _reserved(finding.at_peak) if finding.at_peak is not None else None,
         "reserved_at_end": _reserved(finding.at_end),
         "what_if": _what_if(finding.what_if) if finding.what_if is not None else None,
         "first_changes": [asdict(change) for change in finding.first.changes] if finding.first is not None else None,
     }
-
-
-def _reproduced(reproduction: Reproduction) -> dict[str, Any]:
-    without = ("num_extra", "releases_by_program", "refused_bytes", "has_counters", "moments")
-    return {"is_exact": reproduction.is_exact, **record_values(reproduction, without=without)}
 
 
 def _reserved(reserved: Reserved) -> dict[str, Any]:
@@ -107,17 +107,12 @@ def _reserved(reserved: Reserved) -> dict[str, Any]:
     }
 
 
-def _runs(what_if: WhatIf) -> bool | None:
-    """Whether the recording runs on the GPU asked about; None where it ended by a failure that is served there."""
-    if what_if.gpu_memory is None or (what_if.runs and what_if.ends_by_failure):
-        return None
-    return what_if.runs
-
-
 def _what_if(what_if: WhatIf) -> dict[str, Any]:
+    # Where the recording ended by a failure that is served there, what would follow is not in it.
+    is_known = what_if.gpu_memory is not None and not (what_if.runs and what_if.ends_by_failure)
     return {
         "gpu_memory_bytes": what_if.gpu_memory,
-        "runs": _runs(what_if),
+        "runs": what_if.runs if is_known else None,
         "ends_by_failure": what_if.ends_by_failure,
         "starts_clean": what_if.starts_clean,
         "capacity_bytes": what_if.capacity,

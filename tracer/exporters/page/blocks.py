@@ -68,6 +68,10 @@ def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_
     large = np.searchsorted(used, blocks.group[kept.block])
     order = np.lexsort((large, kept.first))
     rows = kept.block[order]
+    places = None
+    if blocks.address is not None:
+        rounded = [] if blocks.allocated_bytes is None else [blocks.allocated_bytes[rows]]
+        places = packed([blocks.address[rows], *rounded])
     return {
         "texts": texts,
         "groups": packed(columns),
@@ -75,17 +79,10 @@ def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_
         "changes": packed(
             [kept.change_at, np.searchsorted(used, kept.change_group), kept.change_bytes, kept.change_count]
         ),
-        "places": _places(blocks, rows),
+        "places": places,
         "smaller_than": kept.smaller_than_bytes,
         "stacks": stacks_json([blocks.stacks[group] for group in used.tolist()] if blocks.stacks else []),
     }
-
-
-def _places(blocks: PageBlocks, rows: Rows) -> Packed | None:
-    if blocks.address is None:
-        return None
-    rounded = [] if blocks.allocated_bytes is None else [blocks.allocated_bytes[rows]]
-    return packed([blocks.address[rows], *rounded])
 
 
 def space_json(space: PageSpace, kept_rows: Rows) -> dict[str, Any]:
@@ -144,13 +141,11 @@ def page_space(ranges: AddressRanges, text: Callable[[int], str], *, first_row: 
     """Reserved ranges by stream and pool."""
     columns = np.stack([ranges.stream, ranges.pool, ~ranges.is_small | ranges.is_expandable], axis=1)
     homes, home = np.unique(columns, axis=0, return_inverse=True)
-    names = tuple(_home(text, *values) for values in homes.tolist())
-    return PageSpace(names, home.reshape(-1), ranges, first_row)
-
-
-def _home(text: Callable[[int], str], stream: int, pool: int, is_large: int) -> str:
-    private = f", private pool {text(pool)}" if pool >= 0 else ""
-    return f"stream {stream}{private}{'' if is_large else ', segments for small blocks'}"
+    names = []
+    for stream, pool, is_large in homes.tolist():
+        private = f", private pool {text(pool)}" if pool >= 0 else ""
+        names.append(f"stream {stream}{private}{'' if is_large else ', segments for small blocks'}")
+    return PageSpace(tuple(names), home.reshape(-1), ranges, first_row)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

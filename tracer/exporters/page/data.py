@@ -168,18 +168,16 @@ def _peak(peak: PagePeak, rows: Rows, *, has_blocks: bool) -> dict[str, Any]:
     """The peak as JSON values; its rows are left out where the page derives them from blocks."""
     row = _position(peak.row, rows) if has_blocks else None
     shown = peak.rows if row is None else ()
+    # Rows that the page has no room for count, so that the sum is right.
+    rest = shown[MAX_PEAK_ROWS:]
     return {
         "bytes": peak.bytes,
         "row": row,
-        "breakdown": _by_name(peak.breakdown),
+        "breakdown": [{"name": name, "bytes": size_bytes} for name, size_bytes in peak.breakdown.items()],
         "rows": [{field.name: getattr(row, field.name) for field in fields(PeakRow)} for row in shown[:MAX_PEAK_ROWS]],
-        "rest": _rest(shown[MAX_PEAK_ROWS:]),
+        "rest": {"groups": len(rest), "count": sum(row.count for row in rest), "bytes": sum(row.bytes for row in rest)},
         "stacks": stacks_json(peak.stacks if row is None else ()),
     }
-
-
-def _by_name(sizes: Mapping[str, int]) -> list[dict[str, Any]]:
-    return [{"name": name, "bytes": size_bytes} for name, size_bytes in sizes.items()]
 
 
 def _source(file: AnnotatedFile) -> dict[str, Any]:
@@ -203,11 +201,6 @@ def _table(table: Table) -> dict[str, Any]:
     """The rows that there is room for, and in `left` how many more there are."""
     shown = replace(table, rows=table.rows[:MAX_OTHER_ROWS])
     return {**asdict(shown), "left": len(table.rows) - len(shown.rows)}
-
-
-def _rest(rows: Sequence[PeakRow]) -> dict[str, int]:
-    """The rows that the page has no room for: they count, so that the sum is right."""
-    return {"groups": len(rows), "count": sum(row.count for row in rows), "bytes": sum(row.bytes for row in rows)}
 
 
 # ---------------------------------------------------------------------------------------------------- long columns
@@ -258,19 +251,15 @@ def _timeline(page: Page, origin: int, rows: Rows, num_buckets: int) -> dict[str
     """Stack and curves; the stack's columns are row number, time, then the series. `counted` has one for each row."""
     columns = [rows, _drawn(page.times, origin)[rows], *(series.values_bytes[rows] for series in page.series)]
     counted = page.counted_bytes
+    # Of two recordings the kinds of the first, then those of the second, a column each.
+    sides = [levels[side][rows] for side in (0, 1) for levels in page.compared.values()]
     return {
         "series": [{"name": series.name} for series in page.series],
         "stack": packed(columns, total=len(page.times)),
         "lines": [_line(line, origin, num_buckets) for line in page.lines],
-        "compared": _compared(page, rows) if page.compared else None,
+        "compared": {"names": list(page.compared), "levels": packed(sides)} if page.compared else None,
         "counted": packed([counted[rows]]) if counted is not None else None,
     }
-
-
-def _compared(page: Page, rows: Rows) -> dict[str, Any]:
-    """The kinds of two recordings: those of the first, then those of the second, one column each."""
-    columns = [sides[side][rows] for side in (0, 1) for sides in page.compared.values()]
-    return {"names": list(page.compared), "levels": packed(columns)}
 
 
 def _line(line: Curve, origin: int, num_buckets: int) -> dict[str, Any]:

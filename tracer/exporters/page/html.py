@@ -87,8 +87,9 @@ def filled(
         data: JSON that is no HTML, as `page_json` makes it.
     """
     script = "".join(['"use strict";\n(() => {\n', *(_static_text(f"{name}.js") for name in scripts), "})();\n"])
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
-        "policy": f"default-src 'none'; script-src {_hash(script)}; {_POLICY}",
+        "policy": f"default-src 'none'; script-src 'sha256-{digest}'; {_POLICY}",
         "title": html.escape(title),
         "style": "".join(_static_text(f"{name}.css") for name in styles),
         "data": data,
@@ -117,7 +118,3 @@ def data_of_html(text: str) -> dict[str, Any]:
 def _static_text(name: str) -> str:
     """Return a file of `static/` with plain newlines, as an HTML parser gives a script to the browser to be hashed."""
     return (_STATIC / name).read_text("utf-8")
-
-
-def _hash(script: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracer.analysis.operators.run_times import RunTimeRow
+from tracer.analysis.profiles.caveats import counted as counted_words
 from tracer.analysis.profiles.caveats import (
-    counted,
     not_recorded,
 )
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
@@ -23,7 +23,7 @@ from tracer.arrays import Int, PerBlock, totals_by
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX, step_words
-from tracer.exporters.annotated_source import AnnotatedFile, annotated_files
+from tracer.exporters.annotated_source import annotated_files
 from tracer.exporters.history_sections import (
     failure_section,
     first_changes_sections,
@@ -90,11 +90,12 @@ def timeline_page(
         bands=_bands(cycle),
         peak=_page_peak(cycle),
         run=run,
-        sources=_sources(cycle, known, source_of),
+        sources=() if source_of is None else annotated_files(line_memory(cycle, known), source_of, peak.peak_bytes),
         alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
         headline_notes=(
             *([first.much_is_saved] if first is not None and first.much_is_saved and failed is None else []),
-            *_headline_notes(peak),
+            *filter(None, [not_recorded(peak)]),
+            *([counted_words(peak)] if peak.unexplained_bytes else []),
         ),
         notes=(*notes, *finding_sentences(findings)),
         sections=(
@@ -109,14 +110,6 @@ def timeline_page(
         ),
     )
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
-
-
-def _sources(
-    cycle: CycleFindings, known: KnownStorages | None, source_of: Callable[[str], str | None] | None
-) -> tuple[AnnotatedFile, ...]:
-    if source_of is None:
-        return ()
-    return annotated_files(line_memory(cycle, known), source_of, cycle.peak.peak_bytes)
 
 
 def _page_peak(cycle: CycleFindings) -> PagePeak:
@@ -226,12 +219,6 @@ def _time_section(cycle: CycleFindings, times: Sequence[RunTimeRow]) -> Section:
     heads = (*columns("duration", *_BANDS, "all"), *columns("text", "step"))
     steps = Table("Each step, in ms, by the host's clock in the profiled steps", heads, tuple(rows))
     return Section("Time", (), (steps, slow_modules(times, cycle.peak)))
-
-
-def _headline_notes(peak: PeakReport) -> tuple[str, ...]:
-    missed = not_recorded(peak)
-    unexplained = (counted(peak),) if peak.unexplained_bytes else ()
-    return (*(() if missed is None else (missed,)), *unexplained)
 
 
 def slow_modules(times: Sequence[RunTimeRow], peak: PeakReport) -> Table:

@@ -57,7 +57,9 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
         say(console)
         say(console, results.origin.caveat, style="bold")
     failed, findings = results.failed_allocation, results.findings
-    is_peak = failed is not None and print_failure(failed, findings, console, top, fit=_fit(results))
+    state = results.failure.allocator if results.failure is not None else {}
+    fit = fit_words(results.settings, results.origin.device_name, state.get("device"))
+    is_peak = failed is not None and print_failure(failed, findings, console, top, fit=fit)
     if findings is not None:
         is_elsewhere = failed is not None and failed.in_use is not None and not is_peak
         shown = 0 if is_elsewhere else top  # two tables of modules would be taken for one another
@@ -81,11 +83,6 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS,
         say(console, parameters_sentence(results.unused_parameters))
     if results.computed and len(results.losses) > 1:
         say(console, f"Loss: {results.losses[0]:#.5g} in the first step, {results.losses[-1]:#.5g} in the last.")
-
-
-def _fit(results: RunResults) -> str:
-    state = results.failure.allocator if results.failure is not None else {}
-    return fit_words(results.settings, results.origin.device_name, state.get("device"))
 
 
 def failure_lines(results: RunResults) -> list[str]:

@@ -38,7 +38,8 @@ def screen(*, is_shown: bool = True) -> Iterator[Console]:
     text = _Text(sys.stdout)
     yield _VisibleConsole(file=text, highlight=False)
     if is_shown:
-        _answer(_without_trailing_spaces(text.getvalue()))
+        # Tables pad their last column.
+        _answer("\n".join(line.rstrip(" ") for line in text.getvalue().split("\n")))
 
 
 def text_of(print_on: Callable[[Console], None]) -> str:
@@ -74,11 +75,6 @@ def _answer(text: str) -> None:
             f"The answer could not be printed on stdout: {reason}.",
             hint="Files are written before it, and named above.",
         ) from error
-
-
-def _without_trailing_spaces(text: str) -> str:
-    """Tables pad their last column."""
-    return "\n".join(line.rstrip(" ") for line in text.split("\n"))
 
 
 def say(line: str) -> None:

@@ -100,11 +100,7 @@ class _UnwrappedTable:
             yield from console.render(self._filled, options.update(width=_UNLIMITED))
             return
         for column in self._filled.columns:
-            cells = (column.header, column.footer, *column.cells)
-            column.min_width = max([column.min_width or 0, *(_longest_word(str(cell)) for cell in cells)])
+            words = (word for cell in (column.header, column.footer, *column.cells) for word in str(cell).split())
+            column.min_width = max([column.min_width or 0, *map(cell_len, words)])
         least = Measurement.get(console, options, self._filled).minimum
         yield from console.render(self._filled, options.update(width=max(options.max_width, least)))
-
-
-def _longest_word(text: str) -> int:
-    return max(map(cell_len, text.split()), default=0)

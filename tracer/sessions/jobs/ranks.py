@@ -416,7 +416,7 @@ def _difference_lines(summary: RanksSummary) -> list[str]:
 
 def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> RankMessage:
     """The report of a watched rank: its peak so far, the memory in use now by kind, and the findings."""
-    from tracer.exporters.screen.watch import finding_lines
+    from tracer.exporters.watch import finding_lines
 
     finding = " ".join(line.strip() for line in islice(finding_lines(report), 2))
     return replace(

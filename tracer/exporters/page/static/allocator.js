@@ -6,7 +6,7 @@ const segmentSize = (bytes) => (bytes <= SMALL_REQUEST ? SMALL_SEGMENT : bytes <
 const MOST_CHANGES = 6;
 const hex = (number) => `0x${number.toString(16)}`;
 
-// A stream and its pool, whichever blocks are in it; `_home` in blocks.py writes the name.
+// A stream and its pool, whichever blocks are in it; `page_space` in blocks.py writes the name.
 const withoutSize = (home) => home.replace(/, segments for small blocks$/, "");
 
 // Free pieces of a segment, by address.

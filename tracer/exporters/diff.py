@@ -1,13 +1,19 @@
-"""Two peaks compared, as tables and sentences of the screen, the page and Markdown."""
+"""Two peaks compared: tables and sentences, as the screen and the page have them, and in Markdown."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
 
 from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import PeakChange, PeakDiff
 from tracer.analysis.peak_row import moment_words
-from tracer.exporters.tables import Cell, Place, Table, columns, signed
+from tracer.exporters.files import write_atomically
+from tracer.exporters.screen.text import print_table, say
+from tracer.exporters.tables import WORDS, Cell, Place, Table, cell_text, columns, signed
 from tracer.units import format_bytes, some
 
 _OWN_PEAKS = "Growth compares the most that each row had in use at once, which may be at another moment than the peak."
@@ -65,7 +71,7 @@ def _changes_table(gathered_by: str, changes: Sequence[PeakChange], before: str,
         (
             *(change.bytes, change.before_bytes, change.after_bytes),
             *(change.growth_words for _ in growth),
-            _counts(change),
+            " -> ".join(dict.fromkeys(f"{count:,}" for count in (change.before_count, change.after_count))),
             *(_stack_cells(change) if gathered_by == "stack" else map(words_of, change.name)),
         )
         for change in changed
@@ -73,11 +79,6 @@ def _changes_table(gathered_by: str, changes: Sequence[PeakChange], before: str,
     sizes = (*columns("change", "change"), *columns("bytes", before, after), *growth, *columns("label", "blocks"))
     is_whole = gathered_by in ("category", "kind")
     return Table(title, (*sizes, *names), rows, is_wide=gathered_by == "line", is_whole=is_whole)
-
-
-def _counts(change: PeakChange) -> str:
-    before, after = f"{change.before_count:,}", f"{change.after_count:,}"
-    return before if before == after else f"{before} -> {after}"
 
 
 def _stack_cells(change: PeakChange) -> tuple[Cell, Cell]:
@@ -92,3 +93,56 @@ def growth_sentences(diff: PeakDiff) -> tuple[str, ...]:
     """Say which peaks growth compares, where they are not a row's sizes."""
     changes = (change for changes in diff.changes.values() for change in changes)
     return (_OWN_PEAKS,) if any(change.own_peaks and change.growth is not None for change in changes) else ()
+
+
+def print_peak_diffs(diffs: Sequence[PeakDiff], console: Console, *, before: str, after: str, top: int = 10) -> None:
+    """Print what changed between two peaks."""
+    say(console, f"{before} -> {after}", style="bold")
+    if not diffs:
+        say(console, "Neither snapshot has a device with memory.")
+    for diff in diffs:
+        _print_peak_diff(diff, console, top)
+
+
+def _print_peak_diff(diff: PeakDiff, console: Console, top: int) -> None:
+    first, *others = answer_sentences(diff)
+    say(console)
+    say(console, first, style="bold")
+    for sentence in others:
+        say(console, sentence)
+    if not has_changed(diff):
+        return
+    for table in changes_tables(diff):
+        print_table(table, console, top=top)
+    for sentence in growth_sentences(diff):
+        say(console, sentence)
+
+
+_MARKDOWN_ROWS = 12
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#&@])")
+
+
+def write_markdown(name: str, diff: PeakDiff, sentences: Sequence[str], path: Path) -> None:
+    """Write the difference of two peaks as Markdown."""
+    write_atomically(path, "\n".join(_markdown_lines(name, diff, sentences)) + "\n")
+
+
+def _markdown_lines(name: str, diff: PeakDiff, sentences: Sequence[str]) -> Iterator[str]:
+    yield f"### GPU memory of {_plain(name)}"
+    for sentence in (*answer_sentences(diff), *sentences):
+        yield ""
+        yield _plain(sentence)
+    table = line_changes(diff)
+    if not table.rows:
+        return
+    yield ""
+    yield f"| {' | '.join(column.name for column in table.columns)} |"
+    yield f"|{'|'.join('---' if column.kind in WORDS else '---:' for column in table.columns)}|"
+    for row in table.first_rows(_MARKDOWN_ROWS):
+        cells = zip(row, table.columns, strict=True)
+        yield f"| {' | '.join(_plain(cell_text(cell, column)) for cell, column in cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Nothing in it is Markdown, HTML or a mention."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
