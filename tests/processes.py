@@ -26,6 +26,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -84,16 +85,21 @@ def run_python(
 def _restarted(command: Sequence[str], variables: dict[str, str]) -> dict[str, str]:
     """The environment that a command of ours with one card would start itself again in."""
     from tracer.errors import TracerError
-    from tracer.null_gpu.cards import devices_of
+    from tracer.null_gpu.cards import A100, devices_of
     from tracer.null_gpu.process import environment
 
-    is_trial = "trial" in variables.get("TORCH_TIMELINE_ROLE", "")
-    if "--on" not in command[:-1] or ("fit" in command and not is_trial) or _is_of_null_gpu(variables):
+    is_trial, is_prediction = "trial" in variables.get("TORCH_TIMELINE_ROLE", ""), "predict" in command
+    named = [
+        command[at + 1] for at, word in enumerate(command[:-1]) if word in ("--on", "--gpu-memory")[: 1 + is_prediction]
+    ]
+    if is_prediction and not named and "--model" in command:
+        named = [A100.name]
+    if not named or ("fit" in command and not is_trial) or "--settings" in command or _is_of_null_gpu(variables):
         return variables  # `fit` itself needs no GPU
     with suppress(TracerError):
-        devices = devices_of(command[command.index("--on") + 1])
-        if devices.count == 1 and devices.card is not None and devices.card.name:
-            return environment([devices.card], variables)
+        devices = devices_of(named[0])
+        if devices.count == 1 and (devices.card.name or is_prediction):
+            return environment([replace(devices.card, name=devices.card.name or A100.name)], variables)
     return variables
 
 

@@ -71,7 +71,8 @@ def test_known(): assert False
 
 
 @pytest.mark.parametrize(
-    ("variables", "outcome"), [({}, "3 skipped, 1 xfailed"), ({ONLY_GPU_SKIPS: "1"}, "2 failed, 1 skipped, 1 xfailed")]
+    ("variables", "outcome"),
+    [({}, "4 skipped, 1 xfailed"), ({ONLY_GPU_SKIPS: "1"}, "2 failed, 1 skipped, 1 xfailed, 1 error")],
 )
 def test_where_everything_is_installed_only_what_needs_a_gpu_may_skip(
     tmp_path: Path, variables: dict[str, str], outcome: str
@@ -83,10 +84,10 @@ def test_where_everything_is_installed_only_what_needs_a_gpu_may_skip(
     (tmp_path / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_package')\n")
     options = ["-n", "0", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name != ONLY_GPU_SKIPS} | variables
-    ended = run_python("-m", "pytest", *options, "test_skips.py", folder=tmp_path, variables=environment)
-    assert outcome in ended.stdout, ended.stdout + ended.stderr
-    whole = run_python("-m", "pytest", *options, "test_module.py", folder=tmp_path, variables=environment)
-    assert ("1 error" if variables.get(ONLY_GPU_SKIPS) else "1 skipped") in whole.stdout, whole.stdout
+    ended = run_python(
+        "-m", "pytest", *options, "--continue-on-collection-errors", folder=tmp_path, variables=environment
+    )
+    assert outcome in ended.stdout.replace("1 warning, ", ""), ended.stdout + ended.stderr
 
 
 def test_the_stages_with_every_package_refuse_other_skips() -> None:

@@ -143,8 +143,8 @@ def test_every_key_of_values_that_were_read_is_described() -> None:
 def test_every_key_of_a_prediction_is_described() -> None:
     asked = ("predict", "--model", "torch.nn:Linear", "--model-arg", "in_features=16", "--model-arg", "out_features=4")
     fits, lacks = (
-        json.loads(called(ROOT, *asked, "--input", "16", "--json", "--gpu-memory", size).stdout)
-        for size in ("1GiB", "701MiB")
+        json.loads(called(ROOT, *asked, "--input", "16", "--json", "--on", card).stdout)
+        for card in ("h100:1GiB", "h100:701MiB")
     )
     for found in (fits, lacks):
         check_header(found, "prediction")

@@ -21,7 +21,12 @@ ROOT = Path(__file__).resolve().parents[3]
 INDUCTORS = ["resnet", "fno", "step_function", "checkpointed"]
 FIRST = inspect.getsourcelines(Block.forward)[1]
 BLOCK = (FIRST + 1, FIRST + 2, FIRST + 3)
-OTHERS = [one.__name__ for one in WITHOUT_INDUCTOR]
+# Of these the slow ones say what "aot_eager" says, of more graphs.
+_MORE_GRAPHS = ("optimizer_step", "dynamic_shapes")
+OTHERS = [
+    pytest.param(one.__name__, marks=[pytest.mark.slow] if one.__name__ in _MORE_GRAPHS else [])
+    for one in WITHOUT_INDUCTOR
+]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in INDUCTORS]
 
 
