@@ -123,7 +123,7 @@ def test_what_a_run_lacks_has_no_file(lacks: dict[str, Any], written: set[str], 
 
 
 def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
-    (line,) = outputs.written_lines(write(tmp_path)["keep-recording"])
+    (line,) = write(tmp_path)["keep-recording"].lines
     path, findings = tmp_path / "recording.npz", results().findings
     assert findings is not None
     per_event = path.stat().st_size / sum(cycle.recording.num_events for cycle in findings.cycles)

@@ -298,4 +298,4 @@ def _write(folder: SessionFolder, results: RunResults, options: ProfileOptions) 
     folder.write(results, leave_out=options.outputs.leave_out, tell=partial(say_written, quiet=options.screen.quiet))
     if left := left_from_earlier(folder.path, folder.written):
         options.screen.say(f"Note: {left}")
-    return not any(file.has_failed for file in folder.written)
+    return all(file.error is None for file in folder.written)

@@ -14,7 +14,7 @@ from tracer.analysis.profiles.findings import Findings, find_on_other_device
 from tracer.analysis.profiles.labels import labels_of
 from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.collector import paused_gc
-from tracer.errors import MissingPackageError, OutputError, TracerError
+from tracer.errors import OutputError, TracerError
 from tracer.exporters.files import write_atomically, write_json
 from tracer.exporters.json_documents.peak import peak_document
 from tracer.exporters.max_mem import cuda_timing_text, write_max_mem
@@ -67,27 +67,9 @@ class Material:
         return self.results.findings
 
     @cached_property
-    def others(self) -> tuple[Findings, ...]:
-        """The run on each other accelerator, the one that held most first."""
-        known, history = self.results.known, self.results.history
-        return tuple(
-            history.joined(find_on_other_device(self.findings, device, known=known), known)
-            for device in self.findings.other_devices
-        )
-
-    @cached_property
     def instances(self) -> tuple[OpInstances, ...]:
         """Operator invocations of each cycle."""
         return tuple(op_instances(cycle.recording, cycle.attribution) for cycle in self.findings.cycles)
-
-    @property
-    def worst_instances(self) -> OpInstances:
-        """Operator invocations of the cycle with the largest peak."""
-        return next(
-            mine
-            for cycle, mine in zip(self.findings.cycles, self.instances, strict=True)
-            if cycle is self.findings.worst
-        )
 
     @cached_property
     def run_times(self) -> tuple[RunTimeRow, ...]:
@@ -164,18 +146,11 @@ def _write_page(material: Material, path: Path) -> None:
         verdict=results.verdict,
         source_of=results.source_of,
     )
-    others = [
-        timeline_page(
-            page_results,
-            run={**run, "device": page_results.device},
-            caveat=caveat,
-            notes=notes,
-            run_times=run_times,
-            known=known,
-        )
-        for page_results in material.others
-    ]
-    pages = [page, *others]
+    pages = [page]
+    for device in findings.other_devices:  # accelerators, the one that held most first
+        other = results.history.joined(find_on_other_device(findings, device, known=known), known)
+        of_device = {**run, "device": other.device}
+        pages.append(timeline_page(other, run=of_device, caveat=caveat, notes=notes, run_times=run_times, known=known))
     shown = pages if _has_times(results) else [without_times(page) for page in pages]
     write_pages(shown, path, names=results.name_in_project, root=results.sources_root)
 
@@ -209,10 +184,10 @@ def _write_page_of_history(material: Material, path: Path) -> None:
 
 
 def _write_memory_report(material: Material, path: Path) -> None:
-    results = material.results
-    report = memory_report(
-        material.findings, material.worst_instances, parameters=results.parameters, known=results.known
-    )
+    results, findings = material.results, material.findings
+    by_cycle = zip(findings.cycles, material.instances, strict=True)
+    instances = next(instances for cycle, instances in by_cycle if cycle is findings.worst)
+    report = memory_report(findings, instances, parameters=results.parameters, known=results.known)
     write_memory_report(report, path, relative=results.name_in_project)
 
 
@@ -221,12 +196,10 @@ def _write_run_time_report(material: Material, path: Path) -> None:
 
 
 def _write_max_mem(material: Material, path: Path) -> None:
-    findings = material.findings
+    findings, results = material.findings, material.results
     peaks = [cycle.peak for cycle in findings.averaged]
-    results = material.results
-    write_max_mem(
-        findings.breakdown, peaks, path, caveat=results.origin.caveat, notes=values_lines(results.values_read)
-    )
+    notes = values_lines(results.values_read)
+    write_max_mem(findings.breakdown, peaks, path, caveat=results.origin.caveat, notes=notes)
 
 
 def _write_snapshot(material: Material, path: Path) -> None:
@@ -247,8 +220,8 @@ def _write_snapshot(material: Material, path: Path) -> None:
 
 
 def _write_timing(material: Material, path: Path) -> None:
-    if (timings := material.results.timings) is not None:
-        write_atomically(path, cuda_timing_text(timings))
+    assert material.results.timings is not None  # else it is not needed
+    write_atomically(path, cuda_timing_text(material.results.timings))
 
 
 def _write_recording(material: Material, path: Path) -> None:
@@ -305,9 +278,12 @@ class Written:
     detail: str = ""
 
     @property
-    def has_failed(self) -> bool:
-        """Whether it could not be written; one whose package is not installed is left out."""
-        return self.error is not None and not isinstance(self.error, MissingPackageError)
+    def lines(self) -> tuple[str, ...]:
+        """The lines for a person about it."""
+        if self.error is not None:
+            return self.error.lines
+        detail = f"; {self.detail}" if self.detail else ""
+        return (f"Wrote {self.path}  (open with {self.output.file.read_with}{detail})",)
 
 
 def write_outputs(
@@ -356,27 +332,16 @@ def write_outputs(
     return tuple(all_written)
 
 
-def written_lines(written: Written) -> tuple[str, ...]:
-    """Return the lines for a person about one output."""
-    error = written.error
-    if error is None:
-        detail = f"; {written.detail}" if written.detail else ""
-        return (f"Wrote {written.path}  (open with {written.output.file.read_with}{detail})",)
-    if isinstance(error, MissingPackageError):
-        return (f"Left out: {error} {error.hint}",)
-    return error.lines
-
-
 def say_written(written: Written, *, quiet: bool) -> None:
     """Say where an output is; of a failed one also where nothing else is said."""
-    for line in written_lines(written) if written.has_failed or not quiet else ():
+    for line in written.lines if written.error is not None or not quiet else ():
         say(line)
 
 
 def write_and_say(results: RunResults, save_dir: Path, *, quiet: bool, leave_out: Collection[str] = ()) -> bool:
     """Write every output, and say of each at once where it is; False if one could not be written."""
     written = write_outputs(results, save_dir, leave_out=leave_out, tell=partial(say_written, quiet=quiet))
-    return not any(file.has_failed for file in written)
+    return all(file.error is None for file in written)
 
 
 def left_from_earlier(save_dir: Path, written: Collection[Written]) -> str:

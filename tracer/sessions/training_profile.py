@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +29,7 @@ from tracer.nested import leaves
 from tracer.results.run_results import RunResults
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
-from tracer.sessions.output_files import Written, left_from_earlier, written_lines
+from tracer.sessions.output_files import Written, left_from_earlier
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
@@ -337,12 +336,13 @@ class TrainingProfile(ProfileSession):
                 say(line)
         for file in self.written:
             if file.error is not None:
-                self.voice.complain(" ".join(written_lines(file)))
+                self.voice.complain(" ".join(file.lines))
         return ()
 
     def _print_all(self, results: RunResults, num_steps: int | None) -> tuple[str, ...]:
         """Print notes and files on stderr, then the answer on stdout; return lines that say what to do next."""
-        for line in (*(f"Note: {note}" for note in results.notes), *itertools.chain(*map(written_lines, self.written))):
+        lines_of_files = (line for file in self.written for line in file.lines)
+        for line in (*(f"Note: {note}" for note in results.notes), *lines_of_files):
             say(line)
         self._tell_of_earlier_files()
         try:
@@ -382,7 +382,7 @@ class TrainingProfile(ProfileSession):
     @property
     def is_incomplete(self) -> bool:
         """Whether a file could not be written, too."""
-        return super().is_incomplete or any(file.has_failed for file in self.written)
+        return super().is_incomplete or any(file.error is not None for file in self.written)
 
     def _is_first_lost(self, error: BaseException) -> bool:
         """Whether the loop failed before anything was recorded, and the allocator's history does not explain it."""
