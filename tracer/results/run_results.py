@@ -35,7 +35,6 @@ class RunResults(RunFacts):
     project_root: Path | None = None  # The folder from which reports name files
     # What the device had no memory for, explained; None where the allocator's history has none.
     failed_allocation: FailedAllocation | None = None
-    # The profiler's own, of the cycle with the largest peak; None if it was not asked for.
     # What the user's project calls each file, None for those that are not of it; None where that is to be asked of the
     # disk.
     project_names: Mapping[str, str | None] | None = None

@@ -24,9 +24,8 @@ from tracer.sessions.folder import OwnFolder
 from tracer.sessions.jobs.ranks import rank_folder
 
 if TYPE_CHECKING:
-    from tracer.capture.kept_run import ValueRead, ValuesRead
+    from tracer.capture.kept_run import ValuesRead
     from tracer.null_gpu.values.answers import Answer
-    from tracer.null_gpu.values.device_reads import DeviceRead
     from tracer.null_gpu.values.switch import HostValues, ValuesReport
 
 
@@ -44,7 +43,10 @@ def values_on(answers: Mapping[tuple[str, int], Answer]) -> Iterator[None]:
         return
     from tracer.null_gpu.values.switch import HostValues
 
-    _seed()
+    # Two runs of a program that seeds nothing ask for the same memory: weights decide masks, and those sizes.
+    random.seed(0)
+    np.random.seed(0)  # whatever a program draws from without a generator of its own
+    torch.default_generator.manual_seed(0)
     values = HostValues(answers)
     _switched_on.append(values)
     try:
@@ -54,13 +56,6 @@ def values_on(answers: Mapping[tuple[str, int], Answer]) -> Iterator[None]:
         values.close()
 
 
-def _seed() -> None:
-    """Two runs of a program that seeds nothing ask for the same memory: weights decide masks, and those sizes."""
-    random.seed(0)
-    np.random.seed(0)  # whatever a program draws from without a generator of its own
-    torch.default_generator.manual_seed(0)
-
-
 def values_read() -> ValuesRead | None:
     """Return the values that the program has read so far; None where values are off."""
     return read_by_program(_switched_on[-1].report()) if _switched_on else None
@@ -68,34 +63,29 @@ def values_read() -> ValuesRead | None:
 
 def read_by_program(report: ValuesReport) -> ValuesRead:
     """The report without what this program itself reads, such as a step's loss."""
-    from tracer.capture.kept_run import LeftOut, ValuesRead
+    from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
 
+    reads = [
+        ValueRead(
+            file=read.line.file,
+            line=read.line.number,
+            function=read.line.function,
+            operator=read.operator,
+            count=read.count,
+            value=read.value,
+            known=read.known.name.lower(),
+            answered=read.answered,
+            decides_size=read.decides_size,
+            num_empty=read.num_empty,
+        )
+        for read in report.reads
+        if read.decides_size or not Path(read.line.file).is_relative_to(_OURS)
+    ]
     return ValuesRead(
-        reads=tuple(_value_read(read) for read in report.reads if read.decides_size or not _is_ours(read.line.file)),
+        reads=tuple(reads),
         left_out=tuple(LeftOut(reason, count) for reason, count in report.left_out),
         num_compiled_buffers=report.num_compiled_buffers,
         unused_answers=tuple(f"{file}:{number}" for file, number in report.unused_answers),
-    )
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(_OURS)
-
-
-def _value_read(read: DeviceRead) -> ValueRead:
-    from tracer.capture.kept_run import ValueRead
-
-    return ValueRead(
-        file=read.line.file,
-        line=read.line.number,
-        function=read.line.function,
-        operator=read.operator,
-        count=read.count,
-        value=read.value,
-        known=read.known.name.lower(),
-        answered=read.answered,
-        decides_size=read.decides_size,
-        num_empty=read.num_empty,
     )
 
 

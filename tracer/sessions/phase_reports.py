@@ -47,13 +47,12 @@ def write_phases(ledger: PhaseLedger, folder: Path) -> None:
 
 def read_phases(folder: Path) -> list[ProcessPhases]:
     """Return what other processes have written."""
-    return [_of(path) for path in sorted(folder.glob("phases-*.json"))]
-
-
-def _of(path: Path) -> ProcessPhases:
-    values = json.loads(path.read_text("utf-8"))
-    phases = tuple(PhaseMemory(**phase) for phase in values["phases"])
-    return ProcessPhases(int(values["process"]), str(values["name"]), phases)
+    found = []
+    for path in sorted(folder.glob("phases-*.json")):
+        values = json.loads(path.read_text("utf-8"))
+        phases = tuple(PhaseMemory(**phase) for phase in values["phases"])
+        found.append(ProcessPhases(int(values["process"]), str(values["name"]), phases))
+    return found
 
 
 def gpu_peaks(processes: Sequence[ProcessPhases]) -> tuple[GpuPeak, ...]:

@@ -69,15 +69,14 @@ def failure_of(
     from tracer.capture.sources.source_files import error_line
 
     line, state = error_line(error), allocator_counters(session.device_of_failure)
-    error = _copy(error) if is_raised else without_tracebacks(error)
+    if not is_raised:
+        error = without_tracebacks(error)
+    else:
+        try:
+            error = copy.copy(error).with_traceback(None)
+        except Exception:  # one with a constructor of its own
+            error = RuntimeError(f"{type(error).__name__}: {error}")
     return Failure(error, session.num_steps_done, state, line, in_timing_pass)
-
-
-def _copy(error: BaseException) -> BaseException:
-    try:
-        return copy.copy(error).with_traceback(None)
-    except Exception:  # one with a constructor of its own
-        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def run_results(

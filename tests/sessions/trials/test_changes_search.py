@@ -147,7 +147,7 @@ def test_a_report_is_written_and_its_changes_are_applied(tmp_path: Path) -> None
         ('{"format": "torch-timeline advice", "version": 1}', "is not what fit wrote"),
         ('{"format": "torch-timeline fit", "version": 2}', "of format version 2"),
         ('{"format": "torch-timeline fit", "version": 1, "apply": null}', "says that nothing fits"),
-        ('{"format": "torch-timeline fit", "version": 1, "apply": [1]}', "apply is not a list of texts"),
+        ('{"format": "torch-timeline fit", "version": 1, "apply": [1]}', "apply.0 is not a text"),
         ('{"format": "torch-timeline fit", "version": 1, "apply": "bf16"}', "apply is not a list"),
         (" " * (1 << 24) + "[]", "is larger than any"),
     ],

@@ -386,7 +386,11 @@ def summary_text(summary: RanksSummary) -> str:
         share = 100 * summary.spread_bytes / (summary.worst.peak_bytes or 1)
         lines += ["", f"Worst: rank {summary.worst.index}, {format_bytes(summary.worst.peak_bytes or 0)}"]
         lines.append(f"Spread: {format_bytes(summary.spread_bytes)}, {share:.1f} % of the worst")
-    lines += ["", *_difference_lines(summary)]
+    if differences := summary.differences():
+        rows = [f"{name}: {low:,} to {high:,} bytes" for name, (low, high) in differences.items()]
+        lines += ["", "What differs:", *rows]
+    elif len(summary.with_peak) > 1:
+        lines += ["", "No category differs."]
     if shared := shared_sentences(summary):
         lines += ["", *shared]
     return "\n".join(lines).rstrip() + "\n"
@@ -404,14 +408,6 @@ def _end(rank: RankMessage) -> str:
     if rank.failure:
         return f"; ended in step {rank.num_steps + 1} by {rank.failure}{finding}"
     return finding if rank.has_ended else f"; has not ended so far, after step {rank.num_steps}{finding}"
-
-
-def _difference_lines(summary: RanksSummary) -> list[str]:
-    differences = summary.differences()
-    if not differences:
-        return ["No category differs."] if len(summary.with_peak) > 1 else []
-    rows = [f"{name}: {low:,} to {high:,} bytes" for name, (low, high) in differences.items()]
-    return ["What differs:", *rows]
 
 
 def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> RankMessage:

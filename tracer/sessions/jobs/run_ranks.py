@@ -108,7 +108,8 @@ def run_job(
         runs = run.first(first, is_seen=is_first_seen)
         others = run.others(first, has_failed=bool(runs[-1].status))
         if others:
-            tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({run.why()}).")
+            listed = ", ".join(f"{rank:,}" for rank in others)
+            tell(f"Rank {first} ran. So do {listed}, which can differ from it ({run.why()}).")
         runs += run.side_by_side(others)
         ranks = [ran.rank for ran in runs]
         summary = read_ranks(folder, job.world_size, ranks=ranks)
@@ -227,7 +228,8 @@ class _JobRun:
         ran, text = self._run(rank, taken, is_seen=False)
         if self.save_dir is not None:
             write_atomically(rank_folder(self.save_dir, rank) / OUTPUT, text)
-        self.tell(f"Rank {rank} of {self.job.world_size:,}: {_end(ran)} after {ran.seconds:.0f} s.")
+        ended = "done" if ran.status == 0 else f"ended with status {ran.status}"
+        self.tell(f"Rank {rank} of {self.job.world_size:,}: {ended} after {ran.seconds:.0f} s.")
         if ran.status < 0 or (ran.status and self.save_dir is None):
             for line in text.splitlines()[-_LAST_LINES:]:
                 self.tell(f"  {line}")
@@ -272,16 +274,8 @@ def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
     )
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(f"{rank:,}" for rank in ranks)
-
-
 def _num_at_once(num_ranks: int) -> int:
     """By processors, and by the memory that the first rank needed."""
     largest_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1, min(num_ranks, os.cpu_count() or 1, free_bytes // max(largest_bytes, 1)))
-
-
-def _end(ran: RankRun) -> str:
-    return "done" if ran.status == 0 else f"ended with status {ran.status}"

@@ -51,8 +51,9 @@ class _ChangeSearch:
     def fits(self, changes: Changes) -> bool:
         """Whether the script fits with these; it does not with fewer than did not do."""
         names = set(changes)
-        if any(names <= set(more) and _is_too_little(trial) for more, trial in self._known.items()):
-            return False
+        for more, trial in self._known.items():
+            if names <= set(more) and not (trial.fits or trial.has_ended_before):
+                return False
         return self.tried(changes).fits
 
     def borne(self, before: Changes, of_group: Changes) -> Changes:
@@ -106,10 +107,6 @@ class _ChangeSearch:
         if changes not in self._known:
             self._known[changes] = self._make_trial(changes)
         return self._known[changes]
-
-
-def _is_too_little(trial: FitTrial) -> bool:
-    return not trial.fits and not trial.has_ended_before
 
 
 Arguments = tuple[str, ...]
