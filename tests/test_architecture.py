@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.commands.app import Program
+from tracer.commands.app import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -413,7 +413,7 @@ _READ = [m for m in MODULES if room_of(m) in ("tracer.snapshot", "tracer.allocat
 WITHOUT_TORCH = {
     "snapshots": ([*_READ, *(m for m in MODULES if m.startswith("tracer.analysis.snapshots."))],
                   "tracer.capture.recording"),
-    "commands": ([f"tracer.commands.{name}" for name in ("profile", *Program.summaries)], "numpy"),
+    "commands": ([f"tracer.commands.{name}" for name in ("profile", *COMMANDS)], "numpy"),
 }  # fmt: skip
 
 

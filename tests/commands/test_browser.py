@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,15 @@ from typer.testing import CliRunner, Result
 import main
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
-from tracer.command_line import in_role
-from tracer.commands.browser import opened
 
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Addresses that a browser was started with, and what of the null GPU it was started with."""
+    """Addresses that a browser was started with."""
     addresses: list[str] = []
     monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(
-        "webbrowser.open", lambda address: addresses.append(address + os.environ.get("LD_PRELOAD", "")) or True
-    )
+    monkeypatch.setattr("webbrowser.open", lambda address: addresses.append(address) or True)
     return addresses
 
 
@@ -54,19 +48,7 @@ def test_nothing_is_shown_where_nothing_was_written(snapshot: Path, shown: list[
     (tmp_path / "old.html").write_text("of another run")
     assert called("snapshot", tmp_path / "missing", "--html", tmp_path / "old.html", "--open").exit_code == 1
     assert called("snapshot", snapshot, "--html", tmp_path / "new.html").exit_code == 0
-    result = called("predict", "--open", "--model", "x:y")
-    assert result.exit_code == 2 and "Add --save-dir" in result.stderr
     assert shown == []
-
-
-def test_a_trial_of_a_command_shows_nothing(shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "page.html"
-    for role in ({}, in_role(trial=["x"])):
-        for name, value in role.items():
-            monkeypatch.setenv(name, value)
-        with opened([page], is_wanted=True):
-            page.write_text(str(role))
-    assert shown == [page.as_uri()]
 
 
 def test_without_a_display_the_address_is_said(

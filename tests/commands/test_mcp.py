@@ -100,11 +100,11 @@ def test_each_tool_is_a_command_of_this_program(folder: Path) -> None:
 def test_the_tools_are_the_commands_with_a_document() -> None:
     """Their parameters are those of the command line, in the words of --help."""
     pytest.importorskip("mcp_types")
-    from tracer.commands.app import Program
+    from tracer.commands.app import COMMANDS
     from tracer.commands.mcp_tools import _commands, _tool
 
     tools = {name: _tool(name, command) for name, command in _commands().items()}
-    assert {"fit", "predict", "check", "snapshot", "diff", "doctor"} <= tools.keys() < Program.summaries.keys()
+    assert {"fit", "predict", "check", "snapshot", "diff", "doctor"} <= tools.keys() < {*COMMANDS}
     assert tools["check"].input_schema["required"] == ["script"]
     properties = tools["predict"].input_schema["properties"]
     assert properties["batch_size"] == {"type": ["string", "number"], "description": "Samples in a batch. <number>"}
@@ -122,7 +122,7 @@ def test_words_of_a_command_are_read_as_they_are_meant(folder: Path) -> None:
     _, command, rest = program.resolve_command(context, [*context._protected_args, *context.args])
     values = command.make_context("check", list(rest), parent=context).params
     assert values["arguments"] == ["--update", "--", "-q"]
-    assert (values["on"], values["update"], values["quiet"]) == ("--save-dir=/", False, False)
+    assert (values["on"], values["update"], values["as_json"]) == ("--save-dir=/", False, True)
 
 
 @pytest.mark.parametrize(

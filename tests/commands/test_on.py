@@ -96,9 +96,7 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
     ("arguments", "error"),
     [
         (("--on", "h100", "--device", "cpu"), "--device cpu is not one"),
-        (("predict", *GPT, "--on", "h100", "--gpu-memory", "24GiB"), "mean the same"),
         (("predict", "train.py"), "--on is missing"),
-        (("--answer", "train.py:12=0.5"), "--answer works only with --on"),
         (("--rank", "1"), "--rank works only for a job"),
         (("run", "--on", "h100", "--rank", "1", "train.py"), "--rank works only for a job"),
         (("run", "--on", "8xh100", "--one-process", "--rank", "1", "train.py"), "--rank works only for a job"),

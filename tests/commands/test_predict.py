@@ -46,12 +46,11 @@ def test_it_says_what_a_step_needs_and_what_fills_it() -> None:
 
 @needs_null_gpu
 def test_it_fits_or_it_does_not() -> None:
-    wide = predict(*GPT, "--gpu-memory", "RTX-4090")
+    wide = predict(*GPT, "--on", "RTX-4090")
     assert wide.returncode == 0 and "Fits in RTX-4090 (23.64 GiB)" in wide.stdout
-    tight = predict(*GPT, "--gpu-memory", "720MiB")
+    tight = predict(*GPT, "--on", "720MiB")
     assert tight.returncode == 3 and "Does not fit in 720.00 MiB" in tight.stdout
-    assert predict(*GPT, "--on", "720MiB").stdout == tight.stdout
-    where = as_json(*GPT, "--gpu-memory", "720MiB")["out_of_memory"]
+    where = as_json(*GPT, "--on", "720MiB")["out_of_memory"]
     assert where["step"] >= 0 and where["file"].endswith("gpt.py")
 
 
@@ -73,10 +72,10 @@ def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
 @needs_null_gpu
 @pytest.mark.slow
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
-    said = as_json(*GPT, "--gpu-memory", "736MiB", "--largest-batch")
+    said = as_json(*GPT, "--on", "736MiB", "--largest-batch")
     batch = said["largest_batch"]
     for size, fits in ((batch, True), (batch + 1, False)):
-        assert as_json(*GPT, "--batch-size", str(size), "--gpu-memory", "736MiB")["fits"] is fits
+        assert as_json(*GPT, "--batch-size", str(size), "--on", "736MiB")["fits"] is fits
 
 
 @needs_null_gpu
@@ -89,10 +88,10 @@ def test_a_batch_that_does_not_fit_is_offered_in_micro_batches(tmp_path: Path) -
         encoding="utf-8",
     )
     model = ("--model", f"{file}:build", "--input", "512x1024", "--optimizer", "sgd")
-    said = as_json(*model, "--batch-size", "24", "--gpu-memory", "900MiB", "--largest-batch")
+    said = as_json(*model, "--batch-size", "24", "--on", "900MiB", "--largest-batch")
     largest, (size, number) = said["largest_batch"], said["accumulated"].values()
     assert said["fits"] is False and 0 < size <= largest < 24 and size * number == 24
-    again = (*model, "--gpu-memory", "900MiB", "--batch-size", str(size), "--accumulate", str(number))
+    again = (*model, "--on", "900MiB", "--batch-size", str(size), "--accumulate", str(number))
     assert as_json(*again)["fits"] is True
 
 
@@ -100,17 +99,14 @@ def test_a_batch_that_does_not_fit_is_offered_in_micro_batches(tmp_path: Path) -
     ("arguments", "words"),
     [
         ((), "Neither a model nor a script is named"),
-        (("--batch-size", "4", "--gpu-memory", "24GiB"), "Neither a model nor a script is named"),
+        (("--batch-size", "4", "--on", "24GiB"), "Neither a model nor a script is named"),
         (("--tokens", "8"), "--tokens works only with --hf-config"),
-        (("--gpu-memory", "a lot"), "There is no card a lot in the table"),
-        (("--gpu-memory", "MI300X"), "MI300X is AMD's, and what answers here is torch's code for NVIDIA's cards"),
-        (("--on", "Radeon RX 7900"), "Radeon RX 7900 is AMD's"),
-        (("--on", "24"), "24 has no unit"),
-        (("--on", "h100", "--gpu-memory", "24GiB", *GPT), "mean the same"),
-        (("--largest-batch", *GPT), "--largest-batch works only with --on or --gpu-memory"),
+        ((*GPT, "--on", "a lot"), "There is no card a lot in the table"),
+        ((*GPT, "--on", "MI300X"), "MI300X is AMD's, and what answers here is torch's code for NVIDIA's cards"),
+        ((*GPT, "--on", "Radeon RX 7900"), "Radeon RX 7900 is AMD's"),
+        ((*GPT, "--on", "24"), "24 has no unit"),
+        (("--largest-batch", *GPT), "--largest-batch works only with --on"),
         (("--steps", "3", *GPT), "--steps works only with a script"),
-        (("--settings", "expandable:True"), "expandable"),
-        (("--gpu-memory", "1GiB", "--n-modes", "x"), "is not a size"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> None:
@@ -120,6 +116,6 @@ def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> No
 
 @needs_null_gpu
 def test_it_says_what_was_assumed_of_this_program() -> None:
-    said = " ".join(predict(*GPT, "--gpu-memory", "24GiB").stdout.split())
+    said = " ".join(predict(*GPT, "--on", "24GiB").stdout.split())
     assert said.startswith(CAVEAT) and "24.00 GiB is taken as an A100 with that memory." in said
-    assert "A100" not in predict(*GPT, "--gpu-memory", "RTX-4090").stdout
+    assert "A100" not in predict(*GPT, "--on", "RTX-4090").stdout

@@ -70,20 +70,10 @@ def test_without_a_folder_the_files_lie_beside_the_recording(tmp_path: Path) -> 
     assert (tmp_path / "recording.npz").read_bytes() == content
 
 
-def test_some_outputs_and_the_recording_by_its_own_name(kept: Path, tmp_path: Path) -> None:
-    file = tmp_path / "of another name.npz"
-    file.write_bytes((kept / "recording.npz").read_bytes())
-    code, _, err = run("report", file, "--save-dir", tmp_path / "out", "--only", "peak-json", "--only", "max-mem")
-    assert (code, names_in(tmp_path / "out")) == (0, {"peak.json", "max_mem.txt"})
-    assert [line.split()[1] for line in err.splitlines() if line.startswith("Wrote ")] == [
-        str(tmp_path / "out" / name) for name in ("max_mem.txt", "peak.json")
-    ]
-
-
 def test_what_ended_the_run_is_told(tmp_path: Path) -> None:
     failing = Pieces(before=raising(ValueError("no such batch"), piece="forward", step=2))
     save_kept_run(tmp_path / "recording.npz", kept_run(run_profile(failing, schedule=Schedule(0, 1, 1, 2))))
-    code, out, err = run("report", tmp_path, "--only", "peak-json")
+    code, out, err = run("report", tmp_path)
     assert (code, "What filled it" in out) == (0, True)
     assert err.startswith("Of that run: Error: Step 3 raised ValueError: no such batch (")
     assert "Of that run: Hint: " in err
@@ -92,10 +82,10 @@ def test_what_ended_the_run_is_told(tmp_path: Path) -> None:
 # ---- every way to get it wrong ---------------------------------------------------------------------------------------
 
 
-def sentence(*arguments: object, status: int = 1) -> str:
+def sentence(*arguments: object) -> str:
     """The error of a command that writes nothing, one line and a hint."""
     code, out, err = run("report", *arguments)
-    assert (code, out) == (status, "")
+    assert (code, out) == (1, "")
     error, hint = err.splitlines()
     assert hint.startswith("Hint: ")
     return error
@@ -112,14 +102,6 @@ def test_a_snapshot_is_the_command_snapshots(tmp_path: Path) -> None:
     assert sentence(path) == f"Error: {path} is an allocator snapshot by its name, not a kept recording."
     hint = run("report", path)[2].splitlines()[1]
     assert f"snapshot {path}` explains it." in hint and "again" not in hint
-
-
-def test_an_output_that_there_is_not(kept: Path, tmp_path: Path) -> None:
-    assert sentence(kept, "--only", "peak.json", status=2) == "Error: There is no output peak.json."
-    assert sentence(kept, "--only", "keep-recording", status=2) == "Error: There is no output keep-recording."
-    save_kept_run(tmp_path / "recording.npz", dataclasses.replace(kept_on_cpu(), timings=None))
-    assert sentence(tmp_path, "--only", "cuda-timing") == "Error: The recording has nothing for cuda_timing.txt."
-    assert names_in(tmp_path) == {"recording.npz"}
 
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", b"PK\x03\x04 and no more", b"{}"])

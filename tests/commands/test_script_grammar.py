@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import main
 from tests.processes import run_python
-from tracer.commands.script import BEFORE_SCRIPT
+from tracer.commands.script import BEFORE_SCRIPT, Script
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,18 +24,15 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     """What the script would be called with: the null GPU is never started."""
     found: list[list[str]] = []
 
-    def start(devices: object) -> None:
-        raise KeyboardInterrupt
-
-    def note(options: object) -> None:
-        found.append(list(options.script.words))  # type: ignore[attr-defined]
+    def note(context: object, place: object, script: Script, workload: object, *, largest_batch: bool) -> None:
+        found.append(list(script.words))
         raise KeyboardInterrupt
 
     def of_check(baseline: Path, name: str, *, update: bool) -> None:
         found.append(name.removesuffix(" on h100").split())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tracer.commands.predict._check", note)
+    monkeypatch.setattr("tracer.commands.predict._checked", note)
     monkeypatch.setattr("tracer.commands.check._known", of_check)
     monkeypatch.chdir(tmp_path)
     return found
@@ -46,7 +43,7 @@ ARGUMENTS = [
     ("x.py", "--on", "h100", "--epochs", "3"),
     ("x.py", "--on=h100", "--epochs", "3"),
     ("x.py", "--on", "h100", "--", "--epochs", "3"),
-    ("-q", "--on", "h100", "x.py", "--", "--epochs", "3"),
+    ("--json", "--on", "h100", "x.py", "--", "--epochs", "3"),
 ]
 
 
@@ -73,7 +70,7 @@ def test_an_option_of_ours_among_the_scripts_is_told(command: str) -> None:
 
 def test_before_a_script_an_unknown_option_is_a_mistake() -> None:
     result = invoke("predict", "--epochs", "3", "x.py", "--on", "h100")
-    assert result.exit_code == 2 and "There is no option --epochs." in result.stderr
+    assert result.exit_code == 2 and "No such option: --epochs" in result.stderr
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -133,8 +133,12 @@ def test_a_kept_recording_remembers_it(profiled: tuple[subprocess.CompletedProce
 
 def test_steps_that_replay_cuda_graphs_are_explained_to_the_byte(tmp_path: Path) -> None:
     """What graphs leave behind is in no row, and what they keep reserved is said."""
-    compiled = ("--compile", "--compile-arg", "mode=reduce-overhead", "--n-layers", "2")
-    run = called(tmp_path, "--on", "h100", *SMALL_FNO, *compiled, "--save-dir", "out")
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom torch.nn import Linear, ReLU, Sequential\ndef build():\n"
+        "    net = Sequential(Linear(512, 512), ReLU(), Linear(512, 512))\n"
+        "    return torch.compile(net, mode='reduce-overhead')\n"
+    )
+    run = called(tmp_path, "--on", "h100", "--model", "net.py:build", "--input", "512", "--save-dir", "out")
     assert run.returncode == 0, run.stderr
     peak = peak_of(tmp_path / "out")
     assert sum(row["bytes"] for row in peak["rows"]) == peak["allocator_peak_bytes"] == peak["peak_bytes"]
@@ -406,7 +410,7 @@ def test_what_a_script_reads_decides_sizes_and_is_listed(tmp_path: Path) -> None
 
 
 def test_without_a_word_about_engines_it_is_the_null_gpu(tmp_path: Path) -> None:
-    said = started(ROOT, "predict", "--model", "models.gpt:build", "--gpu-memory", "24GiB")
+    said = started(ROOT, "predict", "--model", "models.gpt:build", "--on", "24GiB")
     assert said.returncode == 0 and said.stdout.strip().startswith(CAVEAT)
 
 

@@ -167,7 +167,7 @@ def test_run_leaves_the_project_as_it_was(project: Path) -> None:
         assert "resumed" not in ended.stdout
         assert tree_of(project) == before
         where = results / "null-gpu-writes" / str(project)[1:]
-        assert f"went to {where}, not over yours. --keep-writes has it write in place." in ended.stderr
+        assert f"went to {where}, not over yours. `run --keep-writes` has it write in place." in ended.stderr
     left = left_in(results, project)
     assert {*WRITTEN, "model.safetensors"} < left
     assert [path.startswith("runs/events") for path in sorted(left - WRITTEN)] == [False, True]

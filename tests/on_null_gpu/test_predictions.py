@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from tests.truth.isolate import Elsewhere
-from tracer.commands.predict import OnNullGpu
-from tracer.commands.workload_options import PredictedWorkload
+from tracer.commands.predict import predict_workload, workload_trial
+from tracer.commands.workload_options import WorkloadOptions
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
 from tracer.null_gpu.process import limited_to
 from tracer.results.prediction import OutOfMemoryAt, Prediction, Sizes
@@ -54,20 +54,21 @@ def card_with(usable_bytes: int) -> Card:
     return replace(H100, memory_bytes=usable_bytes + CONTEXT_BYTES)
 
 
-def model(workload: PredictedWorkload, usable_bytes: int | None = None) -> Told:
+def model(workload: WorkloadOptions, usable_bytes: int | None = None) -> Told:
     """Predict a model on a card."""
     card = card_with(usable_bytes) if usable_bytes is not None else H100
     with limited_to(card.usable_bytes, 1):
-        return _told(OnNullGpu(Devices(card)).predict(workload))
+        return _told(predict_workload(workload, Devices(card)))
 
 
-def largest_batch(workload: PredictedWorkload, usable_bytes: int) -> int:
+def largest_batch(workload: WorkloadOptions, usable_bytes: int) -> int:
     """The largest batch that fits."""
     card = card_with(usable_bytes)
-    engine = OnNullGpu(Devices(card))
     with limited_to(card.usable_bytes, 1):
         return largest_fitting(
-            lambda size: engine.trial(replace(workload, batch_size=size)), card.usable_bytes, workload.batch_size
+            lambda size: workload_trial(replace(workload, batch_size=size), card),
+            card.usable_bytes,
+            workload.batch_size,
         )
 
 
@@ -126,7 +127,7 @@ def layers() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(4)))
 
 
-LAYERS = PredictedWorkload(model=f"{__name__}:layers", model_input=["512x1024"], batch_size=16, optimizer="sgd")
+LAYERS = WorkloadOptions(model=f"{__name__}:layers", model_input=["512x1024"], batch_size=16, optimizer="sgd")
 
 
 def test_what_does_not_fit_is_asked_what_it_would_need(elsewhere: Elsewhere) -> None:
@@ -144,14 +145,14 @@ def test_the_largest_batch_is_found_in_one_process(elsewhere: Elsewhere) -> None
     largest = elsewhere(largest_batch, LAYERS, 700 * MIB)
     assert largest > 16
     fits, lacks = (
-        elsewhere(model, PredictedWorkload(**{**vars(LAYERS), "batch_size": size}), 700 * MIB).fits
+        elsewhere(model, WorkloadOptions(**{**vars(LAYERS), "batch_size": size}), 700 * MIB).fits
         for size in (largest, largest + 1)
     )
     assert fits is True and lacks is False
 
 
 def test_a_model_on_the_meta_device_has_its_shared_weight_once(elsewhere: Elsewhere) -> None:
-    workload = PredictedWorkload(
+    workload = WorkloadOptions(
         model=f"{__name__}:tied", model_input=["64:int64:0-4096"], batch_size=2, loss="mean-square"
     )
     told = elsewhere(model, workload)

@@ -149,7 +149,8 @@ def own_model(tmp_path: Path) -> RunResults:
         exec(compile(NET, str(folder / name), "exec"), namespaces[-1])
     model = nn.Sequential(*(namespace["Net"]() for namespace in namespaces), nn.Linear(8, 3))
     batch = torch.randn(4, 8), torch.randn(4, 3)
-    return run_profile(Pieces(model, batch=lambda: batch), schedule=SHORT, timing=False, root=folder)
+    results = run_profile(Pieces(model, batch=lambda: batch), schedule=SHORT, timing=False)
+    return dataclasses.replace(results, project_root=folder)
 
 
 def test_files_and_lines_are_known_where_the_project_is_not(own_model: RunResults, tmp_path: Path) -> None:

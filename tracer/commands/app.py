@@ -2,37 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from tracer.commands.profile import profile
-from tracer.commands.usage import CommandGroup
+from tracer.commands.common import errors_for_people
+from tracer.commands.profile import WHOLE_HELP, profile
+from tracer.commands.project_defaults import did_you_mean, project_defaults, value_sources_told
 
-
-class Program(CommandGroup):
-    """All commands by name, in the order of --help: each is a function of that name in a file of that name."""
-
-    summaries: ClassVar[Mapping[str, str]] = {
-        "run": "Profile an unchanged training script.",
-        "predict": "Say whether a step fits on a GPU, without one.",
-        "fit": "Find the least change with which a script fits.",
-        "check": "Fail if a script's peak has grown, without a GPU.",
-        "snapshot": "Explain an allocator snapshot made anywhere.",
-        "diff": "Say what changed between two peaks.",
-        "mcp": "Answer coding assistants, by the Model Context Protocol.",
-        "report": "Write the files of a kept recording again.",
-        "doctor": "Say what works here, and how to mend the rest.",
-    }
-    with_script = ("run", "fit")
+COMMANDS: Final = ("run", "predict", "fit", "check", "snapshot", "diff", "mcp", "report", "doctor")
+"""In the order of --help: each is a function of that name in a file of that name, which is read when it is called."""
+_OPTIONS_FIRST: Final = ("run", "fit")
+"""Commands whose options all come before the script's name."""
+_OPTIONS_MIXED: Final = ("predict", "check")
+"""Commands whose options may follow the script's name."""
 
 
-app = typer.Typer(
-    cls=Program,
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+class Command(TyperCommand):
+    """A command of the program."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        with value_sources_told(ctx):
+            return super().parse_args(ctx, self._with_script_apart(args) if self.name in _OPTIONS_MIXED else args)
+
+    def _with_script_apart(self, args: list[str]) -> list[str]:
+        """Put `--` in front of the script's options: behind its name, the first that is not ours begins them."""
+        options: dict[str, Any] = {name: option for option in self.params for name in option.opts}
+        has_script, position = False, 0
+        while position < len(args) and args[position] != "--":
+            name, _, value = args[position].partition("=")
+            if not name.startswith("-"):
+                has_script = True
+            elif (option := options.get(name)) is not None:
+                position += not value and not option.is_flag
+            elif has_script:
+                return [*args[:position], "--", *args[position:]]
+            position += 1
+        return args
+
+
+class Program(TyperGroup):
+    """All commands by name; profiles without one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command of a name; None if there is none."""
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            settings = {"allow_interspersed_args": cmd_name not in _OPTIONS_FIRST}
+            function = getattr(import_module(f"tracer.commands.{cmd_name}"), cmd_name)
+            alone.command(cmd_name, cls=Command, context_settings=settings)(function)
+            self.commands[cmd_name] = typer.main.get_command(alone)
+        return self.commands.get(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, and the options of the profile of a model where they are asked for."""
+        parameters: Any = self.params
+        for parameter in parameters:
+            parameter.hidden = WHOLE_HELP not in ctx.meta and parameter.name not in ("version", "help_all")
+        super().format_help(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the program's own options, and what pyproject.toml says of all."""
+        with errors_for_people():
+            ctx.default_map = project_defaults(ctx)
+        with value_sources_told(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; for a file's name in its place, say which command takes it."""
+        if (name := args[0]) in COMMANDS:
+            return super().resolve_command(ctx, args)
+        hint = did_you_mean(name, COMMANDS)
+        if name.endswith(".py"):
+            hint = f"To profile a script: {ctx.command_path} run {name}"
+        elif Path(name).exists():
+            hint = f"For a snapshot: {ctx.command_path} snapshot {name}"
+        raise ctx.fail(f"No such command '{name}'. {hint}".strip())
+
+
+app = typer.Typer(cls=Program, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]})
 app.callback(invoke_without_command=True)(profile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +14,27 @@ import typer
 
 from tracer.command_line import role
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path, say_all
+from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
-from tracer.commands.options import option, with_options
-from tracer.commands.run_options import AsJson, MixedScriptOptions, ScreenOptions, Steps
+from tracer.commands.options import (
+    NUM_ROWS,
+    OUTPUTS,
+    Answers,
+    Arguments,
+    AsJson,
+    Module,
+    On,
+    OneProcess,
+    PerNode,
+    Rank,
+    ScriptName,
+    Steps,
+    option,
+)
+from tracer.commands.script import no_card_named
 from tracer.commands.script_steps import predict_script
-from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.errors import TracerError, UsageError
-from tracer.exporters.screen.terminal import print_json, say
-from tracer.exporters.screen.terminal import screen as terminal
+from tracer.exporters.screen.terminal import print_json, say, screen
 from tracer.null_gpu.job.place import RankPlace
 
 if TYPE_CHECKING:
@@ -40,63 +53,68 @@ class _NotMeasuredError(TracerError):
     exit_status = 125
 
 
-@with_options
 def check(
-    named: MixedScriptOptions,
-    *,
-    on: OnOptions,
+    script: ScriptName,
+    arguments: Arguments = None,
+    module: Module = False,
     steps: Steps = 0,
     baseline: Annotated[
-        Path, option("Peaks to compare with, by script, arguments and card.", QUESTIONS, metavar="<path>")
+        Path, option("Peaks to compare with, by script, arguments and card.", None, metavar="<path>")
     ] = Path("peaks.json"),
     fail_above: Annotated[
-        str,
-        option("Exit with 3 if the peak grew by more than 2%, or by more than 64MiB.", QUESTIONS, metavar="<limit>"),
+        str, option("Exit with 3 if the peak grew by more than 2%, or by more than 64MiB.", None, metavar="<limit>")
     ] = "1%",
     update: Annotated[
-        bool, option("Write the peak to the baseline instead of comparing it.", QUESTIONS, "--update")
+        bool, option("Write the peak to the baseline instead of comparing it.", None, "--update")
     ] = False,
+    on: On = None,
+    answer: Answers = None,
+    per_node: PerNode = 8,
+    rank: Rank = None,
+    one_process: OneProcess = False,
     markdown: Annotated[
         Path | None, option("Also write what changed as Markdown, for a pull request.", OUTPUTS, metavar="<path>")
     ] = None,
     as_json: AsJson = False,
-    screen: ScreenOptions,
 ) -> None:
-    """Fail if a script's peak of GPU memory has grown since the baseline was written, without a GPU.
+    """Fail if a script's peak has grown, without a GPU.
 
-    The script runs on the null GPU until its memory repeats, as by predict. Of a job it is the worst rank's peak.
-
-        torch-timeline check train.py --on 8xh100 --update
-
-        torch-timeline check train.py --on 8xh100 --fail-above 2%
-
+    The script runs on the null GPU until its memory repeats, as by predict, and its
+    peak of GPU memory is compared with the baseline. Of a job it is the worst rank's.
     Exits with 0, with 3 if the peak has grown, with 125 if the script cannot be measured.
+
+    torch-timeline check --on 8xh100 --update train.py
+
+    torch-timeline check --on 8xh100 --fail-above 2% train.py
     """
     from tracer.analysis.peak_diff import diff_peaks, parse_threshold
     from tracer.exporters.json_documents.peak import as_in_checkout
 
+    place = OnOptions(on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process)
     grown: list[str] = []
     with errors_for_people(), kept_import_path():
         threshold = parse_threshold(fail_above)
-        card, script = named.card(on), named.script_on(on)
-        name = f"{shlex.join(script.words)} on {card}"
+        if on is None:
+            raise no_card_named(arguments)
+        named = script_named(place, script, arguments, is_module=module)
+        name = f"{shlex.join(named.words)} on {on}"
         known = _known(baseline, name, update=update)
-        job = on.job if RankPlace.here() is None else None
-        if job is not None:
-            with _measuring():
-                peak = _worst_of(job, screen.say)
-        else:
-            with _measuring():
-                devices = start_on(card)
-            say_all(script.notes if not screen.quiet else ())
-            with _measuring(), on_null_gpu(on, None, quiet=screen.quiet):
-                answer = predict_script(script, devices, num_steps=steps, quiet=screen.quiet)
-            peak = as_in_checkout(_peak(answer, name), Path() if script.is_module else Path(script.path).parent)
+        job = place.job if RankPlace.here() is None else None
+        with _measuring():
+            if job is not None:
+                peak = _worst_of(job)
+            else:
+                devices = start_on(on)
+                say_all(named.notes)
+                with on_null_gpu(place, None, quiet=False):
+                    found = predict_script(named, devices, num_steps=steps, quiet=False)
+        if job is None:
+            peak = as_in_checkout(_peak(found, name), Path() if named.is_module else Path(named.path).parent)
             if folder := role("peaks"):
                 _hand_on(peak, Path(folder))
                 return
         if update:
-            _write(baseline, {**known, name: peak}, name, peak, quiet=screen.quiet)
+            _write(baseline, {**known, name: peak}, name, peak)
             return
         diff = diff_peaks(known[name], peak)
         grown = [threshold.sentence(name, diff)] if threshold.is_exceeded_by(diff) else []
@@ -104,7 +122,7 @@ def check(
             from tracer.exporters.diff import write_markdown
 
             write_markdown(name, diff, grown, markdown)
-        _print(diff, name, baseline, screen, as_json=as_json)
+        _print(diff, name, baseline, as_json=as_json)
         say_all(grown)
     if grown:
         raise typer.Exit(THRESHOLD_EXCEEDED)
@@ -142,13 +160,13 @@ def _known(baseline: Path, name: str, *, update: bool) -> Mapping[str, SavedPeak
     return known
 
 
-def _worst_of(job: Job, tell: Callable[[str], None]) -> SavedPeak:
+def _worst_of(job: Job) -> SavedPeak:
     """The command again as each rank that can differ; the peak of the one that has most."""
     from tracer.exporters.json_documents.peak import read_peak_json
     from tracer.sessions.jobs.run_ranks import run_job
 
     with tempfile.TemporaryDirectory(prefix="peaks-") as folder:
-        result = run_job(replace(job, role={"peaks": folder}), None, tell=tell)
+        result = run_job(replace(job, role={"peaks": folder}), None, tell=say)
         if result.status:
             raise typer.Exit(_NotMeasuredError.exit_status if result.status == 1 else result.status)
         peaks = [read_peak_json(path) for path in sorted(Path(folder).iterdir())]
@@ -163,21 +181,20 @@ def _hand_on(peak: SavedPeak, folder: Path) -> None:
     write_json(folder / f"{place.rank if place is not None else 0}.json", saved_peak_document(peak))
 
 
-def _write(baseline: Path, peaks: Mapping[str, SavedPeak], name: str, peak: SavedPeak, *, quiet: bool) -> None:
+def _write(baseline: Path, peaks: Mapping[str, SavedPeak], name: str, peak: SavedPeak) -> None:
     from tracer.exporters.json_documents.peak import write_baseline
     from tracer.units import format_bytes
 
     write_baseline(peaks, baseline)
-    if not quiet:
-        say(f"Wrote {baseline}: {format_bytes(peak.bytes)} for {name}.")
+    say(f"Wrote {baseline}: {format_bytes(peak.bytes)} for {name}.")
 
 
-def _print(diff: PeakDiff, name: str, baseline: Path, options: ScreenOptions, *, as_json: bool) -> None:
+def _print(diff: PeakDiff, name: str, baseline: Path, *, as_json: bool) -> None:
     from tracer.exporters.diff import print_peak_diffs
     from tracer.exporters.json_documents.peak import peak_diffs_json
 
-    with terminal(is_shown=as_json or not options.quiet) as console:
+    with screen() as console:
         if as_json:
             print_json(peak_diffs_json([diff], before=str(baseline), after=name), console)
         else:
-            print_peak_diffs([diff], console, before=str(baseline), after=name, top=options.top)
+            print_peak_diffs([diff], console, before=str(baseline), after=name, top=NUM_ROWS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,12 +62,8 @@ def not_said(line: str) -> None:
 
 def was_given(context: typer.Context, parameter: str) -> bool:
     """Whether the user named the option, here or in pyproject.toml, rather than leaving it at its default."""
-    return _source(context, parameter) not in (None, "DEFAULT")
-
-
-def _source(context: typer.Context, parameter: str) -> str | None:
     source = context.get_parameter_source(parameter)
-    return source.name if source is not None else None
+    return source is not None and source.name != "DEFAULT"
 
 
 def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hint: str = "Leave it out.") -> None:
@@ -75,15 +72,11 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hin
     Args:
         where: Ends the sentence "works only ...".
     """
+    names = {option.name: max(option.opts, key=len) for option in context.command.params if option.opts}
     for parameter in parameters:
-        if _source(context, parameter) == "COMMANDLINE":
-            raise UsageError(f"{_spelled(context, parameter)} works only {where}.", hint=hint)
-
-
-def _spelled(context: typer.Context, parameter: str) -> str:
-    """Return an option as the command line has it, such as `--json` of `as_json`."""
-    (names,) = (option.opts for option in context.command.params if option.name == parameter)
-    return max(names, key=len)
+        source = context.get_parameter_source(parameter)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{names[parameter]} works only {where}.", hint=hint)
 
 
 def check_outputs(outputs: Iterable[Path], read: Iterable[Path], *, hint: str) -> None:
@@ -104,3 +97,23 @@ def check_outputs(outputs: Iterable[Path], read: Iterable[Path], *, hint: str) -
 def snapshot_path(path: Path) -> Path:
     """The snapshot itself, or the one in a save directory."""
     return path / SNAPSHOT_NAME if path.is_dir() else path
+
+
+def page_to_open(html: Path | None, *, is_opened: bool) -> Path | None:
+    """Return where to write a page: as `--html` says, or with `--open` alone to a new folder of this user's."""
+    if html is not None or not is_opened:
+        return html
+    return Path(tempfile.mkdtemp(prefix="torch-timeline-")) / "page.html"
+
+
+def show_page(page: Path) -> None:
+    """Show a page in the browser, or say where there is none that it is to be opened."""
+    import webbrowser
+
+    address = page.resolve().as_uri()
+    # A browser in text would take the terminal, and runs no scripts.
+    has_window = sys.platform in ("darwin", "win32") or any(
+        map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))
+    )
+    if not (has_window and webbrowser.open(address)):
+        say(f"No browser can be started here. Open {address}")

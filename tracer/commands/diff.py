@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.browser import Html, Open, opened, page_to_open
 from tracer.commands.common import (
     SNAPSHOT_NAME,
     THRESHOLD_EXCEEDED,
     check_outputs,
     errors_for_people,
+    page_to_open,
     say_all,
+    show_page,
     snapshot_path,
 )
-from tracer.commands.options import option
-from tracer.commands.run_options import AsJson, Quiet, Top
+from tracer.commands.options import AsJson, Html, Open, Top, option
 from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
 from tracer.exporters.screen.terminal import print_json, screen
@@ -46,19 +46,21 @@ def diff(
     open_: Open = False,
     as_json: AsJson = False,
     top: Top = 10,
-    quiet: Quiet = False,
 ) -> None:
     """Say what changed between two peaks, to the byte.
 
-    Two folders that runs wrote are compared by category, module, operator and line; two snapshots by kind and stack.
+    Two folders that runs wrote are compared by category, module, operator and line; two
+    snapshots by kind and stack.
     """
     html = page_to_open(html, is_opened=open_)
-    with opened([html] if html else [], is_wanted=open_), errors_for_people():
-        with screen(is_shown=as_json or not quiet) as console:
+    with errors_for_people():
+        with screen() as console:
             exceeded = show_diff(before, after, console, top=top, fail_above=fail_above, html=html, as_json=as_json)
-        if html is not None and not quiet:
+        if html is not None:
             say_all([f"Wrote {html}  (open with a browser)"])
-        if not as_json and not quiet:
+            if open_:
+                show_page(html)
+        if not as_json:
             say_all(after_diff(before, after, has_page=html is not None))
         say_all(exceeded)
     if exceeded:

@@ -23,9 +23,7 @@ import typer
 from tracer.command_line import in_role, take_role
 from tracer.commands.common import errors_for_people
 from tracer.commands.on_card import start_on
-from tracer.commands.options import option
-from tracer.commands.run_options import AsJson, Quiet
-from tracer.commands.usage import DEVICE
+from tracer.commands.options import AsJson, option
 from tracer.errors import NullGpuError, SettingsError, TracerError
 from tracer.exporters.screen.terminal import print_json, screen
 from tracer.exporters.screen.text import say as say_on
@@ -86,17 +84,17 @@ class Check:
 def doctor(
     on: Annotated[
         str | None,
-        option("Train on the null GPU of this card: h100, rtx-4090. Nothing is computed.", DEVICE, metavar="<card>"),
+        option("Train on the null GPU of this card: h100, rtx-4090. Nothing is computed.", metavar="<card>"),
     ] = None,
     as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
-    """Say what is here and what works, and the command that mends what does not.
+    """Say what works here, and how to mend the rest.
 
-    PASS is well, FAIL has the command that mends it, SKIP says why it could not be asked. A small model is trained on
-    the CPU, on the null GPU and on a GPU if there is one. Exit status 1 if a check fails.
+    PASS is well, FAIL has the command that mends it, SKIP says why it could not be asked.
+    A small model is trained on the CPU, on the null GPU and on a GPU if there is one.
+    Exit status 1 if a check fails.
 
-        torch-timeline doctor
+    torch-timeline doctor
     """
     checks: list[Check] = []
     with errors_for_people():
@@ -108,10 +106,10 @@ def doctor(
             return
         for check in examine():
             checks.append(check)
-            if not (as_json or quiet):
+            if not as_json:
                 with screen() as console:
                     _print_check(check, console)
-        with screen(is_shown=as_json or not quiet) as console:
+        with screen() as console:
             if as_json:
                 print_json(doctor_json(checks), console)
             else:

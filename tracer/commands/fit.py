@@ -15,10 +15,22 @@ from tracer.command_line import role
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
 from tracer.commands.fit_trials import ScriptTrials, answer_trial, each_alone, first_that_fits, written
+from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions
-from tracer.commands.options import option, with_options
-from tracer.commands.run_options import ScriptOptions, Steps
-from tracer.commands.usage import OUTPUTS
+from tracer.commands.options import (
+    OUTPUTS,
+    Answers,
+    Arguments,
+    Module,
+    On,
+    OneProcess,
+    PerNode,
+    Rank,
+    ScriptName,
+    Steps,
+    option,
+)
+from tracer.commands.script import no_card_named
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.paths import shorten_paths
@@ -37,67 +49,76 @@ MAX_COMBINATIONS = 64
 _HINT = 'Write --try "--batch-size 8,4,2", or --try --compile for an option without a value.'
 
 
-@with_options
 def fit(
-    named: ScriptOptions,
+    script: ScriptName,
+    arguments: Arguments = None,
+    module: Module = False,
+    steps: Steps = 0,
     each: Annotated[bool, option("Try each change alone, and say what it saves, fit or not.", None, "--each")] = False,
     values: Annotated[
-        list[str],
+        list[str] | None,
         option(
-            "Try values of the script's own option instead, such as '--batch-size 8,4,2'. Repeatable.",
+            "Try values of the script's own option instead, as '--batch-size 8,4,2'. Repeatable.",
             None,
             "--try",
             metavar="<option values>",
         ),
-    ] = [],  # noqa: B006  # typer copies it
+    ] = None,
     search: Annotated[
         bool,
-        option(
-            "Try all values of --try, as they are, compiled and with checkpointing; a table, the cheapest first.",
-            None,
-            "--search",
-        ),
+        option("Try all values of --try as they are, compiled and with checkpointing; a table.", None, "--search"),
     ] = False,
-    *,
-    on: OnOptions,
-    steps: Steps = 0,
+    on: On = None,
+    answer: Answers = None,
+    per_node: PerNode = 8,
+    rank: Rank = None,
+    one_process: OneProcess = False,
     save_dir: Annotated[
         Path | None,
         option("Folder for fit.json, which run --apply reads; none by default.", OUTPUTS, metavar="<path>"),
     ] = None,
 ) -> None:
-    """Say whether a script fits on a GPU, and if not, find the least that has to change so that it does.
+    """Find the least change with which a script fits.
 
-    Each trial runs the unchanged script on the null GPU, with changes made from outside that need no hand in it: first
-    what gives up nothing but memory, then time, then digits. The answer is a command that trains with them. Of a job
-    the worst rank decides. Exits with 3 if nothing helps.
+    Each trial runs the unchanged script on the null GPU, with changes made from outside
+    that need no hand in it: first what gives up nothing but memory, then time, then
+    digits. The answer is a command that trains with them. Of a job the worst rank
+    decides. Exits with 3 if nothing helps.
 
-        torch-timeline fit --on rtx-4090 train.py --epochs 3
+    torch-timeline fit --on rtx-4090 train.py --epochs 3
 
-        torch-timeline fit --each --on rtx-4090 train.py --epochs 3
+    torch-timeline fit --on 8xh100 --try "--batch-size 8,4,2" train.py
 
-        torch-timeline fit --on 8xh100 --try "--batch-size 8,4,2" train.py
-
-        torch-timeline fit --search --on 8xh100 --try "--batch-size 4,2,1" --try "--tensor-parallel 1,2,4" train.py
-
-        torch-timeline fit --on 8xh100 vllm serve my-model
+    torch-timeline fit --on 8xh100 vllm serve my-model
     """
+    place = OnOptions(on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process)
     with errors_for_people(), kept_import_path():
-        card = named.card(on)
-        devices, job = devices_of(card), on.job
-        tried = _checked_combinations(values, each=each, search=search)
-        if (engine := engine_command(named.script, named.arguments, is_module=named.module)) is not None:
-            _check_engine_options(each=each, search=search)
+        if on is None:
+            raise no_card_named(arguments)
+        devices, job = devices_of(on), place.job
+        if each and (values or search):
+            raise UsageError(
+                "--each tries changes, --try values of the script's options.",
+                hint="Use one of them at a time, or --search with --try for both.",
+            )
+        tried = combinations(values or ())
+        if (engine := engine_command(script, arguments, is_module=module)) is not None:
+            if each or search:
+                raise UsageError(
+                    "An inference engine is tried with its own options.",
+                    hint='Name them with --try alone, such as --try "--gpu-memory-utilization 0.85,0.9,0.95"; without '
+                    "it, fit finds the smallest number of GPUs.",
+                )
             tried = tried if values else numbers_of_gpus(devices.count)
-            fit_engine(engine, on, tried, save_dir, is_first_enough=not values)
-        script = named.script_on(on)
+            fit_engine(engine, place, tried, save_dir, is_first_enough=not values)
+        named = script_named(place, script, arguments, is_module=module)
         if save_dir is not None:
             from tracer.exporters.files import check_folder
 
             check_folder(save_dir)
-        script.check()
+        named.check()
         if (asked := role("trial")) is not None:
-            answer_trial(asked, card, on, script, num_steps=steps)
+            answer_trial(asked, on, place, named, num_steps=steps)
             return
         with ScriptTrials(devices.card.usable_bytes, job) as trials:
             made: list[FitTrial] = []
@@ -106,36 +127,18 @@ def fit(
                 made += each_alone(trials)
                 best = first_that_fits(made)
             elif search:
-                best = _searched(told, tried, devices, script, trials)
+                best = _searched(told, tried, devices, named, trials)
             elif values:
                 best = first_that_fits([told((), arguments) for arguments in tried])
             else:
                 best = _least(told, trials)
-        report = written(FitReport(devices.words, trials.usable_bytes, script.words, tuple(made), best), save_dir)
+        report = written(FitReport(devices.words, trials.usable_bytes, named.words, tuple(made), best), save_dir)
         if best is None:
             if not each:
                 say(_nothing_fits(report, is_of_values=bool(values) and not search))
             raise typer.Exit(THRESHOLD_EXCEEDED)
         if not each and not search and (best.apply or best.arguments):
-            show(_command((*script.words, *best.arguments), best.apply, devices, job))
-
-
-def _checked_combinations(values: Sequence[str], *, each: bool, search: bool) -> list[tuple[str, ...]]:
-    if each and (values or search):
-        raise UsageError(
-            "--each tries changes, --try values of the script's options.",
-            hint="Use one of them at a time, or --search with --try for both.",
-        )
-    return combinations(values)
-
-
-def _check_engine_options(*, each: bool, search: bool) -> None:
-    if each or search:
-        raise UsageError(
-            "An inference engine is tried with its own options.",
-            hint='Name them with --try alone, such as --try "--gpu-memory-utilization 0.85,0.9,0.95"; without it, fit '
-            "finds the smallest number of GPUs.",
-        )
+            show(_command((*named.words, *best.arguments), best.apply, devices, job))
 
 
 def _told(

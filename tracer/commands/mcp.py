@@ -13,13 +13,14 @@ _PACKAGES: Final = ("mcp", "anyio", "pydantic")
 
 
 def mcp() -> None:
-    """Answer coding assistants that speak the Model Context Protocol, over stdin and stdout.
+    """Answer coding assistants, by the Model Context Protocol.
 
-    An assistant starts this in the folder of a project. It can then have snapshots explained, scripts
-    and models predicted and fitted to a GPU that is not here, peaks compared, and a peak checked. Files
-    outside the folder are refused. Needs the extra `mcp`.
+    An assistant starts this in the folder of a project, and speaks over stdin and stdout.
+    It can then have snapshots explained, scripts and models predicted and fitted to a GPU
+    that is not here, peaks compared, and a peak checked. Files outside the folder are
+    refused. Needs the extra `mcp`.
 
-        torch-timeline mcp
+    torch-timeline mcp
     """
     with errors_for_people():
         try:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from tracer.commands.common import not_said
-from tracer.commands.options import number, option
-from tracer.commands.usage import DEVICE
 from tracer.errors import UsageError
 from tracer.exporters.screen.terminal import print_json, say, screen
 from tracer.null_gpu import process
@@ -28,48 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OnOptions:
-    """A GPU that is not here, and what its values are."""
+    """A GPU that is not here, and what its values are; see the options of these names."""
 
-    on: Annotated[
-        str | None,
-        option(
-            "Run as on this GPU, without one: h100, rtx-4090, h100:40GiB, 8xh100. Nothing is computed.",
-            DEVICE,
-            "--on",
-            metavar="<card>",
-        ),
-    ] = None
-    answer: Annotated[
-        list[str],
-        option(
-            "With --on: the value that this line reads from the GPU, as in train.py:12=0.5. Repeatable.",
-            DEVICE,
-            "--answer",
-            metavar="<file:line=value>",
-        ),
-    ] = field(default_factory=list)
-
-    per_node: Annotated[int, number("With --on 128xh100: how many GPUs, and ranks, a node has.", DEVICE, least=1)] = 8
-    rank: Annotated[
-        str | None,
-        option(
-            "With --on 128xh100: the ranks to run, such as 0,7,64; by default those that can differ.",
-            DEVICE,
-            metavar="<numbers>",
-        ),
-    ] = None
-    one_process: Annotated[
-        bool, option("With --on 8xh100: one process with eight GPUs, instead of eight ranks.", DEVICE)
-    ] = False
-
-    keep_writes: Annotated[
-        bool,
-        option(
-            "With --on: let the script write its files in place; by default they go to a folder of the run.",
-            DEVICE,
-            "--keep-writes",
-        ),
-    ] = False
+    on: str | None = None
+    answer: Sequence[str] | None = None
+    per_node: int = 8
+    rank: str | None = None
+    one_process: bool = False
+    keep_writes: bool = False
 
     @property
     def job(self) -> Job | None:
@@ -92,7 +56,7 @@ class OnOptions:
         """Values of `--answer`, by file and line."""
         if self.answer and self.on is None:
             raise UsageError("--answer works only with --on.", hint="Add --on with a GPU, such as --on h100.")
-        return dict(map(parse_answer, self.answer))
+        return dict(map(parse_answer, self.answer or ()))
 
 
 _TORCHRUN = "TORCHELASTIC_RUN_ID"

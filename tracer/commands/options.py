@@ -1,29 +1,34 @@
-"""How options are declared: once, as fields of dataclasses that commands take whole; typer sees each field."""
+"""Options that several commands have: annotations of their parameters, which typer reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, field, fields, is_dataclass
-from functools import wraps
-from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from tracer.errors import UsageError
 from tracer.units import MAX_COUNT, parse_count, parse_memory
 
-_SWITCHES = "switches"
-_SIZES = "Write the GPU's memory as 16GiB, 80GiB or 8192MiB."
+# Panels of --help.
+MODEL: Final = "Model"
+STEP: Final = "How a model of your own is trained"
+FNO: Final = "The built-in model, an FNO, where --model names no other"
+DEVICE: Final = "Device"
+SCHEDULE: Final = "Schedule"
+OUTPUTS: Final = "Outputs"
+SAVE_DIR: Final = Path("profiler_outputs")
+NUM_ROWS: Final = 8
+"""Rows of each table of a run's screen, where --top says nothing."""
 
 
-def option(help: str, panel: str | None = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
-    """An option of --help under a heading; by default it is called as its field."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, **more)
+def option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:
+    """An option in a panel of --help; by default it is called as its parameter."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 def number(
-    help: str, panel: str | None, *, least: int | None = None, most: int = MAX_COUNT, metavar: str = "<number>"
+    help: str, panel: str | None = None, *names: str, least: int | None = None, most: int = MAX_COUNT, **more: Any
 ) -> Any:
     """An option that is a whole number, of some size at least."""
 
@@ -36,7 +41,7 @@ def number(
             raise typer.BadParameter(f"{text} is less than {least}.")
         return value
 
-    return option(help, panel, metavar=metavar, parser=parse)
+    return option(help, panel, *names, **{"metavar": "<number>", **more}, parser=parse)
 
 
 def checked_size(text: str | None) -> int | None:
@@ -44,59 +49,89 @@ def checked_size(text: str | None) -> int | None:
     try:
         return parse_memory(text) if text is not None else None
     except ValueError as error:
-        raise UsageError(str(error), hint=_SIZES) from None
+        raise UsageError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
 
 
-def switched_off(helps: Mapping[str, str], *, panel: str) -> frozenset[str]:
-    """A field that holds the names of switches that are off: each is an option of its own, which is on by default.
+# ----------------------------------------------------------------------------------------------------------- the script
+ScriptName = Annotated[str, typer.Argument(help="An unchanged script; with -m a module's name.")]
+Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")]
+Module = Annotated[bool, option("SCRIPT names a module, as for `python -m`.", None, "--module", "-m")]
+Steps = Annotated[int, number("Steps of the script to run; 0: until memory repeats.", None, least=0, hidden=True)]
 
-    Args:
-        helps: Help of each switch, by its name without dashes before it.
-    """
-    switches = {name: Annotated[bool, option(text, panel)] for name, text in helps.items()}
-    value: frozenset[str] = field(default=frozenset(), metadata={_SWITCHES: switches})
-    return value
+# ----------------------------------------------------------------------------------------------------------- the device
+On = Annotated[
+    str | None,
+    option("Run as on this GPU, without one: h100, rtx-4090, h100:40GiB, 24GiB, 8xh100.", DEVICE, metavar="<card>"),
+]
+Answers = Annotated[
+    list[str] | None,
+    option(
+        "With --on: the value that a line reads from the GPU, as train.py:12=0.5. Repeatable.",
+        DEVICE,
+        metavar="<file:line=value>",
+    ),
+]
+PerNode = Annotated[
+    int, number("With --on 128xh100: how many GPUs, and ranks, a node has.", DEVICE, least=1, hidden=True)
+]
+Rank = Annotated[
+    str | None,
+    option(
+        "With --on 128xh100: the ranks to run, such as 0,7,64; by default those that can differ.",
+        DEVICE,
+        metavar="<numbers>",
+        hidden=True,
+    ),
+]
+OneProcess = Annotated[
+    bool,
+    option(
+        "With --on 8xh100: one process with eight GPUs, instead of eight ranks.", DEVICE, "--one-process", hidden=True
+    ),
+]
 
+# ------------------------------------------------------------------------------------------------------------ the model
+Model = Annotated[
+    str,
+    option("A class or function: package.module:factory, or path/to/file.py:factory.", MODEL, metavar="<where:what>"),
+]
+ModelArgs = Annotated[
+    list[str] | None,
+    option("Argument of the factory: width=256. Repeatable.", MODEL, "--model-arg", metavar="<name=value>"),
+]
+ModelInputs = Annotated[
+    list[str] | None,
+    option(
+        "One sample of an input: 3x224x224, or by name ids=128:int64:0-50257. Repeatable.",
+        MODEL,
+        "--input",
+        metavar="<size>",
+    ),
+]
+BatchSize = Annotated[int, number("Samples in a batch.", MODEL)]
+Optimizer = Annotated[str, option("Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", STEP, metavar="<text>")]
+Loss = Annotated[
+    Literal["auto", "mean-square", "cross-entropy"],
+    option("auto (the model's own, else mean-square), mean-square or cross-entropy.", STEP, metavar="<loss>"),
+]
+Amp = Annotated[
+    Literal["off", "bfloat16", "float16"], option("Mixed precision: off, bfloat16 or float16.", STEP, metavar="<dtype>")
+]
+Accumulate = Annotated[int, number("Micro-batches of --batch-size in a step.", STEP)]
+Checkpoint = Annotated[bool, option("Recompute repeated blocks in backward.", STEP, "--checkpoint")]
+Inference = Annotated[bool, option("Forward only, without gradients.", STEP, "--inference")]
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command as typer wants it: in the place of a parameter that is a dataclass, one for each of its fields."""
-    own = signature(command, eval_str=True).parameters.values()
-    groups: dict[str, Any] = {
-        parameter.name: parameter.annotation for parameter in own if is_dataclass(parameter.annotation)
-    }
-    flat = [
-        option.replace(kind=Parameter.KEYWORD_ONLY)
-        for parameter in own
-        for option in (_options(groups[parameter.name]) if parameter.name in groups else [parameter])
-    ]
-
-    @wraps(command)
-    def called(**values: Any) -> None:
-        whole = {
-            name: kind(**{field.name: _value(field, values) for field in fields(kind)}) for name, kind in groups.items()
-        }
-        command(**values, **whole)
-
-    called.__signature__ = Signature(flat)  # type: ignore[attr-defined]
-    called.__annotations__ = {option.name: option.annotation for option in flat}
-    return called
-
-
-def _options(kind: type) -> Iterator[Parameter]:
-    types = get_type_hints(kind, include_extras=True)
-    for option in fields(kind):
-        for name, switch in option.metadata.get(_SWITCHES, {}).items():
-            yield _parameter(name.replace("-", "_"), True, switch)
-        if _SWITCHES not in option.metadata:
-            default = option.default if option.default_factory is MISSING else option.default_factory()
-            yield _parameter(option.name, Parameter.empty if default is MISSING else default, types[option.name])
-
-
-def _parameter(name: str, default: object, annotation: object) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _value(option: Field[Any], values: dict[str, Any]) -> Any:
-    if _SWITCHES in option.metadata:
-        return frozenset(name for name in option.metadata[_SWITCHES] if not values.pop(name.replace("-", "_")))
-    return values.pop(option.name)
+# --------------------------------------------------------------------------------------------- the steps and the answer
+WaitSteps = Annotated[int, number("Steps to skip before each cycle.", SCHEDULE, hidden=True)]
+WarmupSteps = Annotated[int, number("Steps in which the profiler then warms up.", SCHEDULE, hidden=True)]
+ActiveSteps = Annotated[int, number("Steps that are then recorded.", SCHEDULE, hidden=True)]
+Repeats = Annotated[int, number("Number of such cycles.", SCHEDULE, hidden=True)]
+SaveDir = Annotated[Path, option("Folder for the results.", OUTPUTS, metavar="<path>")]
+KeepRecording = Annotated[
+    bool, option("Write recording.npz, from which `report` writes every file again.", OUTPUTS, "--keep-recording")
+]
+Html = Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")]
+Open = Annotated[bool, option("Show the page in the browser.", OUTPUTS, "--open")]
+AsJson = Annotated[bool, option("Print the answer as JSON instead.", OUTPUTS, "--json")]
+Top = Annotated[int, number("Rows of each table; 0 prints none.", OUTPUTS, least=0, metavar="<rows>")]
+Quiet = Annotated[bool, option("Print nothing but errors.", OUTPUTS, "--quiet", "-q")]

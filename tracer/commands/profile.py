@@ -4,35 +4,73 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tracer.command_line import program_commit
-from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
+from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, was_given
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
-from tracer.commands.options import number, option, with_options
-from tracer.commands.run_options import (
+from tracer.commands.options import (
+    DEVICE,
+    FNO,
+    MODEL,
+    NUM_ROWS,
+    OUTPUTS,
     SAVE_DIR,
-    OutputOptions,
-    RequestedFiles,
+    Accumulate,
+    ActiveSteps,
+    Amp,
+    BatchSize,
+    Checkpoint,
+    Inference,
+    KeepRecording,
+    Loss,
+    Model,
+    ModelArgs,
+    ModelInputs,
+    On,
+    Optimizer,
+    PerNode,
+    Quiet,
+    Rank,
+    Repeats,
     SaveDir,
-    ScheduleOptions,
-    ScreenOptions,
+    Top,
+    WaitSteps,
+    WarmupSteps,
+    number,
+    option,
 )
-from tracer.commands.usage import DEVICE, SCHEDULE, WHOLE_HELP
-from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
+from tracer.commands.workload_options import (
+    MAX_SEED,
+    OF_FNO,
+    OF_STEP,
+    WorkloadOptions,
+    axis_sizes,
+    chosen_device,
+    device_of_rank,
+    fno_module,
+)
 from tracer.errors import OutputError, UsageError
 from tracer.exporters.screen.terminal import progress_bar, say, screen, shows_bars
 from tracer.openmp_threads import spin_shortly
-from tracer.results.files import TIMING
+from tracer.results.files import (
+    MAX_MEM,
+    MEMORY_REPORT,
+    PAGE,
+    PEAK,
+    RUN_TIME_REPORT,
+    SNAPSHOT,
+    TIMING,
+    OutputFile,
+)
 from tracer.sessions.termination import Termination
 
 if TYPE_CHECKING:
@@ -44,28 +82,29 @@ if TYPE_CHECKING:
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
+WHOLE_HELP = "torch-timeline whole help"
+"""In a context's `meta`: every option is asked for."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """All of a profile's; `num_watched` are the steps to watch instead, 0 for none."""
+    """What is profiled, where and when, and what is written and printed of it."""
 
-    context: typer.Context
-    workload: ProfiledWorkload
-    device: str
-    backends: Sequence[str]
+    workload: WorkloadOptions
+    device: str = DEFAULT_DEVICE
+    device_named: bool = False  # Whether the user wrote `--device`
     on: OnOptions
-    save_dir: Path
-    outputs: OutputOptions
-    requested: RequestedFiles
-    schedule: ScheduleOptions
-    num_watched: int
-    screen: ScreenOptions
+    save_dir: Path = SAVE_DIR
+    leave_out: Collection[str] = ()  # Names of outputs
+    keep_recording: bool = False
+    schedule: Sequence[int] = (1, 1, 3, 2)  # Arguments of `Schedule`
+    top: int = NUM_ROWS
+    quiet: bool = False
 
-    @property
-    def device_named(self) -> bool:
-        """Whether the user wrote `--device`."""
-        return was_given(self.context, "device")
+    def say(self, line: str) -> None:
+        """Say a line that is no error."""
+        if not self.quiet:
+            say(line)
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -85,43 +124,60 @@ def _print_version(is_wanted: bool) -> None:
 def _print_whole_help(context: typer.Context, is_wanted: bool) -> None:
     if is_wanted:
         context.meta[WHOLE_HELP] = True
-        print(context.get_help())
+        print(context.get_help(), end="")
         raise typer.Exit
 
 
-@with_options
+def _without(file: OutputFile) -> Any:
+    """A switch that is on, and is switched off by `--no-` and the name of a file."""
+    return option(file.switch_help, OUTPUTS, f" /--no-{file.name}", show_default=False)
+
+
 def profile(
     context: typer.Context,
-    *,
-    workload: ProfiledWorkload,
+    model: Model = "",
+    model_arg: ModelArgs = None,
+    model_input: ModelInputs = None,
+    batch_size: BatchSize = 8,
+    compile: Annotated[bool, option("Call the model through torch.compile.", MODEL, "--compile")] = False,
+    seed: Annotated[int, number("Seed of weights and data.", MODEL, most=MAX_SEED)] = 0,
+    optimizer: Optimizer = "adamw",
+    loss: Loss = "auto",
+    amp: Amp = "off",
+    accumulate: Accumulate = 1,
+    checkpoint: Checkpoint = False,
+    inference: Inference = False,
+    in_channels: Annotated[int, number("Channels of the model's input.", FNO)] = 3,
+    out_channels: Annotated[int, number("Channels of the model's output.", FNO)] = 1,
+    hidden_channels: Annotated[int, number("Width of the model.", FNO)] = 64,
+    data_size: Annotated[
+        str,
+        option("Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", FNO, metavar="<text>"),
+    ] = "64",
+    n_modes: Annotated[str, option("Fourier modes kept: 32 for every axis, or 32x16.", FNO, metavar="<text>")] = "32",
+    n_layers: Annotated[int, number("Fourier layers.", FNO)] = 4,
+    data: Annotated[Literal["random", "darcy"], option("Noise, or solved Darcy flow problems.", FNO)] = "random",
     device: Annotated[
         str, option("Where to train. Without a GPU the default becomes cpu.", DEVICE, metavar="<text>")
     ] = DEFAULT_DEVICE,
-    on: OnOptions,
-    import_: Annotated[
-        list[str],
-        option(
-            "Module to import first, such as one that registers a backend. Repeatable.",
-            DEVICE,
-            "--import",
-            metavar="<module>",
-        ),
-    ] = [],  # noqa: B006
+    on: On = None,
+    per_node: PerNode = 8,
+    rank: Rank = None,
+    n_wait_steps: WaitSteps = 1,
+    n_warmup_steps: WarmupSteps = 1,
+    n_active_steps: ActiveSteps = 3,
+    n_repeats: Repeats = 2,
     save_dir: SaveDir = SAVE_DIR,
-    open_: Open = False,
-    outputs: OutputOptions,
-    requested: RequestedFiles,
-    schedule: ScheduleOptions,
-    watch: Annotated[
-        int,
-        number(
-            "Train this many steps without a profiler, and explain memory when something happens.",
-            SCHEDULE,
-            least=0,
-            metavar="STEPS",
-        ),
-    ] = 0,
-    screen: ScreenOptions,
+    max_mem: Annotated[bool, _without(MAX_MEM)] = True,
+    memory_timeline: Annotated[bool, _without(PAGE)] = True,
+    peak_json: Annotated[bool, _without(PEAK)] = True,
+    memory_report: Annotated[bool, _without(MEMORY_REPORT)] = True,
+    run_time_report: Annotated[bool, _without(RUN_TIME_REPORT)] = True,
+    memory_snapshot: Annotated[bool, _without(SNAPSHOT)] = True,
+    cuda_timing: Annotated[bool, _without(TIMING)] = True,
+    keep_recording: KeepRecording = False,
+    top: Top = NUM_ROWS,
+    quiet: Quiet = False,
     version: Annotated[
         bool,
         option(
@@ -145,65 +201,103 @@ def profile(
 ) -> None:
     """Show what filled GPU memory at its peak, down to the line of code.
 
-        torch-timeline run train.py                  what filled it
-        torch-timeline predict --on h100 train.py    will it fit
-        torch-timeline fit --on h100 train.py        what to change
-        torch-timeline snapshot memory_snapshot.pkl  what is in it
+    torch-timeline run train.py                  what filled it
+    torch-timeline predict --on h100 train.py    will it fit
+    torch-timeline fit --on h100 train.py        what to change
+    torch-timeline snapshot memory_snapshot.pkl  what is in it
 
-    Without a command it profiles a training step of a model, of yours with --model file.py:build, or of a small
-    built-in one, and writes the results to --save-dir.
+    Without a command it profiles a training step of a model, of yours with
+    --model file.py:build, or of a small built-in one, and writes the results to
+    --save-dir. --help-all lists its options.
     """
     spin_shortly()
     if context.invoked_subcommand is not None:
         return
-    options = ProfileOptions(
-        context, workload, device, import_, on, save_dir, outputs, requested, schedule, watch, screen
-    )
-    with opened(pages_of(save_dir), is_wanted=open_), errors_for_people(), kept_import_path():
-        succeeded = _profile(options)
+    files = {
+        MAX_MEM: max_mem,
+        PAGE: memory_timeline,
+        PEAK: peak_json,
+        MEMORY_REPORT: memory_report,
+        RUN_TIME_REPORT: run_time_report,
+        SNAPSHOT: memory_snapshot,
+        TIMING: cuda_timing,
+    }
+    with errors_for_people(), kept_import_path():
+        fno = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "hidden_channels": hidden_channels,
+            "data_size": axis_sizes("--data-size", data_size),
+            "n_modes": axis_sizes("--n-modes", n_modes),
+            "n_layers": n_layers,
+            "data": data,
+        }
+        workload = WorkloadOptions(
+            batch_size=batch_size,
+            seed=seed,
+            model=model,
+            model_arg=model_arg or (),
+            model_input=model_input or (),
+            optimizer=optimizer,
+            loss=loss,
+            amp=amp,
+            accumulate=accumulate,
+            checkpoint=checkpoint,
+            inference=inference,
+            compile=compile,
+            fno=fno,
+        )
+        options = ProfileOptions(
+            workload=workload,
+            device=device,
+            device_named=was_given(context, "device"),
+            on=OnOptions(on=on, per_node=per_node, rank=rank),
+            save_dir=save_dir,
+            leave_out=[file.name for file, is_wanted in files.items() if not is_wanted],
+            keep_recording=keep_recording,
+            schedule=(n_wait_steps, n_warmup_steps, n_active_steps, n_repeats),
+            top=top,
+            quiet=quiet,
+        )
+        succeeded = _profile(context, options)
     if not succeeded:
         raise typer.Exit(1)
 
 
-def _profile(options: ProfileOptions) -> bool:
+def _profile(context: typer.Context, options: ProfileOptions) -> bool:
     """The command, on the null GPU if it is named; False if the run or a file failed."""
-    _ = options.on.answers  # a mistake in them is said first
-    if options.on.on is not None and not options.device.startswith("cuda"):
+    card = options.on.on
+    if card is not None and not options.device.startswith("cuda"):
         raise UsageError(f"--on names a GPU, and --device {options.device} is not one.", hint="Leave one out.")
-    if "torch" not in sys.modules and options.on.on is None:
-        options.screen.say("Loading torch ...")
-    run_ranks(options.on, options.save_dir, quiet=options.screen.quiet)
-    if options.on.on is not None:
-        devices = start_on(options.on.on)
-        if not options.screen.quiet:
+    if "torch" not in sys.modules and card is None:
+        options.say("Loading torch ...")
+    run_ranks(options.on, options.save_dir, quiet=options.quiet)
+    if card is not None:
+        devices = start_on(card)
+        if not options.quiet:
             say_where(devices)
-    with on_null_gpu(options.on, options.save_dir, quiet=options.screen.quiet):
-        return _profile_here(options)
+    with on_null_gpu(options.on, options.save_dir, quiet=options.quiet):
+        from tracer.exporters.files import check_folder
+        from tracer.sessions.jobs.ranks import this_rank
+        from tracer.sessions.schedule import Schedule
 
-
-def _profile_here(options: ProfileOptions) -> bool:
-    from tracer.exporters.files import check_folder
-    from tracer.sessions.jobs.ranks import this_rank
-
-    rank = this_rank()
-    _ = options.schedule.schedule()  # a mistake in it is said first
-    options.workload.check(options.context)
-    named = options.device_named
-    import_backends(options.backends)
-    text = options.device
-    if rank is not None and (not named or ":" not in text):
-        text = device_of_rank(text, rank.local_index)
-    device = chosen_device(text, named=named, say=options.screen.say)
-    check_folder(options.save_dir)
-    options.screen.say("Building the model ...")
-    if options.num_watched:
-        from tracer.sessions.workload_run import watch_workload
-
-        workload, settings, is_told = _build(options, device), options.workload.settings, not options.screen.quiet
-        return watch_workload(
-            workload, options.num_watched, save_dir=options.save_dir, settings=settings, is_told=is_told
-        )
-    return run_and_report(_build(options, device), options)
+        rank = this_rank()
+        Schedule(*options.schedule)  # a mistake in it is said first
+        if options.workload.model:
+            refuse(context, OF_FNO, "without --model")
+        else:
+            refuse(context, ("model_arg", "model_input", *OF_STEP), "with --model")
+            try:
+                fno_module().FnoSettings(**options.workload.fno_settings())
+            except ValueError as error:
+                raise UsageError(str(error), hint="--help-all lists the options.") from error
+        text = options.device
+        if rank is not None and (not options.device_named or ":" not in text):
+            text = device_of_rank(text, rank.local_index)
+        device = chosen_device(text, named=options.device_named, say=options.say)
+        check_folder(options.save_dir)
+        options.say("Building the model ...")
+        return run_and_report(_build(options, device), options)
 
 
 def _build(options: ProfileOptions, device: torch.device) -> Workload:
@@ -238,23 +332,24 @@ def run_and_report(
         except OutputError as error:  # of the summary of all ranks, which costs the answer nothing
             say_all(error.lines)
             succeeded = False
-    if not options.screen.quiet and folder.is_of_first_rank:
+    if not options.quiet and folder.is_of_first_rank:
         with screen() as console:
-            print_results(results, console, top=options.screen.top, num_steps=results.num_steps)
+            print_results(results, console, top=options.top, num_steps=results.num_steps)
         if succeeded and results.findings is not None:  # also where the run failed, and its files say why
             say_all(after_run(folder.path, folder.names))
     return succeeded and results.failure is None
 
 
 def _run(workload: Workload, options: ProfileOptions, termination: Termination) -> RunResults:
+    from tracer.sessions.schedule import Schedule
     from tracer.sessions.workload_run import run_profile
 
-    schedule = options.schedule.schedule()
+    schedule = Schedule(*options.schedule)
     num_recorded = schedule.num_active_steps * schedule.num_repeats
     recorded = f"{num_recorded:,} {'is' if num_recorded == 1 else 'are'} recorded"
-    options.screen.say(f"Training {schedule.num_steps:,} steps, of which {recorded} ...")
-    has_lines = not options.screen.quiet and not shows_bars()
-    with progress_bar("Training steps", is_shown=not options.screen.quiet) as update:
+    options.say(f"Training {schedule.num_steps:,} steps, of which {recorded} ...")
+    has_lines = not options.quiet and not shows_bars()
+    with progress_bar("Training steps", is_shown=not options.quiet) as update:
 
         def progress(done: int, total: int) -> None:
             update(completed=done, total=total)
@@ -264,11 +359,10 @@ def _run(workload: Workload, options: ProfileOptions, termination: Termination) 
         return run_profile(
             workload,
             schedule=schedule,
-            timing=TIMING.name not in options.outputs.leave_out,
-            keep_recording=options.requested.keep_recording,
+            timing=TIMING.name not in options.leave_out,
+            keep_recording=options.keep_recording,
             progress=progress,
             settings=options.workload.settings,
-            root=options.outputs.project_root,
             termination=termination,
             device_named=options.device_named,
         )
@@ -293,9 +387,9 @@ def _write(folder: SessionFolder, results: RunResults, options: ProfileOptions) 
 
     say_all(failure_lines(results))
     for note in results.notes:
-        options.screen.say(f"Note: {note}")
-    options.screen.say("Writing the files ...")
-    folder.write(results, leave_out=options.outputs.leave_out, tell=partial(say_written, quiet=options.screen.quiet))
+        options.say(f"Note: {note}")
+    options.say("Writing the files ...")
+    folder.write(results, leave_out=options.leave_out, tell=partial(say_written, quiet=options.quiet))
     if left := left_from_earlier(folder.path, folder.written):
-        options.screen.say(f"Note: {left}")
+        options.say(f"Note: {left}")
     return all(file.error is None for file in folder.written)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,14 +15,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracer.command_line import role
-from tracer.commands.browser import Open, opened, pages_of
-from tracer.commands.common import errors_for_people, kept_import_path, say_all
+from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
 from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process, tell_reports
+from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
-from tracer.commands.options import number, option, with_options
-from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptOptions, ScriptSchedule
+from tracer.commands.options import (
+    DEVICE,
+    NUM_ROWS,
+    SAVE_DIR,
+    ActiveSteps,
+    Answers,
+    Arguments,
+    KeepRecording,
+    Module,
+    On,
+    OneProcess,
+    PerNode,
+    Quiet,
+    Rank,
+    Repeats,
+    SaveDir,
+    ScriptName,
+    Top,
+    WaitSteps,
+    WarmupSteps,
+    number,
+    option,
+)
 from tracer.commands.script import BEFORE_SCRIPT, Script, child_profiled, run_script
-from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
 from tracer.exporters.screen.terminal import say, screen
@@ -34,11 +55,11 @@ if TYPE_CHECKING:
     from tracer.capture.device.phase_ledger import PhaseLedger
     from tracer.sessions.schedule import Schedule
     from tracer.sessions.script_run import ScriptProfile
-    from tracer.sessions.training_watch import TrainingWatch
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
 _WRONG_USAGE = 2
+_SCHEDULE = ("n_wait_steps", "n_warmup_steps", "n_active_steps", "n_repeats")
 _OURS = {"--on", "--save-dir", "--keep-recording", "--watch", "--inference", "--apply"}
 
 LATER = "later"
@@ -47,108 +68,116 @@ _LEAST_NEED_S = 30
 """Seconds of a processor that the search for what a script needs has at least, where memory ran out."""
 
 
-@with_options
 def run(
     context: typer.Context,
-    named: ScriptOptions,
-    device: Annotated[
-        str | None, option("Device to explain; by default the model's.", DEVICE, metavar="<text>")
-    ] = None,
-    *,
-    on: OnOptions,
-    schedule: ScriptSchedule,
-    save_dir: SaveDir = SAVE_DIR,
-    open_: Open = False,
-    requested: RequestedFiles,
+    script: ScriptName,
+    arguments: Arguments = None,
+    module: Module = False,
     watch: Annotated[
-        bool,
-        option(
-            "Watch the whole script without a profiler, and explain memory when something happens.", None, "--watch"
-        ),
+        bool, option("Watch the whole script without a profiler, and explain what happens.", None, "--watch")
     ] = False,
     inference: Annotated[
-        bool,
-        option("The script trains nothing: each call of a model is a step, from the first one on.", None),
+        bool, option("The script trains nothing: each call of a model is a step.", None, "--inference")
     ] = False,
     apply: Annotated[
-        str,
-        option(
-            "Changes to make without editing the script, as `fit` names them: checkpoint,bf16",
-            None,
-            "--apply",
-            metavar="<names>",
-        ),
+        str, option("Changes to make from outside, as `fit` names them: checkpoint,bf16", metavar="<names>")
     ] = "",
     requests: Annotated[
         int,
-        number("Of an engine's server: made-up requests that it answers before it is ended.", None, least=0),
+        number("Of an engine's server: made-up requests that it answers before it is ended.", least=0, hidden=True),
     ] = 0,
-    screen: ScreenOptions,
+    device: Annotated[
+        str | None, option("Device to explain; by default the model's.", DEVICE, metavar="<text>", hidden=True)
+    ] = None,
+    on: On = None,
+    answer: Answers = None,
+    per_node: PerNode = 8,
+    rank: Rank = None,
+    one_process: OneProcess = False,
+    keep_writes: Annotated[
+        bool,
+        option(
+            "With --on: let the script write its files in place, not to a folder of the run.",
+            DEVICE,
+            "--keep-writes",
+            hidden=True,
+        ),
+    ] = False,
+    n_wait_steps: WaitSteps = 0,
+    n_warmup_steps: WarmupSteps = 1,
+    n_active_steps: ActiveSteps = 3,
+    n_repeats: Repeats = 2,
+    save_dir: SaveDir = SAVE_DIR,
+    keep_recording: KeepRecording = False,
+    top: Top = NUM_ROWS,
+    quiet: Quiet = False,
 ) -> None:
-    """Run a training script as it is, and explain the memory peak of its first steps.
+    """Profile an unchanged training script.
 
-    Models, optimizers and steps are found while it runs. The files are written as soon as all is recorded; the script
-    goes on, and the answer is printed when it ends. Options of this command come before the script's name. With --on it
-    needs no GPU.
+    It runs as it is, and the memory peak of its first steps is explained. Models,
+    optimizers and steps are found while it runs. The files are written as soon as
+    all is recorded; the script goes on, and the answer is printed when it ends.
+    Options of this command come before the script's name. With --on it needs no GPU.
 
-        torch-timeline run --save-dir profile train.py --epochs 3
+    torch-timeline run --save-dir profile train.py --epochs 3
     """
-    context.with_resource(opened(pages_of(save_dir), is_wanted=open_))
+    place = OnOptions(
+        on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process, keep_writes=keep_writes
+    )
     with errors_for_people():
-        _ = on.answers  # a mistake in them is said first
-        if (engine := engine_command(named.script, named.arguments, is_module=named.module)) is not None:
-            answer_engine(engine, on, save_dir, quiet=screen.quiet, num_requests=requests)
+        _ = place.answers  # a mistake in them is said first
+        if (engine := engine_command(script, arguments, is_module=module)) is not None:
+            answer_engine(engine, place, save_dir, quiet=quiet, num_requests=requests)
         if requests:
-            raise UsageError(f"{named.script} is not an engine's server.", hint="--requests is for one: vllm serve.")
-        script = named.script_on(on)
+            raise UsageError(f"{script} is not an engine's server.", hint="--requests is for one: vllm serve.")
+        named = script_named(place, script, arguments, is_module=module)
         changes = _checked_changes(apply) if apply else ()
-        if _answers_trial(on, script):
+        if _answers_trial(place, named):
             return
-        run_ranks(on, save_dir, quiet=screen.quiet)
-        devices = start_on(on.on) if on.on is not None else None
+        run_ranks(place, save_dir, quiet=quiet)
+        devices = start_on(on) if on is not None else None
         if device is not None:
             check_device(device)
-    if devices is not None and not screen.quiet:
+    if devices is not None and not quiet:
         say_where(devices)
-    say_all(script.notes if not screen.quiet else ())
+    say_all(named.notes if not quiet else ())
     from tracer.exporters.files import check_folder
+    from tracer.sessions.schedule import Schedule
     from tracer.sessions.termination import Termination
 
-    ended = _Ending(script.arguments)
-    here, closed = on_null_gpu(on, save_dir, quiet=screen.quiet), closing(Termination())
+    ended = _Ending(named.arguments)
+    here, closed = on_null_gpu(place, save_dir, quiet=quiet), closing(Termination())
     if inference and devices is not None:
         run_engines_in_one_process()
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, closed as termination:
-        steps = schedule.chosen(context, of_calls=inference)
+        # A first call takes most where it is the one that reads a prompt; warmup would leave it out.
+        is_cold = inference and n_warmup_steps == 1
+        steps = Schedule(n_wait_steps, 0 if is_cold else n_warmup_steps, n_active_steps, n_repeats)
+        may_end_early = not any(was_given(context, name) for name in _SCHEDULE)
         check_folder(save_dir)
-        script.check()
+        named.check()
         make_profile = partial(
             _make_profile,
-            *(script, on, device, save_dir, screen, steps),
-            requested=None if watch else requested,
+            *(named, place, save_dir),
+            schedule=None if watch else replace(steps, may_end_early=may_end_early),
+            device=device,
             is_inference=inference,
+            keep_recording=keep_recording,
+            top=top,
+            quiet=quiet,
         )
         profile = make_profile()
-        in_child = partial(child_profiled, make_profile, quiet=screen.quiet)
+        in_child = partial(child_profiled, make_profile, quiet=quiet)
         termination.watch()
+        follow = followed(named, profile, save_dir, quiet=quiet, computed=devices is None, profiled_child=in_child)
         # Here, since each call between a script and the interpreter is a frame of every stack that is recorded.
-        with (
-            ended,
-            followed(
-                *(script, profile, save_dir),
-                quiet=screen.quiet,
-                computed=devices is None,
-                profiled_child=in_child,
-            ) as told,
-        ):
-            ended.succeeded = run_script(
-                profile, script, quiet=screen.quiet, is_answer=ended.is_answer, around_answer=told
-            )
-        say_all(notes() if not screen.quiet else ())
+        with ended, follow as told:
+            ended.succeeded = run_script(profile, named, quiet=quiet, is_answer=ended.is_answer, around_answer=told)
+        say_all(notes() if not quiet else ())
         if devices is not None:
             _say_if_elsewhere(profile)
     # Of a job all ranks together.
-    if devices is not None and RankPlace.here() is None and ended.out_of_memory and not screen.quiet:
+    if devices is not None and RankPlace.here() is None and ended.out_of_memory and not quiet:
         _say_need(devices.card.usable_bytes)
     ended.end_command(is_incomplete=profile.is_incomplete)
 
@@ -167,37 +196,39 @@ def _answers_trial(on: OnOptions, script: Script) -> bool:
 def _make_profile(
     script: Script,
     on: OnOptions,
-    device: str | None,
     save_dir: Path,
-    screen: ScreenOptions,
-    steps: Schedule,
     *,
-    requested: RequestedFiles | None,
+    schedule: Schedule | None,
+    device: str | None,
     is_inference: bool,
+    keep_recording: bool,
+    top: int,
+    quiet: bool,
 ) -> ScriptProfile:
-    """Make the profile of a script; without requested files, it is watched instead of profiled."""
+    """Make the profile of a script; without a schedule, it is watched instead."""
     from tracer.capture.device.allocator_history import record_from_start
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.training_profile import TrainingProfile
+    from tracer.sessions.training_watch import TrainingWatch
     from tracer.sessions.voices import ScriptVoice
 
     settings = {**({"on": on.on} if on.on is not None else {}), **script.settings}
     common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": settings}
-    watched = partial(_watch, screen=not screen.quiet, **common)
-    if requested is None:
+    watched = partial(TrainingWatch, screen=not quiet, **common)
+    if schedule is None:
         return ScriptProfile(partial(watched, save_dir=save_dir), is_inference=is_inference)
     profiled = partial(
         TrainingProfile,
         save_dir=save_dir,
-        screen="none" if screen.quiet else "full",
-        top=screen.top,
-        schedule=steps,
-        keep_recording=requested.keep_recording,
+        screen="none" if quiet else "full",
+        top=top,
+        keep_recording=keep_recording,
+        schedule=schedule,
         **common,
     )
-    make_later = partial(watched, save_dir=save_dir / LATER, on_signal=None, is_later=True)
     record_from_start()
-    return ScriptProfile(profiled, make_later=make_later, is_inference=is_inference)
+    later = partial(watched, save_dir=save_dir / LATER, on_signal=None, is_later=True)
+    return ScriptProfile(profiled, make_later=later, is_inference=is_inference)
 
 
 @contextmanager
@@ -284,12 +315,6 @@ def _tell_phases(ledger: PhaseLedger, reports: Path, folder: Path, *, quiet: boo
         if not quiet:
             say(f"Wrote {path}  (open with jq, or any program)")
         print_phases(processes, peaks, console)
-
-
-def _watch(*objects: Any, **options: Any) -> TrainingWatch:
-    from tracer.sessions.training_watch import TrainingWatch
-
-    return TrainingWatch(*objects, **options)
 
 
 class _Ending:

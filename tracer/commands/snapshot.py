@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.browser import Open, opened, page_to_open
-from tracer.commands.common import THRESHOLD_EXCEEDED, check_outputs, errors_for_people, say_all, snapshot_path
-from tracer.commands.options import checked_size, number, option, with_options
-from tracer.commands.run_options import AsJson, Quiet, Top
-from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS
+from tracer.commands.common import (
+    THRESHOLD_EXCEEDED,
+    check_outputs,
+    errors_for_people,
+    page_to_open,
+    say_all,
+    show_page,
+    snapshot_path,
+)
+from tracer.commands.options import OUTPUTS, AsJson, Html, Open, Top, checked_size, number, option
 from tracer.errors import MissingPackageError, OutputError, SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
 from tracer.exporters.screen.terminal import print_json, screen
@@ -30,70 +35,71 @@ if TYPE_CHECKING:
 
 
 _OTHER_FILE = "Name another file with --html or --sqlite."
+ALLOCATOR = "Other allocator settings, another GPU"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Tries:
     """Replays of the recording under other settings, or on another GPU."""
 
-    settings: Annotated[
-        list[str],
-        option(
-            "Replay the recording under other PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True. Repeatable.",
-            ALLOCATOR,
-            metavar="<settings>",
-        ),
-    ] = field(default_factory=list)
-    gpu_memory: Annotated[
-        str | None,
-        option(
-            "Replay the recording on a GPU of this size, such as 16GiB; exit with 3 if it does not run there.",
-            ALLOCATOR,
-            metavar="<size>",
-        ),
-    ] = None
+    settings: Sequence[str] = ()
+    gpu_memory: str | None = None
 
 
-@with_options
 def snapshot(
-    context: typer.Context,
     file: Annotated[
         list[Path],
         typer.Argument(
-            help="A pickle of torch.cuda.memory._snapshot(), or a --save-dir; of a whole job several, their "
-            "folder, or a pattern in quotes."
+            help="A pickle of torch.cuda.memory._snapshot(), or a --save-dir; of a job several, their folder, or a "
+            "pattern in quotes."
         ),
     ],
-    device: Annotated[int | None, number("Index of the only device to look at.", DEVICE, least=0)] = None,
-    *,
-    tries: Tries,
-    html: Annotated[Path | None, option("Also write an HTML page of all devices.", OUTPUTS, metavar="<path>")] = None,
+    device: Annotated[int | None, number("Index of the only device to look at.", least=0)] = None,
+    settings: Annotated[
+        list[str] | None,
+        option(
+            "Replay under other PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True. Repeatable.",
+            ALLOCATOR,
+            metavar="<settings>",
+        ),
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        option(
+            "Replay on a GPU of this size, such as 16GiB; exit with 3 if it does not run there.",
+            ALLOCATOR,
+            metavar="<size>",
+        ),
+    ] = None,
+    dask: Annotated[
+        str | None, option("Read a job's recordings on the workers of this Dask scheduler.", metavar="<address>")
+    ] = None,
+    html: Html = None,
     open_: Open = False,
     sqlite: Annotated[
         Path | None, option("Also write the memory report of that device.", OUTPUTS, metavar="<path>")
     ] = None,
-    dask: Annotated[
-        str | None,
-        option("Read a job's recordings on the workers of this Dask scheduler.", QUESTIONS, metavar="<address>"),
-    ] = None,
     as_json: AsJson = False,
     top: Top = 10,
-    quiet: Quiet = False,
 ) -> None:
-    """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out.
+    """Explain an allocator snapshot made anywhere.
 
-    Several recordings are the ranks of a job: which are alike, which are odd, and what the worst one has more.
+    What filled each device at its peak, and why it ran out. Several recordings are the
+    ranks of a job: which are alike, which are odd, and what the worst one has more.
     """
     with errors_for_people():
-        _refuse_addresses(file)
-    if is_job(file):
-        about_one = {"html": html, "open": open_ or None, "sqlite": sqlite, "gpu-memory": tries.gpu_memory}
-        _answer_job(file, about_one, device=device, dask=dask, as_json=as_json, top=top, quiet=quiet)
-        return
-    html = page_to_open(html, is_opened=open_)
-    context.with_resource(opened([html] if html else [], is_wanted=open_))
-    with errors_for_people():
-        with screen(is_shown=as_json or not quiet) as console:
+        for path in file:
+            if str(path).startswith(("http:/", "https:/", "s3:/", "gs:/")):
+                raise SnapshotError(f"{path.name} is named by an address.", hint="Download it, and name the file.")
+        if is_job(file):
+            about_one = {"html": html, "open": open_ or None, "sqlite": sqlite, "gpu-memory": gpu_memory}
+            for name, value in about_one.items():
+                if value is not None:
+                    raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
+            _answer_job(file, device=device, dask=dask, as_json=as_json, top=top)
+            return
+        html = page_to_open(html, is_opened=open_)
+        with screen() as console:
             shown = show_snapshot(
                 file[0],
                 console,
@@ -102,50 +108,38 @@ def snapshot(
                 as_json=as_json,
                 html=html,
                 sqlite=sqlite,
-                tries=tries,
+                tries=Tries(settings or (), gpu_memory),
             )
-            if not quiet:
-                readers = {html: PAGE.read_with, sqlite: MEMORY_REPORT.read_with}
-                say_all(f"Wrote {path}  (open with {reader})" for path, reader in readers.items() if path is not None)
-        if not quiet and not as_json:
+            readers = {html: PAGE.read_with, sqlite: MEMORY_REPORT.read_with}
+            say_all(f"Wrote {path}  (open with {reader})" for path, reader in readers.items() if path is not None)
+        if html is not None and open_:
+            show_page(html)
+        if not as_json:
             say_all(_next(shown, file[0], has_page=html is not None))
     if not shown.runs:
         raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
-def _answer_job(
-    paths: Sequence[Path],
-    about_one: Mapping[str, object | None],
-    *,
-    device: int | None,
-    dask: str | None,
-    as_json: bool,
-    top: int,
-    quiet: bool,
-) -> None:
-    """The command for the recordings of a job; `about_one` are the options that it refuses, by name."""
-    with errors_for_people():
-        for name, value in about_one.items():
-            if value is not None:
-                raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
-        from tracer.analysis.snapshots.job import explain_job
-        from tracer.exporters.json_documents.job import job_json
-        from tracer.exporters.screen.job import print_job
-        from tracer.sessions.jobs.read_recordings import read_job, recordings
+def _answer_job(paths: Sequence[Path], *, device: int | None, dask: str | None, as_json: bool, top: int) -> None:
+    """Explain the recordings of a job."""
+    from tracer.analysis.snapshots.job import explain_job
+    from tracer.exporters.json_documents.job import job_json
+    from tracer.exporters.screen.job import print_job
+    from tracer.sessions.jobs.read_recordings import read_job, recordings
 
-        files = recordings(paths)
-        finding = explain_job(read_job(files, device=device, dask=dask))
-        if finding.worst is None or finding.typical is None:
-            first = finding.unreadable[0]
-            which = "The recording cannot" if len(files) == 1 else f"None of {len(files):,} recordings can"
-            raise SnapshotError(f"{which} be read. {first.file}: {first.problem}")
-        with screen(is_shown=as_json or not quiet) as console:
-            if as_json:
-                print_json(job_json(finding), console)
-            else:
-                print_job(finding, console, top=top)
-        if not as_json and not quiet:
-            say_all(after_job(finding.worst.file, finding.typical.file, paths))
+    files = recordings(paths)
+    finding = explain_job(read_job(files, device=device, dask=dask))
+    if finding.worst is None or finding.typical is None:
+        first = finding.unreadable[0]
+        which = "The recording cannot" if len(files) == 1 else f"None of {len(files):,} recordings can"
+        raise SnapshotError(f"{which} be read. {first.file}: {first.problem}")
+    with screen() as console:
+        if as_json:
+            print_json(job_json(finding), console)
+        else:
+            print_job(finding, console, top=top)
+    if not as_json:
+        say_all(after_job(finding.worst.file, finding.typical.file, paths))
 
 
 def _next(shown: ExplainedSnapshot, path: Path, *, has_page: bool) -> tuple[str, ...]:
@@ -157,12 +151,6 @@ def _next(shown: ExplainedSnapshot, path: Path, *, has_page: bool) -> tuple[str,
         has_page=has_page,
         has_settings=not shown.can_try_settings,
     )
-
-
-def _refuse_addresses(paths: Sequence[Path]) -> None:
-    for path in paths:
-        if str(path).startswith(("http:/", "https:/", "s3:/", "gs:/")):
-            raise SnapshotError(f"{path.name} is named by an address.", hint="Download it, and name the file.")
 
 
 def is_job(paths: Sequence[Path]) -> bool:

@@ -91,7 +91,7 @@ def read_by_program(report: ValuesReport) -> ValuesRead:
 
 FOLDER: Final = "null-gpu-writes"
 """Name of the folder below the results."""
-_KEEP: Final = "--keep-writes has it write in place."
+_KEEP: Final = "`run --keep-writes` has it write in place."
 _BEFORE_STEPS: Final = "written-before-steps"
 _current: list[Path] = []
 """The folder of this process; files are redirected for the whole process."""

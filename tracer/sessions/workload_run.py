@@ -1,4 +1,4 @@
-"""A workload trained from start to finish, profiled with a timing pass or watched, and what happens on failure."""
+"""A workload trained from start to finish, profiled with a timing pass, and what happens on failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import fault_text
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.sessions.termination import Termination
-from tracer.sessions.training_watch import TrainingWatch
 from tracer.units import NS_PER_MS
 from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.workload import Workload, num_micro_batches, train_step
@@ -43,7 +41,6 @@ def run_profile(
     keep_recording: bool = False,
     progress: Progress = lambda done, total: None,
     settings: Mapping[str, object] | None = None,
-    root: Path | None = None,
     termination: Termination | None = None,
     device_named: bool = True,
 ) -> ShownResults:
@@ -85,7 +82,7 @@ def run_profile(
             failure=failure,
             notes=notes,
             parameters=describe_parameters(workload.model),
-            project_root=root or project_root(workload.model),
+            project_root=project_root(workload.model),
             settings=settings or {},
             keep_recording=keep_recording,
             timings=timings,
@@ -255,26 +252,3 @@ def time_phases(
         clock=device.type.upper() if has_events else "CPU",
         durations_ms={name: tuple(values) for name, values in durations_ms.items()},
     )
-
-
-def watch_workload(
-    workload: Workload, num_steps: int, *, save_dir: Path, settings: Mapping[str, object], is_told: bool
-) -> bool:
-    """Train and watch; False if a step failed, which the report explains.
-
-    Raises:
-        KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM has come; the report is written.
-    """
-    watch = TrainingWatch(
-        workload.model, workload.optimizer, save_dir=save_dir, device=workload.device, settings=settings, screen=is_told
-    )
-    try:
-        with watch:
-            for _ in range(num_steps):
-                train_step(workload, watch.observe_batch)
-                watch.step()
-    except Exception:
-        if watch.report is None:
-            raise
-        return False
-    return not watch.is_incomplete

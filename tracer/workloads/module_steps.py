@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tracer.errors import UserModelError, WrongValueError, first_line
+from tracer.errors import UserModelError, WrongValueError
 from tracer.nested import leaves
-from tracer.workloads.factory import defined_at, parse_arguments
+from tracer.workloads.factory import defined_at
 from tracer.workloads.random_inputs import Batch
 
 __tracebackhide__ = True  # what raises here is to be looked for in the model
@@ -251,23 +251,12 @@ class SupervisedWorkload:
         return replace(self, model=model, optimizer=optimizer)
 
 
-def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | SupervisedWorkload:
-    """The same workload with its model compiled.
-
-    Args:
-        arguments: Arguments of `torch.compile`, as `key=value`: `mode=reduce-overhead`, `dynamic=True`.
-    """
+def compiled(workload: Any) -> ModuleWorkload | SupervisedWorkload:
+    """The same workload with its model compiled."""
     if not isinstance(workload, ModuleWorkload | SupervisedWorkload):
         raise UserModelError(
             "--compile has no meaning for a workload, which makes its own step.",
             hint="Call torch.compile in the factory.",
         )
-    options = parse_arguments("--compile-arg", arguments)
-    try:
-        wrapped: Any = torch.compile(workload.model, **options)
-    except Exception as error:
-        raise UserModelError(
-            f"torch.compile does not take {' '.join(arguments) or 'the model'}: {first_line(error)}.",
-            hint="--compile-arg mode=reduce-overhead, --compile-arg fullgraph=True",
-        ) from error
+    wrapped: Any = torch.compile(workload.model)
     return replace(workload, model=wrapped)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tracer.capture.device import devices
-from tracer.commands.workload_options import chosen_device, device_of_rank, import_backends
+from tracer.commands.workload_options import chosen_device, device_of_rank
 from tracer.errors import TracerError
 from tracer.sessions.workload_run import random_states_kept
 
@@ -80,11 +80,9 @@ def test_what_a_timing_pass_draws_is_put_back_on_the_device_too(backend: SimpleN
     assert [int(state) for state in backend.states] == [3, 4]
 
 
-def test_a_device_or_a_backend_that_is_not_there_is_named() -> None:
+def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(TracerError, match=r"There is no device xpu:0; torch sees no device of type xpu\."):
         chosen_device("xpu:0", named=True, say=pytest.fail)
-    with pytest.raises(TracerError, match=r"--import no_such_backend: No module named 'no_such_backend'\."):
-        import_backends(["no_such_backend"])
 
 
 @pytest.mark.parametrize(

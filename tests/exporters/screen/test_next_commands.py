@@ -90,7 +90,7 @@ def test_after_a_difference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fits", "batch", "said"),
     [
-        (None, False, ("--gpu-memory 24GiB", "--save-dir")),
+        (None, False, ("--on 24GiB", "--save-dir")),
         (True, False, ("--largest-batch", "--save-dir")),
         (True, True, ("--save-dir",)),
         (False, False, ("--save-dir",)),
@@ -98,7 +98,7 @@ def test_after_a_difference(tmp_path: Path) -> None:
 )
 def test_after_a_prediction(fits: bool | None, batch: bool, said: tuple[str, ...]) -> None:
     (line,) = after_prediction(fits, None, (), has_largest_batch=batch)
-    options = ("--gpu-memory 24GiB", "--largest-batch", "--save-dir")
+    options = ("--on 24GiB", "--largest-batch", "--save-dir")
     assert {option for option in options if option in line} == set(said)
 
 

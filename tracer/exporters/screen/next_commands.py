@@ -113,7 +113,7 @@ def after_prediction(
     """After a prediction."""
     ideas = []
     if fits is None:
-        ideas.append("add --gpu-memory 24GiB to ask whether it fits there")
+        ideas.append("add --on 24GiB to ask whether it fits there")
     elif fits and not has_largest_batch:
         ideas.append("add --largest-batch to ask how many samples would fit")
     if folder is None:
