@@ -202,7 +202,9 @@ class _NodeMatching:
         """
         matches: dict[int, int] = {}
         contradicted = num_found = 0
-        of_name = self._operations_by_name()
+        of_name: dict[int, _Operations] = {}
+        for place, made in enumerate(self._made):
+            of_name.setdefault(made.name, _Operations()).append(place, self._instances(made.rows))
         for run, (low, high) in zip(self._done, self._bounds(), strict=False):
             part = self._shared_out(of_name[run.name], run, low, high)
             contradicted += part is None
@@ -233,12 +235,6 @@ class _NodeMatching:
             seen.add(stack)
         return instances
 
-    def _operations_by_name(self) -> dict[int, _Operations]:
-        by_name: dict[int, _Operations] = {}
-        for place, run in enumerate(self._made):
-            by_name.setdefault(run.name, _Operations()).append(place, self._instances(run.rows))
-        return by_name
-
     def _shared_out(self, operations: _Operations, run: _BackwardRun, low: int, high: int) -> dict[int, int] | None:
         """The operation of each of backward's blocks, where it is certain; None if number or sizes contradict."""
         first, end = operations.range(low, high)
@@ -254,7 +250,8 @@ class _NodeMatching:
         if low < high:
             return {}
         rows = operations.rows[first:end]
-        return dict.fromkeys(run.rows, rows[0]) if self._is_one_line(rows) else {}
+        is_one_line = len({int(self._call[self._stack[row]]) for row in rows}) == 1
+        return dict.fromkeys(run.rows, rows[0]) if is_one_line else {}
 
     def _fits(self, name: str, operations: Sequence[int], rows: Sequence[int], share: int) -> bool:
         """Whether the sizes of gradients can be those of the operations' inputs."""
@@ -268,9 +265,6 @@ class _NodeMatching:
                 for order in (triples, triples[1:] + triples[:1], triples[2:] + triples[:2])
             )
         return True
-
-    def _is_one_line(self, operations: Sequence[int]) -> bool:
-        return len({int(self._call[self._stack[row]]) for row in operations}) == 1
 
 
 def _runs(blocks: Sequence[tuple[int, int]], wanted: set[int]) -> list[_BackwardRun]:

@@ -24,26 +24,22 @@ _SUMMED: Final = ("before_bytes", "after_bytes", "before_count", "after_count")
 
 def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
     """Compare the peaks of two snapshots, device by device; a side that lacks a device counts as zero."""
-    replayed = [replay_snapshot(snapshot) for snapshot in (before, after)]
-    sides = [
-        {one.state.device: replace(peak_side(one), own_peaks=_own_peaks(one)) for one in side.devices}
-        for side in replayed
-    ]
+    sides = [{one.state.device: _side(one) for one in replay_snapshot(side).devices} for side in (before, after)]
     return tuple(
-        diff_sides(device, sides[0].get(device, PeakSide()), sides[1].get(device, PeakSide()))
+        _diff_sides(device, *(side.get(device, _PeakSide()) for side in sides))
         for device in sorted({*sides[0], *sides[1]})
     )
 
 
 @dataclass(frozen=True, slots=True)
-class PeakSide:
+class _PeakSide:
     """A device's peak, as one of the two sides that are compared."""
 
     # Bytes and number of its blocks, by kind and stack without lines.
     by_key: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
     phase: str = ""
     # The most that each kind and stack had in use at once, also those that the peak has nothing of; a kind as a whole
-    # has no stack. Empty where that was not asked for.
+    # has no stack. Empty for a device that is not there.
     own_peaks: Mapping[Key, int] = field(default_factory=dict)
 
     @property
@@ -52,15 +48,14 @@ class PeakSide:
         return [key for key in self.own_peaks if key[1] and key not in self.by_key]
 
 
-def peak_side(device: ReplayedDevice) -> PeakSide:
-    """What one device of a replayed snapshot held at its peak, to be compared with another one's."""
+def _side(device: ReplayedDevice) -> _PeakSide:
     peak_entry, lives = device.replay.peak_entry, device.replay.lives
     rows = lives.alive_after(peak_entry)
     keys = _keys(device, rows)
     sums = zip(keys.sums(lives.requested_bytes[rows]), keys.counts(), strict=True)
     start = "the start of the recording" if len(device.state.trace) else "the moment of the snapshot"
     phase = device.kinds.phase_at(peak_entry) or ("" if peak_entry >= 0 else start)
-    return PeakSide(dict(zip(keys.keys, sums, strict=True)), phase)
+    return _PeakSide(dict(zip(keys.keys, sums, strict=True)), phase, _own_peaks(device))
 
 
 def _keys(device: ReplayedDevice, rows: Ints) -> Grouped[Key]:
@@ -90,7 +85,7 @@ def _names(sites: Sites, stack: int, is_before: bool) -> tuple[str, ...]:
     return (*names, BEFORE_RECORDING) if is_before else names or (NO_FRAMES,)
 
 
-def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> PeakDiff:
+def _diff_sides(device: int, before_side: _PeakSide, after_side: _PeakSide) -> PeakDiff:
     """Compare two peaks of the device of this index."""
     before, after = before_side.by_key, after_side.by_key
     pairs = match_stacks(before, after)
@@ -116,7 +111,7 @@ def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> Peak
     return PeakDiff(old_peak, new_peak, {"kind": largest_first(kinds), "stack": largest_first(by_stack)})
 
 
-def _change(old: Key | None, new: Key | None, before: PeakSide, after: PeakSide) -> PeakChange:
+def _change(old: Key | None, new: Key | None, before: _PeakSide, after: _PeakSide) -> PeakChange:
     """What became of one stack; it has the frames of the second side where it is there."""
     (before_bytes, before_count) = before.by_key.get(old, (0, 0)) if old is not None else (0, 0)
     (after_bytes, after_count) = after.by_key.get(new, (0, 0)) if new is not None else (0, 0)

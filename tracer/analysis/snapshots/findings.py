@@ -113,7 +113,8 @@ def replay_snapshot(
 def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
     """Explain the devices of a replayed snapshot, in their order."""
     devices = tuple(map(_explain_device, replayed.devices))
-    notes = (*imbalance(devices), *_snapshot_notes(replayed.snapshot))
+    empty = ("The snapshot is empty: no device has a segment or an entry.",) * (not replayed.snapshot.devices)
+    notes = (*imbalance(devices), *empty, *replayed.snapshot.remarks)
     return SnapshotFinding(devices, notes, replayed.snapshot.pinned_bytes)
 
 
@@ -150,14 +151,6 @@ def imbalance(devices: Sequence[DeviceFinding]) -> tuple[str, ...]:
     )
 
 
-def _snapshot_notes(snapshot: Snapshot) -> tuple[str, ...]:
-    notes = []
-    if not snapshot.devices:
-        notes.append("The snapshot is empty: no device has a segment or an entry.")
-    notes.extend(snapshot.remarks)
-    return tuple(notes)
-
-
 def _copies(kinds: KindFinder) -> list[str]:
     """A sentence if blocks from before the recording look like parameters and optimizer state by number."""
     times, size = kinds.copies_per_gradient
@@ -180,19 +173,15 @@ def _overlap(replayed: Replay, entry: int) -> tuple[int, int] | None:
     return (len(inside), int(lives.requested_bytes[rows[inside]].sum())) if len(inside) else None
 
 
-def _is_full_ring(state: DeviceState, replayed: Replay) -> bool:
-    """Whether the history has a round number of entries, and begins with memory in use that it does not explain."""
-    number = len(state.trace)
-    return number >= _LEAST_RING and number % _LEAST_RING == 0 and bool(replayed.requested_bytes[0])
-
-
 def _device_notes(state: DeviceState, replayed: Replay, *, has_allocator: bool) -> list[str]:
     odd, notes = replayed.oddities, []
     if not len(state.trace):
         notes.append("It has no history (no trace entries): what follows is the state when the snapshot was taken.")
     elif state.trace.time_us[0] < 0:
         notes.append("The entries have no times, but their order is exact.")
-    if _is_full_ring(state, replayed):
+    # A round number of entries, which begin with memory in use that they do not explain.
+    is_round = len(state.trace) >= _LEAST_RING and len(state.trace) % _LEAST_RING == 0
+    if is_round and replayed.requested_bytes[0]:
         notes.append(
             f"The history has exactly {len(state.trace):,} entries, probably its limit: earlier ones are lost. A "
             "larger max_entries of _record_memory_history keeps more."

@@ -172,10 +172,16 @@ def first_changes(
     growing = (cause.grows for cause, change in helping if change.num_served or change.saved_bytes >= _MUCH * most)
     grows = next(filter(None, growing), "")
     helping.sort(key=lambda pair: _rank(*pair, grows=bool(grows), most_bytes=most, capacity=modelled.capacity))
+    # A change that only names a line is said by one that says how to do it, if both come to the same.
+    known = {
+        (change.allocated_bytes, change.reserved_bytes)
+        for cause, change in helping
+        if cause.gives_up is not GivesUp.UNKNOWN
+    }
     changes = tuple(
         replace(change, words=f"{change.words} ({grows}: that is for a while)") if cause.postpones and grows else change
         for cause, change in helping
-        if not (cause.gives_up is GivesUp.UNKNOWN and _is_said(change, helping))
+        if cause.gives_up is not GivesUp.UNKNOWN or (change.allocated_bytes, change.reserved_bytes) not in known
     )
     return FirstChanges(changes[:MAX_CHANGES], len(modelled.baseline.unserved))
 
@@ -215,15 +221,6 @@ def _rank(
         cause.gives_up,
         -change.num_served,
         -round(change.saved_bytes / max(most_bytes, 1), 1),  # of what helps alike, what is asked about first
-    )
-
-
-def _is_said(change: FirstChange, helping: list[tuple[Cause, FirstChange]]) -> bool:
-    """Whether a change that says how to do it comes to the same as one that only names a line."""
-    return any(
-        (other.allocated_bytes, other.reserved_bytes) == (change.allocated_bytes, change.reserved_bytes)
-        for cause, other in helping
-        if cause.gives_up is not GivesUp.UNKNOWN
     )
 
 

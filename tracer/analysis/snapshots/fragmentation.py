@@ -13,6 +13,9 @@ from tracer.snapshot.actions import Action, BlockState
 from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import BEFORE, Replay
 
+_GROWN = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+_SHRUNK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
@@ -44,9 +47,11 @@ def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bo
         (mapped.stream == trace.stream[entry]) & (mapped.pool == trace.pool[entry]) & (mapped.is_small == is_small)
     )
     rows = lives.alive_after(entry)
-    is_pending = (lives.free_entry[rows] >= 0) & (lives.free_entry[rows] <= entry) | _is_pending_at_end(
-        state, replay, rows
-    )
+    is_pending = (lives.free_entry[rows] >= 0) & (lives.free_entry[rows] <= entry)
+    # Of a free that was requested before the recording began, the state at the end tells.
+    pending = state.blocks.address[state.blocks.state == BlockState.ACTIVE_PENDING_FREE]
+    is_live = (lives.end[rows] == len(trace)) & (lives.free_entry[rows] < 0) & (lives.begin[rows] == BEFORE)
+    is_pending |= is_live & np.isin(lives.addr[rows], pending)
     holes = _hole_sizes(own, (lives.addr[rows], lives.allocated_bytes[rows]))
     in_use = rows[~is_pending]
     later = _hole_sizes(own, (lives.addr[in_use], lives.allocated_bytes[in_use]))
@@ -69,15 +74,6 @@ def free_for_process(state: DeviceState, replay: Replay, entry: int, fraction: f
     if free_bytes < 0:
         return None
     return max(min(free_bytes, int(fraction * (reserved_bytes + free_bytes)) - reserved_bytes), 0)
-
-
-def _is_pending_at_end(state: DeviceState, replay: Replay, rows: Ints) -> Bools:
-    """Whether each block's free was requested before the recording began, by the state at the end."""
-    blocks, lives = state.blocks, replay.lives
-    pending = blocks.address[blocks.state == BlockState.ACTIVE_PENDING_FREE]
-    is_live = (lives.end[rows] == len(state.trace)) & (lives.free_entry[rows] < 0) & (lives.begin[rows] == BEFORE)
-    is_pending: Bools = is_live & np.isin(lives.addr[rows], pending)
-    return is_pending
 
 
 def fragmentation_after(state: DeviceState, replay: Replay, entry: int) -> Fragmentation:
@@ -110,8 +106,7 @@ class _Mapped(ColumnTable):
 def _mapped_after(state: DeviceState, entry: int) -> _Mapped:
     """The segments after an entry: those of the end state, with everything undone that happened since."""
     trace, segments = state.trace, state.segments
-    gone = _since(trace.where(Action.SEGMENT_FREE, Action.SEGMENT_UNMAP), entry)
-    new = _since(trace.where(Action.SEGMENT_ALLOC, Action.SEGMENT_MAP), entry)
+    gone, new = (entries[entries > entry] for entries in (trace.where(*_SHRUNK), trace.where(*_GROWN)))
     whole = [~segments.is_expandable, trace.action[gone] == Action.SEGMENT_FREE, np.zeros(len(new), dtype=np.bool_)]
     return _Mapped(
         address=np.concatenate([segments.address, trace.addr[gone], trace.addr[new]]),
@@ -120,18 +115,9 @@ def _mapped_after(state: DeviceState, entry: int) -> _Mapped:
         is_whole=np.concatenate(whole),
         stream=np.concatenate([segments.stream, trace.stream[gone], trace.stream[new]]),
         pool=np.concatenate([segments.pool, trace.pool[gone], trace.pool[new]]),
-        is_small=np.concatenate([segments.is_small, _is_small(trace.size[gone]), _is_small(trace.size[new])]),
+        # Small requests are served from segments of one size, also from the pages of expandable ones.
+        is_small=np.concatenate([segments.is_small, trace.size[np.append(gone, new)] == SMALL_SEGMENT_BYTES]),
     )
-
-
-def _is_small(size: Ints) -> Bools:
-    """Small requests are served from segments of one size, also from the pages of expandable ones."""
-    is_small: Bools = size == SMALL_SEGMENT_BYTES
-    return is_small
-
-
-def _since(entries: Ints, entry: int) -> Ints:
-    return entries[entries > entry]
 
 
 def _hole_sizes(mapped: _Mapped, used: tuple[Ints, Ints]) -> Ints:
@@ -146,30 +132,21 @@ def _hole_sizes(mapped: _Mapped, used: tuple[Ints, Ints]) -> Ints:
         return np.zeros(0, dtype=np.int64)
     is_reserved = _running(reserved, point_of, len(points)) > 0
     is_free = is_reserved & (_running(in_use, point_of, len(points)) <= 0)
-    cut = np.zeros(len(points), dtype=np.bool_)
-    whole = mapped.is_whole
+    whole, cut = mapped.is_whole, np.zeros(len(points), dtype=np.bool_)
     cut[np.searchsorted(points, mapped.address[whole])] = True
     cut[np.searchsorted(points, (mapped.address + mapped.size)[whole])] = True
-    return _merged(np.diff(points), is_free[:-1], cut[:-1])
+    # Lengths of the maximal free runs of consecutive ranges; a cut begins a new run.
+    length, is_free, cut = np.diff(points), is_free[:-1], cut[:-1]
+    starts = is_free & (cut | ~np.append(False, is_free[:-1]))
+    sizes = np.zeros(int(starts.sum()), dtype=np.int64)
+    np.add.at(sizes, (np.cumsum(starts) - 1)[is_free], length[is_free])
+    return sizes
 
 
 def _running(change: Ints, point_of: Ints, num_points: int) -> Ints:
     total = np.zeros(num_points, dtype=np.int64)
     np.add.at(total, point_of.reshape(-1), change)
     return np.cumsum(total)
-
-
-def _merged(length: Ints, is_free: Bools, cut: Bools) -> Ints:
-    """Lengths of the maximal free runs of consecutive ranges; a cut begins a new run."""
-    starts = is_free & (cut | ~np.append(False, is_free[:-1]))
-    run = np.cumsum(starts) - 1
-    sizes = np.zeros(int(starts.sum()), dtype=np.int64)
-    np.add.at(sizes, run[is_free], length[is_free])
-    return sizes
-
-
-_GROWN = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
-_SHRUNK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -133,7 +133,10 @@ class KindFinder:
         lives, category = self._lives, self._state.trace.category
         kind = self._sites.labels[lives.stack]
         if len(category) and (category >= 0).any():
-            of_text = np.array([*map(_category_kind, self._snapshot.texts), _UNSAID], np.int64)
+            # A tracer may write an entry's kind, such as `optimizer_state`.
+            kinds = (kind_named(text) for text in self._snapshot.texts)
+            said = (_UNSAID if of in (None, Kind.UNKNOWN, Kind.BEFORE_RECORDING) else of for of in kinds)
+            of_text = np.array([*said, _UNSAID], np.int64)
             kind = np.where(kind == _UNSAID, of_text[at(category, lives.alloc_entry, -1)], kind)
         return kind
 
@@ -182,9 +185,3 @@ def kind_finders(
         )
         for state, lives in devices
     )
-
-
-def _category_kind(text: str) -> int:
-    """The kind that a tracer wrote as an entry's `category`, such as `optimizer_state`, or `_UNSAID`."""
-    kind = kind_named(text)
-    return _UNSAID if kind is None or kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else kind

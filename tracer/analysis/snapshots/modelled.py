@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -154,7 +153,11 @@ def _model(device: ReplayedDevice) -> Modelled | None:
     snapshot, state, replayed = device.snapshot, device.state, device.replay
     if not len(state.trace) or not snapshot.has_allocator:
         return None
-    settings = recorded_settings(_infer_missing_settings(snapshot.settings, state))
+    recorded = snapshot.settings
+    if "expandable_segments" not in recorded and state.segments.is_expandable.any():
+        # Older snapshots do not tell their settings; expandable segments show.
+        recorded = {**recorded, "expandable_segments": True}
+    settings = recorded_settings(recorded)
     with paused_gc():
         history = read_history(snapshot, state, replayed)
         start = find_start(state, history, settings)
@@ -210,13 +213,6 @@ def _best_reproduction(
     return under(max(reached, key=lambda version: reached[version]), to_the_end=True)
 
 
-def _infer_missing_settings(recorded: Mapping[str, Any], state: DeviceState) -> Mapping[str, Any]:
-    """Older snapshots do not tell their settings; expandable segments show."""
-    if "expandable_segments" in recorded or not state.segments.is_expandable.any():
-        return recorded
-    return {**recorded, "expandable_segments": True}
-
-
 def reserved_peak_entry(replayed: Replay) -> int:
     """The entry after which the most was reserved, and of those the one with the most in use; -1 for the start."""
     at_peak = np.flatnonzero(replayed.reserved_bytes == replayed.reserved_bytes.max())
@@ -239,7 +235,10 @@ def agreement(modelled: Modelled) -> list[str]:
     parts.append(f"{reproduction.end_blocks.equal:,} of {reproduction.end_blocks.recorded:,} blocks at the end")
     if reproduction.is_exact:
         exact = f"A model of torch's allocator repeats every decision in this recording: {', '.join(parts)}."
-        return [exact, *_retries(reproduction.num_retries)]
+        number = reproduction.num_retries
+        times = {1: "once", 2: "twice"}.get(number, f"{number:,} times")
+        retries = f"The allocator emptied its cache to try again {times}; each waits for the GPU."
+        return [exact, retries] if number else [exact]
     if reproduction.given_up_at is not None:
         return [
             f"A model of torch's allocator decides most of this recording differently ({parts[0]} agree), and was "
@@ -250,11 +249,6 @@ def agreement(modelled: Modelled) -> list[str]:
         f"A model of torch's allocator repeats this recording in part: {', '.join(parts)}.",
         *_what_differs(modelled),
     ]
-
-
-def _retries(number: int) -> list[str]:
-    times = {1: "once", 2: "twice"}.get(number, f"{number:,} times")
-    return [f"The allocator emptied its cache to try again {times}; each waits for the GPU."] if number else []
 
 
 def _what_differs(modelled: Modelled) -> list[str]:

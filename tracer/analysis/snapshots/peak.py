@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.sites import NO_FRAMES, Site, Sites, pool_words, pools_of_graphs
 from tracer.arrays import Grouped, Ints, grouped, largest_first
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot
+from tracer.snapshot.columns import Annotations, DeviceState, Int32s
 from tracer.snapshot.replay import BEFORE
 
 IN_RECORDING: Final = "in the recording"
@@ -62,10 +61,11 @@ class SnapshotRow(PeakRow):
 def group_rows(device: ReplayedDevice, rows: Ints) -> tuple[SnapshotRow, ...]:
     """Gather rows by kind, line, and whether they were there before the recording; largest first."""
     members, keys, _ = _gathered(device, rows)
-    groups = [
-        replace(_group(key, parts, device), callers=callers_of([_called(part) for part in parts], device.sites))
-        for key, parts in zip(keys, members, strict=True)
-    ]
+    groups = []
+    for key, parts in zip(keys, members, strict=True):
+        # Of backward the stack to look at is that of its operation of forward.
+        called = [(part.stack if part.forward < 0 else part.forward, part.bytes, part.count) for part in parts]
+        groups.append(replace(_group(key, parts, device), callers=callers_of(called, device.sites)))
     return tuple(sorted(groups, key=lambda g: (-g.bytes, g.kind, g.site.frame, g.site.file or "", g.site.line or 0)))
 
 
@@ -89,16 +89,16 @@ def _gathered(
     by_stack = grouped(columns, lambda *values: values)
     sums = zip(by_stack.keys, by_stack.sums(lives.requested_bytes[rows]), by_stack.counts(), strict=True)
     parts = [_StackPart(size, count, *values) for values, size, count in sums]
-    groups = grouped([np.arange(len(parts))], lambda part: _key(parts[part], device.sites))
+
+    def key(number: int) -> tuple[Kind, Site, bool]:
+        part = parts[number]
+        return Kind(part.kind), device.sites.site_of_backward(part.stack, part.forward), part.is_before
+
+    groups = grouped([np.arange(len(parts))], key)
     members: list[list[_StackPart]] = [[] for _ in groups.keys]
     for part, group in zip(parts, groups.of_row.tolist(), strict=True):
         members[group].append(part)
     return members, groups.keys, groups.of_row[by_stack.of_row]
-
-
-def _key(part: _StackPart, sites: Sites) -> tuple[Kind, Site, bool]:
-    site = sites.site_of_backward(part.stack, part.forward)
-    return Kind(part.kind), site, part.is_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,6 @@ class _StackPart:
     is_before: bool
     kind: int
     evidence: int
-
-
-def _called(part: _StackPart) -> tuple[int, int, int]:
-    """The stack to look at, of backward that of its operation of forward; bytes and number of blocks."""
-    return part.stack if part.forward < 0 else part.forward, part.bytes, part.count
 
 
 def _group(key: tuple[Kind, Site, bool], parts: list[_StackPart], device: ReplayedDevice) -> SnapshotRow:
@@ -155,8 +150,10 @@ def callers_of(stacks: Sequence[tuple[int, int, int]], sites: Sites) -> tuple[Ca
     if len(stacks) < 2:
         return ()
     of_stack = [sites.callers(stack) for stack, _, _ in stacks]
-    depth = _first_difference(of_stack)
-    if depth is None:
+    shortest, longest = min(map(len, of_stack)), max(map(len, of_stack))
+    differing = (depth for depth in range(shortest) if len({callers[depth] for callers in of_stack}) > 1)
+    depth = next(differing, shortest)
+    if depth == longest:
         return ()
     sums: dict[Site | None, tuple[int, int]] = {}
     for callers, (_, size, count) in zip(of_stack, stacks, strict=True):
@@ -165,12 +162,6 @@ def callers_of(stacks: Sequence[tuple[int, int, int]], sites: Sites) -> tuple[Ca
         sums[site] = total + size, number + count
     shares = (CallerShare(site, size, count) for site, (size, count) in sums.items())
     return tuple(sorted(shares, key=lambda share: (-share.bytes, str(share.site))))
-
-
-def _first_difference(of_stack: Sequence[tuple[Site, ...]]) -> int | None:
-    shortest, longest = min(map(len, of_stack)), max(map(len, of_stack))
-    differing = (depth for depth in range(shortest) if len({callers[depth] for callers in of_stack}) > 1)
-    return next(differing, shortest if shortest < longest else None)
 
 
 NO_ANNOTATION = "no annotation"
@@ -293,13 +284,14 @@ def _by_stream(device: ReplayedDevice, rows: Ints) -> tuple[Share, ...]:
         stream = np.where(known, trace.stream[np.maximum(entries, 0)], stream)
         if (trace.pool >= 0).any():  # entries name their pool from torch 2.12 on
             pool = np.where(known, trace.pool[np.maximum(entries, 0)], pool)
-    place = partial(_place, device.snapshot, pools_of_graphs(device.state, device.sites))
+    of_graphs = pools_of_graphs(device.state, device.sites)
+
+    def place(stream: int, pool: int) -> str:
+        of_stream = "stream not recorded" if stream == _NOT_TOLD else f"stream {stream}"
+        words = pool_words(device.snapshot.text(pool), is_of_graphs=pool in of_graphs) if pool >= 0 else ""
+        return f"{of_stream}, {words}" if words else of_stream
+
     return _shares(grouped([stream, pool], place), lives.requested_bytes[rows])
-
-
-def _place(snapshot: Snapshot, of_graphs: frozenset[int], stream: int, pool: int) -> str:
-    of_stream = "stream not recorded" if stream == _NOT_TOLD else f"stream {stream}"
-    return f"{of_stream}, {pool_words(snapshot.text(pool), is_of_graphs=pool in of_graphs)}" if pool >= 0 else of_stream
 
 
 def _shares(names: Grouped[str], size_bytes: Ints) -> tuple[Share, ...]:
@@ -344,14 +336,6 @@ def _open_regions(notes: Annotations, order: list[int]) -> list[int]:
             count[name] = count.get(name, 0) + 1
         elif count.get(name, 0):
             count[name] -= 1
-            _close(opened, name)
+            del opened[len(opened) - 1 - opened[::-1].index(name)]  # regions of several threads need not nest
         after.append(opened[-1] if opened else OUTSIDE)
     return after
-
-
-def _close(opened: list[int], name: int) -> None:
-    """Remove the last region of a name; regions of several threads need not nest."""
-    for position in range(len(opened) - 1, -1, -1):
-        if opened[position] == name:
-            del opened[position]
-            return

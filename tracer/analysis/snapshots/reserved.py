@@ -171,7 +171,12 @@ class _Account:
             entry=entry,
             bytes=sum(row.bytes for row in rows),
             rows=tuple(sorted(rows, key=lambda row: (-row.bytes, row.pool, row.stream, row.reason))),
-            holders=_holders(holders),
+            holders=tuple(
+                sorted(
+                    (SegmentHolder(sites, *numbers) for sites, numbers in holders.items()),
+                    key=lambda holder: (-holder.free_bytes, str(holder.sites)),
+                )
+            ),
         )
 
     def _segment(self, segment: SegmentInfo, add: Add) -> Iterator[_Shared]:
@@ -223,19 +228,15 @@ class _Account:
             high = base + (end - base) // page * page
             if high <= low:  # no page is free as a whole
                 low = high = min(low, end)
-            self._cached_pages(block, low, high, page, add)
+            if num_pages := (high - low) // page:
+                num_reused = 0 if self._uses is None else self._uses.of_pages(block, low, page, num_pages)
+                add(REUSED, num_reused * page, num_reused)
+                add(IDLE, (num_pages - num_reused) * page, num_pages - num_reused)
             add(HELD, block.size - (high - low), 1)
             at(block.address).free += low - block.address
             if end > high:
                 at(high).free += end - high
         yield from shared.values()
-
-    def _cached_pages(self, block: BlockInfo, low: int, high: int, page: int, add: Add) -> None:
-        num_pages = (high - low) // page
-        if num_pages:
-            num_reused = 0 if self._uses is None else self._uses.of_pages(block, low, page, num_pages)
-            add(REUSED, num_reused * page, num_reused)
-            add(IDLE, (num_pages - num_reused) * page, num_pages - num_reused)
 
     def _hold(self, shared: _Shared, holders: dict[tuple[Site, ...], list[int]]) -> None:
         sites = {self._site(block.life) for block in shared.blocks}
@@ -255,8 +256,3 @@ class _Account:
 def _pool_name(pool: PoolId, is_small: bool) -> str:
     half = "small" if is_small else "large"
     return half if pool == DEFAULT_POOL else f"{half} of {pool_words(f'{pool[0]},{pool[1]}')}"
-
-
-def _holders(sums: Mapping[tuple[Site, ...], list[int]]) -> tuple[SegmentHolder, ...]:
-    holders = (SegmentHolder(sites, *numbers) for sites, numbers in sums.items())
-    return tuple(sorted(holders, key=lambda holder: (-holder.free_bytes, str(holder.sites))))

@@ -172,7 +172,8 @@ def _deciding_site(frames: list[Frame]) -> Site:
     region = next(filter(None, map(compiled_region, frames)), "")
     if best is None:
         below = _node_or_operation(frames)
-        return Site(", ".join(filter(None, (below, region))) or _innermost_function(frames))
+        names = (frame.name.split("(")[0][:120] for frame in frames if not _is_plumbing(frame))
+        return Site(", ".join(filter(None, (below, region))) or next(names, frames[0].name[:120]))
     graph, own = _in_generated_code(python)
     if own is not None:
         return Site(f"{own.name}, compiled graph {graph}", own.file, own.line)
@@ -215,10 +216,6 @@ def _node_or_operation(frames: list[Frame]) -> str:
     node = next((match.group(1) for name in names if (match := _NODE.search(name))), "")
     operations = [match.group(1) for name in names if (match := _OPERATION.search(name))]
     return node or (operations[-1] if operations else "")
-
-
-def _innermost_function(frames: list[Frame]) -> str:
-    return next((frame.name.split("(")[0][:120] for frame in frames if not _is_plumbing(frame)), frames[0].name[:120])
 
 
 def _is_plumbing(frame: Frame) -> bool:

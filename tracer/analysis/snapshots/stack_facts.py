@@ -102,11 +102,18 @@ def facts_of_stacks(stacks: Stacks) -> Ints:
         if not _is_in_recompute(stacks.frame_ids(stack), of_frame, stacks.frames):
             facts[stack] -= int(Fact.RECOMPUTE)
     deep = np.flatnonzero(depth)
-    is_engines = np.array([_is_called_by_engine(frame) for frame in stacks.frames], dtype=np.bool_)
+    is_engines = np.array(
+        [
+            is_python(frame) and (torch_file(frame) in _CALLED_BY_ENGINE or frame.name == _OF_SUBCLASSES)
+            for frame in stacks.frames
+        ],
+        dtype=np.bool_,
+    )
     outermost = stacks.frame_of[stacks.offset[deep + 1] - 1]
     facts[deep[is_engines[outermost]]] |= int(Fact.ENGINE)
     # Where C++ frames are missing, what the innermost frame of Python's calls in C++ is its own.
-    fills = np.array([_makes_buckets(frame) for frame in stacks.frames], dtype=np.bool_)
+    makes = (is_python(frame) and makes_buckets(_named_by_torch(frame), frame.name) for frame in stacks.frames)
+    fills = np.array([*makes], dtype=np.bool_)
     facts[deep[fills[stacks.frame_of[stacks.offset[deep]]]]] |= int(Fact.COLLECTIVE)
     return facts
 
@@ -143,7 +150,7 @@ def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
     for stack in np.flatnonzero(has(facts, Fact.CONSTRUCTOR)).tolist():
         outer: list[Frame] = []
         for frame in reversed(stacks[stack]):
-            if _python_facts_of(frame) & Fact.CONSTRUCTOR:
+            if is_python(frame) and _python_facts(frame) & Fact.CONSTRUCTOR:
                 break
             outer += [frame] * is_python(frame)
         constructor[stack] = numbers.setdefault((frame.name, frame.file, *outer[-1:]), len(numbers))
@@ -201,21 +208,9 @@ def _facts_of(frame: Frame) -> int:
     return int((_python_facts(frame) if is_python(frame) else _cpp_facts(frame.name)) | Fact.STACK)
 
 
-def _python_facts_of(frame: Frame) -> Fact:
-    return _python_facts(frame) if is_python(frame) else Fact.NONE
-
-
 def is_module_call(frame: Frame) -> bool:
     """Whether a frame of Python's is torch's own around the forward of a module."""
     return frame.name in _MODULE_CALLS and torch_file(frame) == "nn/modules/module.py"
-
-
-def _is_called_by_engine(frame: Frame) -> bool:
-    return is_python(frame) and (torch_file(frame) in _CALLED_BY_ENGINE or frame.name == _OF_SUBCLASSES)
-
-
-def _makes_buckets(frame: Frame) -> bool:
-    return is_python(frame) and makes_buckets(_named_by_torch(frame), frame.name)
 
 
 def _named_by_torch(frame: Frame) -> str:
