@@ -94,8 +94,14 @@ def test_torch_reads_what_the_script_sets(tmp_path: Path) -> None:
     assert "threads 1" in ended.stdout, ended.stderr
 
 
-@pytest.mark.parametrize(("given", "is_short"), [({}, True), ({"OMP_WAIT_POLICY": "ACTIVE"}, False)])
-@pytest.mark.parametrize("command", ["run", "profile"])
+@pytest.mark.parametrize(
+    ("command", "given", "is_short"),
+    [
+        ("run", {}, True),
+        pytest.param("run", {"OMP_WAIT_POLICY": "ACTIVE"}, False, marks=pytest.mark.slow),
+        pytest.param("profile", {}, True, marks=pytest.mark.slow),
+    ],
+)
 def test_threads_spin_shortly_unless_the_user_says_for_how_long(
     command: str, given: dict[str, str], is_short: bool, tmp_path: Path
 ) -> None:

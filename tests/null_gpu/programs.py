@@ -25,6 +25,18 @@ GIB = 1 << 30
 CONTEXT = 700 << 20  # set aside of every card
 
 
+def segments_lie_where_a_driver_placed_them() -> None:
+    """Before there are any others."""
+    runtime, placed = ctypes.CDLL(None), []
+    for size, _ in SEGMENTS:
+        placed.append(ctypes.c_void_p())
+        assert runtime.cudaMalloc(ctypes.byref(placed[-1]), ctypes.c_size_t(size << 20)) == 0
+    first = placed[0].value or 0
+    assert [((place.value or 0) - first) >> 20 for place in placed] == [offset for _, offset in SEGMENTS]
+    for place in placed:
+        assert runtime.cudaFree(place) == 0
+
+
 def device_of_the_card() -> None:
     properties = torch.cuda.get_device_properties(0)
     assert (properties.name, properties.major, properties.minor) == ("NVIDIA H100 80GB HBM3", 9, 0)
@@ -41,10 +53,10 @@ def out_of_memory_at_capacity() -> None:
         assert "CUDA out of memory. Tried to allocate 300.00 MiB. GPU 0 has a total capacity of 79.10 GiB" in str(error)
     assert len(tensors) == (int(79.10 * GIB) - CONTEXT) // (300 << 20)
     tensors.clear()
-    all_is_free()
+    _all_is_free()
 
 
-def all_is_free() -> None:
+def _all_is_free() -> None:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     assert free == total - CONTEXT, total - free
@@ -184,17 +196,6 @@ def managed_memory_fills_no_card() -> None:
     ctypes.memset(pointer.value or 0, 7, 1000)
     assert torch.cuda.mem_get_info()[0] == before
     assert runtime.cudaFree(pointer) == 0
-
-
-def segments_lie_where_a_driver_placed_them() -> None:
-    runtime, placed = ctypes.CDLL(None), []
-    for size, _ in SEGMENTS:
-        placed.append(ctypes.c_void_p())
-        assert runtime.cudaMalloc(ctypes.byref(placed[-1]), ctypes.c_size_t(size << 20)) == 0
-    first = placed[0].value or 0
-    assert [((place.value or 0) - first) >> 20 for place in placed] == [offset for _, offset in SEGMENTS]
-    for place in placed:
-        assert runtime.cudaFree(place) == 0
 
 
 def small_requests_share_a_granule() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,13 @@ def run_program(
         command = [sys.executable, "-m", "tests.null_gpu.programs", *names]
         return subprocess.run(command, cwd=place, env=found, capture_output=True, text=True, timeout=600, check=False)
     return run_python("-m", "tests.null_gpu.programs", *names, folder=place, variables=found, limit_s=600)
+
+
+def programs_in(file: str, *, but: Sequence[str] = ()) -> list[str]:
+    """Names of a file's public functions without arguments, each of which is a program, in their order."""
+    found = re.findall(r"^def ([a-z]\w*)\(\) -> None:", Path(__file__).with_name(file).read_text("utf-8"), re.MULTILINE)
+    assert set(but) <= set(found)
+    return [name for name in found if name not in but]
 
 
 def assert_well(ended: subprocess.CompletedProcess[str], *names: str) -> None:

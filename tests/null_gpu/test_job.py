@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.null_gpu.started import ROOT, needs_null_gpu
+from tests.null_gpu.started import ROOT, needs_null_gpu, programs_in
 from tests.processes import run_python
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
@@ -31,23 +31,7 @@ from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.null_gpu.process import environment
 from tracer.sessions.jobs.ranks import this_rank
 
-TOGETHER = (
-    "every_slot_has_this_ranks_own",
-    "gloo_meets_nobody",
-    "the_first_ranks_objects_are_everybodys",
-    "what_one_rank_gathers",
-    "a_sharded_checkpoint",
-    "stores_of_the_program",
-    "ranks_that_the_program_starts",
-    "data_parallel",
-    "flat_parameters",
-    "the_state_of_flattened_parameters",
-    "a_mesh_without_a_group",
-    "stages_of_a_pipeline",
-    "tokens_of_experts",
-    "attention_over_all_ranks",
-    "symmetric_workspace",
-)
+TOGETHER = programs_in("job_programs.py")
 
 
 # ---- which ranks

@@ -9,39 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.null_gpu.started import assert_well, needs_null_gpu, run_program
+from tests.null_gpu.started import assert_well, needs_null_gpu, programs_in, run_program
 from tracer.null_gpu.build import torch_folder
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
 
 pytestmark = needs_null_gpu
 
-TOGETHER = (
-    "segments_lie_where_a_driver_placed_them",  # before there are any others
-    "device_of_the_card",
-    "what_the_host_wrote_is_read",
-    "a_pattern_of_words_is_one_write",
-    "rows_without_a_gap_are_one_write",
-    "small_requests_share_a_granule",
-    "many_threads",
-    "out_of_memory_at_capacity",
-    "fraction_of_the_card",
-    "a_step_of_training",
-    "convolutions_transforms_and_cells",
-    "pinned_memory",
-    "managed_memory_fills_no_card",
-    "graphs",
-    "time_is_counted_in_launches",
-    "the_system_management_interface",
-    "what_nvml_is_asked",
-    "a_library_of_one_kernel_from_a_file",
-    "a_linker_of_the_driver",
-    "a_gradient_in_a_larger_block_is_explained",
-    "scratch_of_a_transform",
-    "scratch_of_recurrent_layers",
-    "a_function_that_nobody_wrote",
-    "too_many_pieces_are_said",
-)
+ALONE = {
+    "an_allocator_of_somebody_else": {},
+    "expandable_segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    "pools_of_the_driver": {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+    "workers_of_a_loader": {},
+    "a_tensor_of_another_process": {},
+    "children_end_well": {},
+    "one_rank_of_four": {},
+    "compiled": {},
+}
+TOGETHER = programs_in("programs.py", but=(*ALONE, "eight_devices", "visible_devices"))
 
 
 def test_one_process_after_the_other() -> None:
@@ -54,19 +39,7 @@ def test_one_process_after_the_other() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "variables"),
-    [
-        ("an_allocator_of_somebody_else", {}),
-        ("expandable_segments", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
-        ("pools_of_the_driver", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
-        ("workers_of_a_loader", {}),
-        ("a_tensor_of_another_process", {}),
-        ("children_end_well", {}),
-        ("one_rank_of_four", {}),
-        ("compiled", {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "variables"), ALONE.items(), ids=ALONE)
 def test_a_program(name: str, variables: dict[str, str]) -> None:
     assert_well(run_program(name, variables=variables), name)
 

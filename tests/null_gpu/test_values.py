@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.null_gpu.started import ROOT, needs_null_gpu
+from tests.null_gpu.started import ROOT, needs_null_gpu, programs_in
 from tests.processes import run_python
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
@@ -18,35 +18,6 @@ from tracer.null_gpu.values.answers import parse_answer
 from tracer.null_gpu.values.device_values import Known, KnownRanges
 from tracer.null_gpu.values.kernels import rounds
 
-TOGETHER = (
-    "memory_is_the_same",
-    "values_decide_sizes",
-    "boxes_are_suppressed",
-    "workspaces_are_asked_for",
-    "what_is_read_is_true",
-    "sorts_and_draws",
-    "a_seed_draws_the_same_again_and_leaves_the_hosts_alone",
-    "numbers_stand_for_tensors",
-    "numbers_come_before_tensors",
-    "weights_are_drawn_within_bounds",
-    "values_are_in_no_recording",
-    "nothing_is_added_twice",
-    "slices_hold_their_own",
-    "other_contexts",
-    "backward_reads_in_its_thread",
-    "reads_are_listed",
-    "answers_are_read",
-    "a_loop_without_end_is_ended",
-    "torchs_own_kernels_come_back",
-    "a_scaler_keeps_its_scale",
-    "a_line_search_ends",
-    "early_stopping_ends",
-    "a_masked_loss",
-    "packed_sequences",
-    "messages_on_a_graph",
-    "a_matching_on_the_host",
-    "distributions_check_what_is_drawn",
-)
 LARGE = (
     "experts_in_a_loop",
     "text_is_generated",
@@ -55,6 +26,7 @@ LARGE = (
     "a_trainer_trains",
     "a_profile_has_the_same_rows",
 )
+TOGETHER = programs_in("value_programs.py", but=(*LARGE, "what_was_read"))
 
 
 def run(*programs: str) -> subprocess.CompletedProcess[str]:

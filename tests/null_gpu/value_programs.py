@@ -247,7 +247,7 @@ class FunctionsCalled(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def functions_called() -> list[str]:
+def _functions_called() -> list[str]:
     with FunctionsCalled() as functions:
         weight = torch.ones(3, device=DEVICE, requires_grad=True)
         torch.autograd.backward((weight * 2).sum())
@@ -256,13 +256,13 @@ def functions_called() -> list[str]:
 
 def other_contexts() -> None:
     """A default device, inference mode and autocast of the CPU are the program's, and not those of what is computed."""
-    alone = functions_called()
+    alone = _functions_called()
     with host_values():
         with torch.device(DEVICE):
             assert torch.ones(3).sum().item() == 3 and torch.arange(5)[torch.arange(5) > 2].tolist() == [3, 4]
         with torch.inference_mode():
             assert torch.ones(3, device=DEVICE).add_(1).sum().item() == 6
-        assert functions_called() == alone
+        assert _functions_called() == alone
         with torch.autocast("cpu"):
             assert (torch.ones(2, 2, device=DEVICE) @ torch.ones(2, 2, device=DEVICE)).sum().item() == 8
 
