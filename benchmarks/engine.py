@@ -68,7 +68,6 @@ def workload_of(
         next_batch=next_batch,
         loss=loss,
         device=torch.device("cpu"),
-        description={},
     )
 
 

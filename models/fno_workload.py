@@ -117,20 +117,6 @@ def build_fno_workload(settings: FnoSettings = FnoSettings(), *, device: torch.d
         next_batch=lambda: tuple(tensor.to(device, non_blocking=True) for tensor in host_batch()),
         loss=relative_l2_loss,
         device=device,
-        description={
-            "model": "FNO",
-            "optimizer": "AdamW",
-            "data": settings.data,
-            "batch size": settings.batch_size,
-            "input channels": settings.in_channels,
-            "output channels": settings.out_channels,
-            "hidden channels": settings.hidden_channels,
-            "data size": " x ".join(map(str, sizes)),
-            "modes": " x ".join(map(str, modes)),
-            "layers": settings.n_layers,
-            "spectrum": settings.spectrum,
-            "seed": settings.seed,
-        },
     )
 
 

@@ -120,15 +120,4 @@ def build(
         next_batch=next_batch,
         loss=next_token_loss,
         device=device,
-        description={
-            "model": "GPT",
-            "optimizer": "AdamW",
-            "batch size": batch_size,
-            "vocabulary": vocabulary,
-            "context": context,
-            "width": width,
-            "layers": n_layers,
-            "heads": n_heads,
-            "seed": seed,
-        },
     )

@@ -65,14 +65,4 @@ def build(
         next_batch=next_batch,
         loss=F.mse_loss,
         device=device,
-        description={
-            "model": "LSTM",
-            "optimizer": "Adam",
-            "batch size": batch_size,
-            "channels": channels,
-            "length": length,
-            "width": width,
-            "layers": n_layers,
-            "seed": seed,
-        },
     )

@@ -107,16 +107,6 @@ def build(
         next_batch=next_batch,
         loss=F.cross_entropy,
         device=device,
-        description={
-            "model": "ResNet",
-            "optimizer": "SGD",
-            "batch size": batch_size,
-            "blocks": " + ".join(map(str, blocks)),
-            "width": width,
-            "classes": num_classes,
-            "image size": image_size,
-            "seed": seed,
-        },
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -15,7 +16,6 @@ from torch import nn
 import main
 from models import lstm
 from tests.pieces import Pieces, tiny_fno
-from tests.processes import run_python
 from tracer.errors import UserModelError
 from tracer.workloads.factory import is_shipped, load_factory, parse_arguments, shipped_model, shipped_models
 from tracer.workloads.module_steps import compiled, repeated_blocks
@@ -65,7 +65,8 @@ def test_a_project_may_have_a_package_of_the_same_name(tmp_path: Path) -> None:
     """
     root = str(Path(main.__file__).parent)
     variables = os.environ | {"PYTHONPATH": root}
-    ended = run_python("-c", textwrap.dedent(program), folder=tmp_path, variables=variables)
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert ended.stdout.splitlines() == ["Theirs", "7 ModuleWorkload"], ended.stderr
 
 

@@ -168,7 +168,7 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
 
 def test_a_workload_is_taken_as_it_is(nets: str) -> None:
     workload = build("models.lstm:build", "length=4")
-    assert workload.description["length"] == 4
+    assert workload.next_batch()[0].shape[1] == 4
     with pytest.raises(UserModelError, match="--amp, --checkpoint have no meaning for a workload"):
         build("models.lstm:build", amp="bfloat16", checkpoint=True)
     with pytest.raises(UserModelError, match="model is on cpu, and --device says cuda:1"):

@@ -224,7 +224,6 @@ class SupervisedWorkload:
     next_batch: Callable[[], tuple[Tensor, ...]]
     loss: Callable[[Tensor, Tensor], Tensor]  # From output and target to the number to make small
     device: torch.device  # Where model and batches are
-    description: Mapping[str, str | int | float]  # Settings to show a reader, by name
 
     def forward(self, batch: tuple[Tensor, ...]) -> Tensor:
         """The loss of one batch, a scalar."""
