@@ -286,6 +286,41 @@ def test_what_cannot_be_found_is_said(tmp_path: Path, text: str, sentence: str) 
     assert "Traceback" not in done.stderr
 
 
+IN_A_THREAD = """
+import sys, threading, torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.Adam(model.parameters())
+def train(num_steps):
+    for _ in range(num_steps):
+        model(torch.randn(32, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+train(int(sys.argv[1]))
+thread = threading.Thread(target=train, args=(int(sys.argv[2]),))
+thread.start()
+thread.join()
+print("trained")
+"""
+
+
+@pytest.mark.parametrize(("in_main", "in_thread", "is_explained"), [(2, 4, True), (2, 2, False)])
+def test_a_loop_that_goes_on_in_another_thread_is_recorded_there_or_said_to_be_too_short(
+    in_main: int, in_thread: int, is_explained: bool, tmp_path: Path
+) -> None:
+    """torch records one thread, and ends a recording in that alone."""
+    done = run(tmp_path, script(tmp_path, IN_A_THREAD), str(in_main), str(in_thread))
+    assert done.returncode == 0 and "trained" in done.stdout, done.stderr
+    assert "fault" not in done.stderr and "torch.profiler of the program's own" not in done.stderr
+    assert ("recording began anew there" if is_explained else "this one is left out") in done.stderr
+    if is_explained:
+        document = peak(tmp_path)
+        assert (
+            document["peak_bytes"] == document["allocator_peak_bytes"] == sum(row["bytes"] for row in document["rows"])
+        )
+        state = sum(row["bytes"] for row in document["rows"] if row["category"] == "OPTIMIZER_STATE")
+        assert state == 2 * 64 * 65 * 4 + 2 * 4
+
+
 CHILDREN = """
 import torch, torch.multiprocessing as mp
 def work(rank, size, fails):

@@ -59,6 +59,14 @@ _RECORDS_NO_SHAPES = (
     "place of parameters it does keep, from the first recorded step until the cycle has ended, so that a peak may be "
     "larger by that than without a profiler."
 )
+_MOVED = (
+    "The loop went on in another thread. torch records one thread: what was being recorded until then is left out, and "
+    "recording began anew there."
+)
+_LOST_IN_THREAD = (
+    "The loop went on in another thread, and that ended within a recording. torch ends a recording in its own thread "
+    "alone: this one is left out."
+)
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
@@ -121,6 +129,7 @@ class ProfileSession(Session):
         self._on = ExitStack()  # Switches all off but the profiler and the allocator's history
         self._hooks = self._call_hooks(objects)
         self._thread = threading.get_ident()
+        self._of_threads = ""  # What another thread's steps have cost, a sentence
         self._findings: Findings | None = None
         self._joined: tuple[Findings, RunHistory] | None = None
         self._run_history = RunHistory(None)
@@ -269,7 +278,10 @@ class ProfileSession(Session):
                 self._guarded(
                     lambda: self._observed.look(self.device, is_walk=True, batch=self._observed.living_arguments())
                 )
-        if profiler is not None:
+        if profiler is not None and threading.get_ident() != self._thread:
+            self._of_threads = _MOVED if self._tracer.num_cycles else _LOST_IN_THREAD
+            torch_profiler.abandon(profiler)
+        elif profiler is not None:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._guarded(lambda: profiler.__exit__(kind, error, trace))
             torch_profiler.let_go_of(profiler)
@@ -316,10 +328,27 @@ class ProfileSession(Session):
         if self._profiler is None:
             return
         with self._never_the_loops_fault():
+            if threading.get_ident() != self._thread and not self._is_off:
+                self._go_over_to_this_thread()
             is_recorded = self._is_recording
             is_costly = not self._records_first and self._cost.end_step(self.num_steps_done, is_recorded=is_recorded)
             self._end_step(is_last=is_costly)
             self._cost.begin_step()
+
+    def _go_over_to_this_thread(self) -> None:
+        """Begin anew where the loop has moved to another thread: torch records one, which alone can end a recording."""
+        self._thread, self._has_to_begin, self._of_threads = threading.get_ident(), False, _MOVED
+        if self._first is not None:
+            self._first.stop()
+            self._first = None
+        profiler, self._profiler = self._profiler, None
+        torch_profiler.abandon(profiler)
+        # The next step is recorded, without one to warm up: there may be few.
+        num_skipped = self.schedule.num_wait_steps + self.schedule.num_warmup_steps
+        self._num_steps_waited = profiler.step_num + 1 - num_skipped
+        self._profiler = self._new_profiler()
+        self._profiler.step_num = profiler.step_num
+        self._profiler.current_action = ProfilerAction.NONE
 
     def end_last_step(self) -> None:
         """End the program's last step: a recording that would begin behind it would have nothing."""
@@ -545,6 +574,8 @@ class ProfileSession(Session):
             sentences.append(f"The capture of a CUDA graph could not be recorded: {type(fault).__name__}: {fault}")
         if self._observed.storages.sees_transforms:
             sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
+        if self._of_threads:
+            sentences.append(self._of_threads)
         if note := self._cost.note:
             sentences.append(note)
         if self._is_on_meta:

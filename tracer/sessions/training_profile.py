@@ -319,7 +319,7 @@ class TrainingProfile(ProfileSession):
         assert self.results is not None
         if self._shows_all and self.voice.is_of_script and (note := self._of_another_time()):
             say(f"Note: {note}{f' See {explained_in}.' if explained_in is not None else ''}")
-        if self.results.findings is None and not has_failed and self._if_too_short:
+        if self.results.findings is None and not has_failed and self._if_too_short and not self._of_threads:
             self.voice.complain(self._what_is_missing())
             if self._num_steps_waited:
                 self.voice.complain(

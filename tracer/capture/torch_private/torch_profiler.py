@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from itertools import compress
 from operator import is_
@@ -279,6 +280,14 @@ class PoliteProfiler(torch.profiler.profile):
             function.enable()
         elif callable(function):
             sys.setprofile(function)
+
+
+def abandon(profiler: Any) -> None:
+    """End a profiler in another thread than the one that it began in, which torch cannot: its recording is lost."""
+    profiler.on_trace_ready = None
+    with suppress(RuntimeError):
+        profiler.__exit__(None, None, None)
+    let_go_of(profiler)
 
 
 def is_prepared(profiler: Any) -> bool:
