@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,15 @@ from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Allocations, Calls, DataFlow, Frames, Keys, Modules, Ops, Recording, Spans
 
 START_NS = 1_790_000_000_000_000_000
+
+
+def _empty(table: Any) -> Any:
+    return table(*(np.empty(0, np.int64) for _ in table.__dataclass_fields__))
+
+
+_TABLES = (Allocations, Keys, DataFlow, Ops, Calls, Spans, Frames, Modules)
+NOTHING = Recording((), ("cpu",), (), *map(_empty, _TABLES), *[np.empty(0, np.int64)] * 3, num_events=0)
+"""A recording in which nothing happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +68,9 @@ def recording_of(
     def column(values: Iterable[int]) -> Any:
         return np.array(list(values), np.int64)
 
-    return Recording(
-        strings=(),
+    return replace(
+        NOTHING,
         devices=devices,
-        shapes=(),
         allocations=Allocations(
             time_ns=column(START_NS + (at if e.at_ns is None else e.at_ns) for at, e in enumerate(events)),
             address=column(event.address for event in events),
@@ -86,14 +94,6 @@ def recording_of(
             dtype=np.full(len(keys), -1),
         ),
         flow=_reading(sorted(set(range(len(keys))) - {e.key for e in events if e.size_bytes > 0})),
-        ops=_empty(Ops),
-        calls=_empty(Calls),
-        spans=_empty(Spans),
-        frames=_empty(Frames),
-        modules=_empty(Modules),
-        gradient_keys=np.empty(0, np.int64),
-        parameter_keys=np.empty(0, np.int64),
-        optimizer_state_keys=np.empty(0, np.int64),
         num_events=len(events),
     )
 
@@ -103,10 +103,6 @@ def _reading(keys: Sequence[int]) -> DataFlow:
     none = np.zeros(len(keys), bool)
     node = np.zeros(len(keys), np.int64)
     return DataFlow(np.array([START_NS]), np.array([False]), node, np.array(keys, np.int64), none, none, none)
-
-
-def _empty(table: Any) -> Any:
-    return table(*(np.empty(0, np.int64) for _ in table.__dataclass_fields__))
 
 
 def known_of(*rows: tuple[int, int, int, Role, str], device: str = "cpu") -> KnownStorages:

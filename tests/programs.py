@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import strategies as st
 
-from tracer.capture.recording import Allocations, Calls, DataFlow, Frames, Keys, Modules, Ops, Recording, Spans
+from tests.histories import NOTHING, START_NS
+from tracer.capture.recording import Allocations, DataFlow, Keys, Recording
 
-# A time of today, as torch's profiler counts, at a full microsecond.
-START_NS = 1_790_000_000_000_000_000
 # A node and all that happens in it take this long, so that some share their microsecond and some do not.
 NODE_NS = 700
 _EVENT_NS = 25
@@ -90,10 +88,9 @@ class Program:
         ]
         edge_node, edge_key, made, freed, written = (np.array([e[i] for e in edges], np.int64) for i in range(5))
         count = len(self.storages)
-        return Recording(
-            strings=(),
+        return replace(
+            NOTHING,
             devices=self.devices,
-            shapes=(),
             allocations=Allocations(
                 time_ns=time_ns,
                 address=np.array(self.addresses(), np.int64),
@@ -125,20 +122,11 @@ class Program:
                 edge_freed=freed.astype(bool),
                 edge_mutated=written.astype(bool),
             ),
-            ops=_empty(Ops),
-            calls=_empty(Calls),
-            spans=_empty(Spans),
-            frames=_empty(Frames),
-            modules=_empty(Modules),
             gradient_keys=np.array(sorted(self.gradients), np.int64),
             parameter_keys=np.array(sorted(self.parameters), np.int64),
             optimizer_state_keys=np.array(sorted(self.optimizer_states), np.int64),
             num_events=len(rows) + len(self.nodes),
         )
-
-
-def _empty(table: Any) -> Any:
-    return table(*(np.empty(0, np.int64) for _ in table.__dataclass_fields__))
 
 
 @st.composite

@@ -15,9 +15,8 @@ from tests.analysis.operators.test_run_times import times
 from tests.analysis.snapshots.test_findings import MIB, load
 from tests.exporters.report_readers import R1, R2, R3, R4, dump, query, shape
 from tests.exporters.snapshot_samples import out_of_memory
-from tests.report_workloads import REPORT_WORKLOADS
 from tests.snapshot.dumps import REAL_FILES
-from tests.training_steps import ONE_OF_EACH, record
+from tests.training_steps import ONE_OF_EACH, REPORT_WORKLOADS, record
 from tracer.analysis.operators.invocations import op_instances
 from tracer.analysis.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
 from tracer.analysis.operators.run_times import RunTimeRow

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tests.histories import known_of
-from tests.report_workloads import REPORT_WORKLOADS
 from tests.training_steps import (
+    REPORT_WORKLOADS,
     WORKLOADS,
     Recorded,
     Workload,

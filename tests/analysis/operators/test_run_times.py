@@ -13,20 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.report_workloads import REPORT_WORKLOADS
-from tests.training_steps import WORKLOADS, Recorded, mlp, mlp_batch, record, recorded_workload
+from tests.histories import NOTHING
+from tests.training_steps import REPORT_WORKLOADS, WORKLOADS, Recorded, mlp, mlp_batch, record, recorded_workload
 from tracer.analysis.operators.invocations import OpInstances, op_instances, short_op_name
 from tracer.analysis.operators.run_times import RunTimeRow, instance_times, kernel_times, run_times
 from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
 from tracer.capture.profiler.event_tree import read_kernels, read_recording
 from tracer.capture.recording import (
     Allocations,
-    Calls,
-    DataFlow,
-    Frames,
     Kernels,
-    Keys,
-    Modules,
     OpKind,
     Ops,
     Recording,
@@ -92,25 +87,16 @@ def by_hand() -> tuple[Recording, Attribution]:
     ops = Ops(name, kind, parent, none, start, end, number, np.zeros(len(rows), np.int64), none, none * 0, none)
     # linear, the function, tanh, the loss and node 1 make memory.
     made = _ints(0, 2, 3, 4, 10)
-    recording = Recording(
+    recording = replace(
+        NOTHING,
         strings=strings,
-        devices=("cpu",),
         shapes=((),),
         allocations=_table(
             Allocations, op=made, size_bytes=_ints(64, 64, 64, 4, 64), time_ns=start[made] + 1,
             assumed=np.zeros(5, bool), key=none[:5], call=none[:5],
         ),
-        keys=_table(Keys),
-        flow=DataFlow(*(_ints() if "edge_" in name or "time" in name else np.zeros(0, bool)
-                        for name in DataFlow.__dataclass_fields__)),
         ops=ops,
-        calls=_table(Calls),
         spans=Spans(_ints(6), _ints(0), _ints(200), _ints(0)),
-        frames=Frames(_ints(), _ints(), _ints(), np.zeros(0, bool), np.zeros(0, bool)),
-        modules=_table(Modules),
-        gradient_keys=_ints(),
-        parameter_keys=_ints(),
-        optimizer_state_keys=_ints(),
         num_events=len(rows),
     )  # fmt: skip
     phase = np.where(node >= 0, int(Phase.BACKWARD), int(Phase.FORWARD))
