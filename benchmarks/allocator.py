@@ -32,9 +32,8 @@ NUM_LAYERS = 60
 ALONE = """
 import sys
 from pathlib import Path
-from rich.console import Console
-from tracer.commands.snapshot import Tries, show_snapshot
-show_snapshot(Path(sys.argv[1]), Console(), tries=Tries(settings=sys.argv[2:]))
+from tracer.commands.snapshot import snapshot
+snapshot([Path(sys.argv[1])], settings=sys.argv[2:])
 """
 SIX = (
     "expandable_segments:True",

@@ -31,9 +31,8 @@ MAX_PAGE_BYTES = 6_000_000
 OURS = """
 import sys
 from pathlib import Path
-from rich.console import Console
-from tracer.commands.snapshot import show_snapshot
-show_snapshot(Path(sys.argv[1]), Console(), html=Path(sys.argv[2]) if sys.argv[2:] else None)
+from tracer.commands.snapshot import snapshot
+snapshot([Path(sys.argv[1])], html=Path(sys.argv[2]) if sys.argv[2:] else None)
 """
 PAGE = "page.html"
 PLAIN, TORCHS, WITH_PAGE = "ours: load, explain, print", "torch.cuda._memory_viz stats", "ours, with --html"

@@ -114,11 +114,11 @@ def test_what_ends_the_command_while_files_are_written(
 
 def test_reading_a_snapshot_does_not_wait_for_torch(file: Path, tmp_path: Path) -> None:
     program = (
-        "import sys, main; from pathlib import Path; from rich.console import Console\n"
-        "from tracer.commands.diff import show_diff\nfrom tracer.commands.snapshot import show_snapshot\n"
+        "import sys, main; from pathlib import Path\n"
+        "from tracer.commands.diff import diff\nfrom tracer.commands.snapshot import snapshot\n"
         "file, folder = map(Path, sys.argv[1:])\n"
-        "show_snapshot(file, Console(), html=folder / 'a.html', sqlite=folder / 'a.sqlite')\n"
-        "show_diff(file, file, Console())\n"
+        "snapshot([file], html=folder / 'a.html', sqlite=folder / 'a.sqlite')\n"
+        "diff(file, file)\n"
         "import tracer.sessions.jobs.read_recordings  # what each process of a job's readers imports\n"
         "assert 'torch' not in sys.modules"
     )

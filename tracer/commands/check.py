@@ -13,24 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.command_line import role
+from tracer.commands import options as opt
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path, say_all
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
-from tracer.commands.options import (
-    NUM_ROWS,
-    OUTPUTS,
-    Answers,
-    Arguments,
-    AsJson,
-    Module,
-    On,
-    OneProcess,
-    PerNode,
-    Rank,
-    ScriptName,
-    Steps,
-    option,
-)
+from tracer.commands.options import option
 from tracer.commands.script import no_card_named
 from tracer.commands.script_steps import predict_script
 from tracer.errors import TracerError, UsageError
@@ -54,10 +41,10 @@ class _NotMeasuredError(TracerError):
 
 
 def check(
-    script: ScriptName,
-    arguments: Arguments = None,
-    module: Module = False,
-    steps: Steps = 0,
+    script: opt.ScriptName,
+    arguments: opt.Arguments = None,
+    module: opt.Module = False,
+    steps: opt.Steps = 0,
     baseline: Annotated[
         Path, option("Peaks to compare with, by script, arguments and card.", None, metavar="<path>")
     ] = Path("peaks.json"),
@@ -67,15 +54,15 @@ def check(
     update: Annotated[
         bool, option("Write the peak to the baseline instead of comparing it.", None, "--update")
     ] = False,
-    on: On = None,
-    answer: Answers = None,
-    per_node: PerNode = 8,
-    rank: Rank = None,
-    one_process: OneProcess = False,
+    on: opt.On = None,
+    answer: opt.Answers = None,
+    per_node: opt.PerNode = 8,
+    rank: opt.Rank = None,
+    one_process: opt.OneProcess = False,
     markdown: Annotated[
-        Path | None, option("Also write what changed as Markdown, for a pull request.", OUTPUTS, metavar="<path>")
+        Path | None, option("Also write what changed as Markdown, for a pull request.", opt.OUTPUTS, metavar="<path>")
     ] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Fail if a script's peak has grown, without a GPU.
 
@@ -197,4 +184,4 @@ def _print(diff: PeakDiff, name: str, baseline: Path, *, as_json: bool) -> None:
         if as_json:
             print_json(peak_diffs_json([diff], before=str(baseline), after=name), console)
         else:
-            print_peak_diffs([diff], console, before=str(baseline), after=name, top=NUM_ROWS)
+            print_peak_diffs([diff], console, before=str(baseline), after=name, top=opt.NUM_ROWS)

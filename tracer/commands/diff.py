@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.commands import options as opt
 from tracer.commands.common import (
     SNAPSHOT_NAME,
     THRESHOLD_EXCEEDED,
@@ -18,7 +19,7 @@ from tracer.commands.common import (
     show_page,
     snapshot_path,
 )
-from tracer.commands.options import AsJson, Html, Open, Top, option
+from tracer.commands.options import option
 from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
 from tracer.exporters.screen.terminal import print_json, screen
@@ -26,8 +27,6 @@ from tracer.results.files import PAGE, PEAK
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tracer.analysis.aligned_curves import AlignedCurves, MemoryCurve
     from tracer.analysis.peak_diff import PeakDiff
 
@@ -42,73 +41,51 @@ def diff(
         str | None,
         option("Exit with 3 if a peak grew by more than 5%, or by more than 100MiB.", metavar="<limit>"),
     ] = None,
-    html: Html = None,
-    open_: Open = False,
-    as_json: AsJson = False,
-    top: Top = 10,
+    html: opt.Html = None,
+    open_: opt.Open = False,
+    as_json: opt.AsJson = False,
+    top: opt.Top = 10,
 ) -> None:
     """Say what changed between two peaks, to the byte.
 
     Two folders that runs wrote are compared by category, module, operator and line; two
     snapshots by kind and stack.
     """
-    html = page_to_open(html, is_opened=open_)
+    from tracer.analysis.peak_diff import parse_threshold
+
+    exceeded: list[str] = []
     with errors_for_people():
-        with screen() as console:
-            exceeded = show_diff(before, after, console, top=top, fail_above=fail_above, html=html, as_json=as_json)
+        html = page_to_open(html, is_opened=open_)
+        threshold = parse_threshold(fail_above) if fail_above is not None else None
+        names = {"before": str(before), "after": str(after)}
         if html is not None:
+            check_outputs([html], [before, after], hint="Name another file with --html.")
+        first, second = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
+        diffs = compare(first, second)
+        with screen() as console:
+            if as_json:
+                from tracer.exporters.json_documents.peak import peak_diffs_json
+
+                print_json(peak_diffs_json(diffs, **names), console)
+            else:
+                from tracer.exporters.diff import print_peak_diffs
+
+                print_peak_diffs(diffs, console, **names, top=top)
+        if html is not None:
+            from tracer.exporters.page.diff_page import write_diff_page
+
+            curves, notes = _curves(first, second, diffs)
+            write_diff_page(diffs, html, **names, curves=curves, notes=notes)
             say_all([f"Wrote {html}  (open with a browser)"])
             if open_:
                 show_page(html)
         if not as_json:
             say_all(after_diff(before, after, has_page=html is not None))
+        if threshold is not None:
+            exceeded = [threshold.sentence(one.after.device, one) for one in diffs if threshold.is_exceeded_by(one)]
         say_all(exceeded)
     if exceeded:
         raise typer.Exit(THRESHOLD_EXCEEDED)
-
-
-def show_diff(
-    before: Path,
-    after: Path,
-    console: Console,
-    *,
-    top: int = 10,
-    fail_above: str | None = None,
-    html: Path | None = None,
-    as_json: bool = False,
-) -> Sequence[str]:
-    """Compare two peaks on a console.
-
-    Two save directories with a peak.json each are compared by category, module, operator and line; else their
-    snapshots, or the two snapshots named, by kind and stack.
-
-    Returns:
-        A sentence for each device whose peak grew by more than the threshold; none without one.
-    """
-    from tracer.analysis.peak_diff import parse_threshold
-
-    threshold = parse_threshold(fail_above) if fail_above is not None else None
-    names = {"before": str(before), "after": str(after)}
-    if html is not None:
-        check_outputs([html], [before, after], hint="Name another file with --html.")
-    before, after = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
-    diffs = compare(before, after)
-    if as_json:
-        from tracer.exporters.json_documents.peak import peak_diffs_json
-
-        print_json(peak_diffs_json(diffs, **names), console)
-    else:
-        from tracer.exporters.diff import print_peak_diffs
-
-        print_peak_diffs(diffs, console, **names, top=top)
-    if html is not None:
-        from tracer.exporters.page.diff_page import write_diff_page
-
-        curves, notes = _curves(before, after, diffs)
-        write_diff_page(diffs, html, **names, curves=curves, notes=notes)
-    if threshold is None:
-        return []
-    return [threshold.sentence(diff.after.device, diff) for diff in diffs if threshold.is_exceeded_by(diff)]
 
 
 def _what_to_compare(before: Path, after: Path) -> str:

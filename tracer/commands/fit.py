@@ -12,24 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.command_line import role
+from tracer.commands import options as opt
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
 from tracer.commands.fit_trials import ScriptTrials, answer_trial, each_alone, first_that_fits, written
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions
-from tracer.commands.options import (
-    OUTPUTS,
-    Answers,
-    Arguments,
-    Module,
-    On,
-    OneProcess,
-    PerNode,
-    Rank,
-    ScriptName,
-    Steps,
-    option,
-)
+from tracer.commands.options import option
 from tracer.commands.script import no_card_named
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
@@ -50,10 +39,10 @@ _HINT = 'Write --try "--batch-size 8,4,2", or --try --compile for an option with
 
 
 def fit(
-    script: ScriptName,
-    arguments: Arguments = None,
-    module: Module = False,
-    steps: Steps = 0,
+    script: opt.ScriptName,
+    arguments: opt.Arguments = None,
+    module: opt.Module = False,
+    steps: opt.Steps = 0,
     each: Annotated[bool, option("Try each change alone, and say what it saves, fit or not.", None, "--each")] = False,
     values: Annotated[
         list[str] | None,
@@ -68,14 +57,14 @@ def fit(
         bool,
         option("Try all values of --try as they are, compiled and with checkpointing; a table.", None, "--search"),
     ] = False,
-    on: On = None,
-    answer: Answers = None,
-    per_node: PerNode = 8,
-    rank: Rank = None,
-    one_process: OneProcess = False,
+    on: opt.On = None,
+    answer: opt.Answers = None,
+    per_node: opt.PerNode = 8,
+    rank: opt.Rank = None,
+    one_process: opt.OneProcess = False,
     save_dir: Annotated[
         Path | None,
-        option("Folder for fit.json, which run --apply reads; none by default.", OUTPUTS, metavar="<path>"),
+        option("Folder for fit.json, which run --apply reads; none by default.", opt.OUTPUTS, metavar="<path>"),
     ] = None,
 ) -> None:
     """Find the least change with which a script fits.

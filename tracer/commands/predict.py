@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracer.command_line import role
+from tracer.commands import options as opt
 from tracer.commands.common import (
     THRESHOLD_EXCEEDED,
     errors_for_people,
@@ -21,34 +22,7 @@ from tracer.commands.common import (
 from tracer.commands.engines import engine_command, predict_engine
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks
-from tracer.commands.options import (
-    MODEL,
-    NUM_ROWS,
-    OUTPUTS,
-    Accumulate,
-    Amp,
-    Answers,
-    Arguments,
-    AsJson,
-    BatchSize,
-    Checkpoint,
-    Inference,
-    Loss,
-    Model,
-    ModelArgs,
-    ModelInputs,
-    Module,
-    On,
-    OneProcess,
-    Optimizer,
-    PerNode,
-    Quiet,
-    Rank,
-    Steps,
-    Top,
-    number,
-    option,
-)
+from tracer.commands.options import number, option
 from tracer.commands.script import Script, no_card_named
 from tracer.commands.script_steps import predict_script
 from tracer.commands.workload_options import OF_STEP, WorkloadOptions
@@ -73,42 +47,42 @@ def predict(
     script: Annotated[
         str | None, typer.Argument(help="An unchanged script instead of a model; with -m a module's name.")
     ] = None,
-    arguments: Arguments = None,
-    module: Module = False,
-    steps: Steps = 0,
-    model: Model = "",
-    model_arg: ModelArgs = None,
-    model_input: ModelInputs = None,
+    arguments: opt.Arguments = None,
+    module: opt.Module = False,
+    steps: opt.Steps = 0,
+    model: opt.Model = "",
+    model_arg: opt.ModelArgs = None,
+    model_input: opt.ModelInputs = None,
     hf_config: Annotated[
         Path | None,
-        option("config.json of a transformers model; --model-arg changes single values.", MODEL, metavar="<path>"),
+        option("config.json of a transformers model; --model-arg changes single values.", opt.MODEL, metavar="<path>"),
     ] = None,
     tokens: Annotated[
         int | None,
-        number("Tokens in a sample of --hf-config; with --inference, text of that length is generated.", MODEL),
+        number("Tokens in a sample of --hf-config; with --inference, text of that length is generated.", opt.MODEL),
     ] = None,
-    batch_size: BatchSize = 8,
+    batch_size: opt.BatchSize = 8,
     largest_batch: Annotated[
-        bool, option("Also find the largest --batch-size that fits.", MODEL, "--largest-batch")
+        bool, option("Also find the largest --batch-size that fits.", opt.MODEL, "--largest-batch")
     ] = False,
-    optimizer: Optimizer = "adamw",
-    loss: Loss = "auto",
-    amp: Amp = "off",
-    accumulate: Accumulate = 1,
-    checkpoint: Checkpoint = False,
-    inference: Inference = False,
-    on: On = None,
-    answer: Answers = None,
-    per_node: PerNode = 8,
-    rank: Rank = None,
-    one_process: OneProcess = False,
+    optimizer: opt.Optimizer = "adamw",
+    loss: opt.Loss = "auto",
+    amp: opt.Amp = "off",
+    accumulate: opt.Accumulate = 1,
+    checkpoint: opt.Checkpoint = False,
+    inference: opt.Inference = False,
+    on: opt.On = None,
+    answer: opt.Answers = None,
+    per_node: opt.PerNode = 8,
+    rank: opt.Rank = None,
+    one_process: opt.OneProcess = False,
     save_dir: Annotated[
         Path | None,
-        option("Also write the files of a run to this folder: peak.json, the page, ...", OUTPUTS, metavar="<path>"),
+        option("Also write the files of a run to this folder: peak.json, the page, ...", opt.OUTPUTS, metavar="<path>"),
     ] = None,
-    as_json: AsJson = False,
-    top: Top = NUM_ROWS,
-    quiet: Quiet = False,
+    as_json: opt.AsJson = False,
+    top: opt.Top = opt.NUM_ROWS,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Say whether a step fits on a GPU, without one.
 

@@ -15,39 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tracer.command_line import program_commit
+from tracer.commands import options as opt
 from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, was_given
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
-from tracer.commands.options import (
-    DEVICE,
-    FNO,
-    MODEL,
-    NUM_ROWS,
-    OUTPUTS,
-    SAVE_DIR,
-    Accumulate,
-    ActiveSteps,
-    Amp,
-    BatchSize,
-    Checkpoint,
-    Inference,
-    KeepRecording,
-    Loss,
-    Model,
-    ModelArgs,
-    ModelInputs,
-    On,
-    Optimizer,
-    PerNode,
-    Quiet,
-    Rank,
-    Repeats,
-    SaveDir,
-    Top,
-    WaitSteps,
-    WarmupSteps,
-    number,
-    option,
-)
+from tracer.commands.options import number, option
 from tracer.commands.workload_options import (
     MAX_SEED,
     OF_FNO,
@@ -94,11 +65,11 @@ class ProfileOptions:
     device: str = DEFAULT_DEVICE
     device_named: bool = False  # Whether the user wrote `--device`
     on: OnOptions
-    save_dir: Path = SAVE_DIR
+    save_dir: Path = opt.SAVE_DIR
     leave_out: Collection[str] = ()  # Names of outputs
     keep_recording: bool = False
     schedule: Sequence[int] = (1, 1, 3, 2)  # Arguments of `Schedule`
-    top: int = NUM_ROWS
+    top: int = opt.NUM_ROWS
     quiet: bool = False
 
     def say(self, line: str) -> None:
@@ -130,44 +101,46 @@ def _print_whole_help(context: typer.Context, is_wanted: bool) -> None:
 
 def _without(file: OutputFile) -> Any:
     """A switch that is on, and is switched off by `--no-` and the name of a file."""
-    return option(file.switch_help, OUTPUTS, f" /--no-{file.name}", show_default=False)
+    return option(file.switch_help, opt.OUTPUTS, f" /--no-{file.name}", show_default=False)
 
 
 def profile(
     context: typer.Context,
-    model: Model = "",
-    model_arg: ModelArgs = None,
-    model_input: ModelInputs = None,
-    batch_size: BatchSize = 8,
-    compile: Annotated[bool, option("Call the model through torch.compile.", MODEL, "--compile")] = False,
-    seed: Annotated[int, number("Seed of weights and data.", MODEL, most=MAX_SEED)] = 0,
-    optimizer: Optimizer = "adamw",
-    loss: Loss = "auto",
-    amp: Amp = "off",
-    accumulate: Accumulate = 1,
-    checkpoint: Checkpoint = False,
-    inference: Inference = False,
-    in_channels: Annotated[int, number("Channels of the model's input.", FNO)] = 3,
-    out_channels: Annotated[int, number("Channels of the model's output.", FNO)] = 1,
-    hidden_channels: Annotated[int, number("Width of the model.", FNO)] = 64,
+    model: opt.Model = "",
+    model_arg: opt.ModelArgs = None,
+    model_input: opt.ModelInputs = None,
+    batch_size: opt.BatchSize = 8,
+    compile: Annotated[bool, option("Call the model through torch.compile.", opt.MODEL, "--compile")] = False,
+    seed: Annotated[int, number("Seed of weights and data.", opt.MODEL, most=MAX_SEED)] = 0,
+    optimizer: opt.Optimizer = "adamw",
+    loss: opt.Loss = "auto",
+    amp: opt.Amp = "off",
+    accumulate: opt.Accumulate = 1,
+    checkpoint: opt.Checkpoint = False,
+    inference: opt.Inference = False,
+    in_channels: Annotated[int, number("Channels of the model's input.", opt.FNO)] = 3,
+    out_channels: Annotated[int, number("Channels of the model's output.", opt.FNO)] = 1,
+    hidden_channels: Annotated[int, number("Width of the model.", opt.FNO)] = 64,
     data_size: Annotated[
         str,
-        option("Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", FNO, metavar="<text>"),
+        option("Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", opt.FNO, metavar="<text>"),
     ] = "64",
-    n_modes: Annotated[str, option("Fourier modes kept: 32 for every axis, or 32x16.", FNO, metavar="<text>")] = "32",
-    n_layers: Annotated[int, number("Fourier layers.", FNO)] = 4,
-    data: Annotated[Literal["random", "darcy"], option("Noise, or solved Darcy flow problems.", FNO)] = "random",
+    n_modes: Annotated[
+        str, option("Fourier modes kept: 32 for every axis, or 32x16.", opt.FNO, metavar="<text>")
+    ] = "32",
+    n_layers: Annotated[int, number("Fourier layers.", opt.FNO)] = 4,
+    data: Annotated[Literal["random", "darcy"], option("Noise, or solved Darcy flow problems.", opt.FNO)] = "random",
     device: Annotated[
-        str, option("Where to train. Without a GPU the default becomes cpu.", DEVICE, metavar="<text>")
+        str, option("Where to train. Without a GPU the default becomes cpu.", opt.DEVICE, metavar="<text>")
     ] = DEFAULT_DEVICE,
-    on: On = None,
-    per_node: PerNode = 8,
-    rank: Rank = None,
-    n_wait_steps: WaitSteps = 1,
-    n_warmup_steps: WarmupSteps = 1,
-    n_active_steps: ActiveSteps = 3,
-    n_repeats: Repeats = 2,
-    save_dir: SaveDir = SAVE_DIR,
+    on: opt.On = None,
+    per_node: opt.PerNode = 8,
+    rank: opt.Rank = None,
+    n_wait_steps: opt.WaitSteps = 1,
+    n_warmup_steps: opt.WarmupSteps = 1,
+    n_active_steps: opt.ActiveSteps = 3,
+    n_repeats: opt.Repeats = 2,
+    save_dir: opt.SaveDir = opt.SAVE_DIR,
     max_mem: Annotated[bool, _without(MAX_MEM)] = True,
     memory_timeline: Annotated[bool, _without(PAGE)] = True,
     peak_json: Annotated[bool, _without(PEAK)] = True,
@@ -175,9 +148,9 @@ def profile(
     run_time_report: Annotated[bool, _without(RUN_TIME_REPORT)] = True,
     memory_snapshot: Annotated[bool, _without(SNAPSHOT)] = True,
     cuda_timing: Annotated[bool, _without(TIMING)] = True,
-    keep_recording: KeepRecording = False,
-    top: Top = NUM_ROWS,
-    quiet: Quiet = False,
+    keep_recording: opt.KeepRecording = False,
+    top: opt.Top = opt.NUM_ROWS,
+    quiet: opt.Quiet = False,
     version: Annotated[
         bool,
         option(

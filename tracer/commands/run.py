@@ -15,33 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracer.command_line import role
+from tracer.commands import options as opt
 from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
 from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process, tell_reports
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
-from tracer.commands.options import (
-    DEVICE,
-    NUM_ROWS,
-    SAVE_DIR,
-    ActiveSteps,
-    Answers,
-    Arguments,
-    KeepRecording,
-    Module,
-    On,
-    OneProcess,
-    PerNode,
-    Quiet,
-    Rank,
-    Repeats,
-    SaveDir,
-    ScriptName,
-    Top,
-    WaitSteps,
-    WarmupSteps,
-    number,
-    option,
-)
+from tracer.commands.options import number, option
 from tracer.commands.script import BEFORE_SCRIPT, Script, child_profiled, run_script
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated, UsageError
@@ -70,9 +49,9 @@ _LEAST_NEED_S = 30
 
 def run(
     context: typer.Context,
-    script: ScriptName,
-    arguments: Arguments = None,
-    module: Module = False,
+    script: opt.ScriptName,
+    arguments: opt.Arguments = None,
+    module: opt.Module = False,
     watch: Annotated[
         bool, option("Watch the whole script without a profiler, and explain what happens.", None, "--watch")
     ] = False,
@@ -87,30 +66,30 @@ def run(
         number("Of an engine's server: made-up requests that it answers before it is ended.", least=0, hidden=True),
     ] = 0,
     device: Annotated[
-        str | None, option("Device to explain; by default the model's.", DEVICE, metavar="<text>", hidden=True)
+        str | None, option("Device to explain; by default the model's.", opt.DEVICE, metavar="<text>", hidden=True)
     ] = None,
-    on: On = None,
-    answer: Answers = None,
-    per_node: PerNode = 8,
-    rank: Rank = None,
-    one_process: OneProcess = False,
+    on: opt.On = None,
+    answer: opt.Answers = None,
+    per_node: opt.PerNode = 8,
+    rank: opt.Rank = None,
+    one_process: opt.OneProcess = False,
     keep_writes: Annotated[
         bool,
         option(
             "With --on: let the script write its files in place, not to a folder of the run.",
-            DEVICE,
+            opt.DEVICE,
             "--keep-writes",
             hidden=True,
         ),
     ] = False,
-    n_wait_steps: WaitSteps = 0,
-    n_warmup_steps: WarmupSteps = 1,
-    n_active_steps: ActiveSteps = 3,
-    n_repeats: Repeats = 2,
-    save_dir: SaveDir = SAVE_DIR,
-    keep_recording: KeepRecording = False,
-    top: Top = NUM_ROWS,
-    quiet: Quiet = False,
+    n_wait_steps: opt.WaitSteps = 0,
+    n_warmup_steps: opt.WarmupSteps = 1,
+    n_active_steps: opt.ActiveSteps = 3,
+    n_repeats: opt.Repeats = 2,
+    save_dir: opt.SaveDir = opt.SAVE_DIR,
+    keep_recording: opt.KeepRecording = False,
+    top: opt.Top = opt.NUM_ROWS,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Profile an unchanged training script.
 

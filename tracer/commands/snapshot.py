@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from tracer.commands import options as opt
 from tracer.commands.common import (
     THRESHOLD_EXCEEDED,
     check_outputs,
@@ -19,7 +19,7 @@ from tracer.commands.common import (
     show_page,
     snapshot_path,
 )
-from tracer.commands.options import OUTPUTS, AsJson, Html, Open, Top, checked_size, number, option
+from tracer.commands.options import checked_size, number, option
 from tracer.errors import MissingPackageError, OutputError, SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
 from tracer.exporters.screen.terminal import print_json, screen
@@ -36,14 +36,6 @@ if TYPE_CHECKING:
 
 _OTHER_FILE = "Name another file with --html or --sqlite."
 ALLOCATOR = "Other allocator settings, another GPU"
-
-
-@dataclass(frozen=True)
-class Tries:
-    """Replays of the recording under other settings, or on another GPU."""
-
-    settings: Sequence[str] = ()
-    gpu_memory: str | None = None
 
 
 def snapshot(
@@ -74,13 +66,13 @@ def snapshot(
     dask: Annotated[
         str | None, option("Read a job's recordings on the workers of this Dask scheduler.", metavar="<address>")
     ] = None,
-    html: Html = None,
-    open_: Open = False,
+    html: opt.Html = None,
+    open_: opt.Open = False,
     sqlite: Annotated[
-        Path | None, option("Also write the memory report of that device.", OUTPUTS, metavar="<path>")
+        Path | None, option("Also write the memory report of that device.", opt.OUTPUTS, metavar="<path>")
     ] = None,
-    as_json: AsJson = False,
-    top: Top = 10,
+    as_json: opt.AsJson = False,
+    top: opt.Top = 10,
 ) -> None:
     """Explain an allocator snapshot made anywhere.
 
@@ -99,24 +91,36 @@ def snapshot(
             _answer_job(file, device=device, dask=dask, as_json=as_json, top=top)
             return
         html = page_to_open(html, is_opened=open_)
+        (path,) = file
+        outputs = [out for out in (html, sqlite) if out is not None]
+        with _hint_for_outputs():
+            check_outputs(outputs, [snapshot_path(path)], hint=_OTHER_FILE)
+        explained = _explained(path, device, settings or (), gpu_memory)
+        if outputs:
+            with _hint_for_outputs():
+                _write(explained, html=html, sqlite=sqlite, file=path)
         with screen() as console:
-            shown = show_snapshot(
-                file[0],
-                console,
-                device=device,
-                top=top,
-                as_json=as_json,
-                html=html,
-                sqlite=sqlite,
-                tries=Tries(settings or (), gpu_memory),
-            )
+            if as_json:
+                _print_json(explained, console, path)
+            else:
+                _print(explained, console, path, top)
             readers = {html: PAGE.read_with, sqlite: MEMORY_REPORT.read_with}
             say_all(f"Wrote {path}  (open with {reader})" for path, reader in readers.items() if path is not None)
         if html is not None and open_:
             show_page(html)
         if not as_json:
-            say_all(_next(shown, file[0], has_page=html is not None))
-    if not shown.runs:
+            shown, tried = explained.finding.failed_first, explained.allocator
+            say_all(
+                after_snapshot(
+                    path,
+                    [device.device for device in shown],
+                    has_failed=any(device.oom for device in shown),
+                    has_page=html is not None,
+                    has_settings=all(one.modelled is None or one.what_if is not None for one in tried),
+                )
+            )
+    # Whether the recording runs on the GPU asked about, on every device of it.
+    if not all(one.what_if is None or one.what_if.runs for one in explained.allocator):
         raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
@@ -142,17 +146,6 @@ def _answer_job(paths: Sequence[Path], *, device: int | None, dask: str | None, 
         say_all(after_job(finding.worst.file, finding.typical.file, paths))
 
 
-def _next(shown: ExplainedSnapshot, path: Path, *, has_page: bool) -> tuple[str, ...]:
-    devices = shown.finding.failed_first
-    return after_snapshot(
-        path,
-        [device.device for device in devices],
-        has_failed=any(device.oom for device in devices),
-        has_page=has_page,
-        has_settings=not shown.can_try_settings,
-    )
-
-
 def is_job(paths: Sequence[Path]) -> bool:
     """Whether these are the recordings of several ranks: several paths, a pattern, or a folder of recordings."""
     if len(paths) != 1:
@@ -165,63 +158,26 @@ def is_job(paths: Sequence[Path]) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExplainedSnapshot:
+class ExplainedSnapshot(NamedTuple):
     """A snapshot, and what was found in it."""
 
-    replayed: ReplayedSnapshot  # The snapshot
-    finding: SnapshotFinding  # What filled its devices
-    allocator: Sequence[AllocatorFinding]  # Allocator findings of each device
-
-    @property
-    def runs(self) -> bool:
-        """Whether the recording runs on the GPU asked about, on every device of it; True if none was."""
-        return all(finding.what_if is None or finding.what_if.runs for finding in self.allocator)
-
-    @property
-    def can_try_settings(self) -> bool:
-        """Whether other settings of the allocator have not been tried, and can be."""
-        return any(finding.modelled is not None and finding.what_if is None for finding in self.allocator)
+    replayed: ReplayedSnapshot
+    finding: SnapshotFinding
+    allocator: Sequence[AllocatorFinding]  # Of each device
 
 
-def show_snapshot(
-    path: Path,
-    console: Console,
-    *,
-    device: int | None = None,
-    top: int = 10,
-    as_json: bool = False,
-    html: Path | None = None,
-    sqlite: Path | None = None,
-    tries: Tries = Tries(),
-) -> ExplainedSnapshot:
-    """Explain a snapshot on a console, as text or as JSON, and in files.
+def _explained(path: Path, device: int | None, settings: Sequence[str], gpu_memory: str | None) -> ExplainedSnapshot:
+    from tracer.allocator.settings import parse_settings
 
-    A page and a database are about one device: the one named, or else the worst, see `SnapshotFinding.worst`.
-    """
-    outputs = [out for out in (html, sqlite) if out is not None]
-    with _hint_for_outputs():
-        check_outputs(outputs, [snapshot_path(path)], hint=_OTHER_FILE)
-    explained = _explained(path, device, tries)
-    if outputs:
-        with _hint_for_outputs():
-            _write(explained, html=html, sqlite=sqlite, file=path)
-    if as_json:
-        _print_json(explained, console, path)
-    else:
-        _print(explained, console, path, top)
-    return explained
-
-
-def _explained(path: Path, device: int | None, tries: Tries) -> ExplainedSnapshot:
-    memory = checked_size(tries.gpu_memory)
-    settings = _checked_settings(tries.settings)
+    memory = checked_size(gpu_memory)
+    for text in settings:  # before a large file is read
+        parse_settings(text)
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.analysis.snapshots.allocator_finding import explain_allocator, with_model
     from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 
     replayed = replay_snapshot(snapshot, device=device)
-    allocator = explain_allocator(replayed, settings=settings, gpu_memory=memory)
+    allocator = explain_allocator(replayed, settings=list(dict.fromkeys(settings)), gpu_memory=memory)
     return ExplainedSnapshot(replayed, with_model(explain_replayed(replayed), allocator), allocator)
 
 
@@ -253,16 +209,6 @@ def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int)
     print_snapshot(explained.finding, console, file=str(path), top=top, first=first, more=print_more)
 
 
-def _checked_settings(settings: Sequence[str]) -> Sequence[str]:
-    """The settings asked for, without duplicates; checked before a large file is read."""
-    from tracer.allocator.settings import parse_settings
-
-    wanted = dict.fromkeys(settings)
-    for text in wanted:
-        parse_settings(text)
-    return list(wanted)
-
-
 @contextmanager
 def _hint_for_outputs() -> Iterator[None]:
     """The exporters' hint is about the folder of a run; here the files have options of their own."""
@@ -275,9 +221,9 @@ def _hint_for_outputs() -> Iterator[None]:
 
 
 def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | None, file: Path) -> None:
-    replayed, finding = explained.replayed, explained.finding
-    shown = finding.worst
-    if shown is None:
+    """Write a page of all devices, and a database of the one that is named, or else the worst."""
+    replayed, finding, allocator = explained
+    if (shown := finding.worst) is None:
         raise SnapshotError(
             f"{file} has no device with memory, so there is nothing to draw.",
             hint="Take the snapshot while the program runs.",
@@ -286,8 +232,9 @@ def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | No
         if html is not None:
             from tracer.exporters.page.snapshot_page import write_snapshot_page
 
-            first = {tried.device: tried.first for tried in explained.allocator if tried.first is not None}
-            run = _described(file, finding)
+            first = {tried.device: tried.first for tried in allocator if tried.first is not None}
+            devices = ", ".join(str(device.device) for device in finding.devices)
+            run = {"file": str(file), "devices": devices, "entries": f"{sum(one.entries for one in finding.devices):,}"}
             with turn.writing(html):
                 write_snapshot_page(replayed, finding, html, run=run, first=first)
         if sqlite is not None:
@@ -295,8 +242,3 @@ def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | No
 
             with turn.writing(sqlite):
                 write_snapshot_report(replayed.devices[shown], sqlite)
-
-
-def _described(file: Path, finding: SnapshotFinding) -> dict[str, str | int | float]:
-    devices = ", ".join(str(device.device) for device in finding.devices)
-    return {"file": str(file), "devices": devices, "entries": f"{sum(device.entries for device in finding.devices):,}"}

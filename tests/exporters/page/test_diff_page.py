@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from typer.testing import CliRunner
 
 from tests.analysis.snapshots.test_findings import BASE, load
 from tests.exporters.page.page_samples import peak_row
@@ -19,12 +19,10 @@ from tracer.analysis.aligned_curves import MemoryCurve, align
 from tracer.analysis.peak_diff import PeakChange, SavedPeak, diff_peaks
 from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.analysis.snapshots.timeline import Band
-from tracer.commands.diff import show_diff
-from tracer.errors import OutputError
+from tracer.commands.app import app
 from tracer.exporters.diff import changes_tables
 from tracer.exporters.json_documents.peak import peak_diffs_json
 from tracer.exporters.page.diff_page import diff_pages
-from tracer.exporters.screen.terminal import screen
 from tracer.exporters.tables import cell_text
 
 BEFORE = SavedPeak("cpu", 1000, "backward", (peak_row(900), peak_row(100, category="PARAMETER", module="net.1")))
@@ -99,17 +97,14 @@ def test_every_device_of_snapshots_has_a_page(tmp_path: Path) -> None:
     assert "no device" in diff_pages((), before="a", after="b")[0].device
 
 
-def test_the_command_writes_a_page_and_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_page_and_prints_json(tmp_path: Path) -> None:
     first, last = (write(tmp_path / str(size), [segment(BASE, 4096, [block(BASE, size)])]) for size in (100, 300))
     page = tmp_path / "page.html"
-    with screen() as console:
-        show_diff(first, last, console, html=page, as_json=True)
-    assert json.loads(capsys.readouterr().out)["devices"][0]["bytes"] == 200
+    words = ["diff", str(first), str(last), "--json", "--html"]
+    assert json.loads(CliRunner().invoke(app, [*words, str(page)]).stdout)["devices"][0]["bytes"] == 200
     assert "+200 B (+200 B, +200.0 %)" in page.read_text("utf-8")
-    with screen() as console:
-        for wrong in (tmp_path, first):
-            with pytest.raises(OutputError):
-                show_diff(first, last, console, html=wrong)
+    for wrong in (tmp_path, first):
+        assert CliRunner().invoke(app, [*words, str(wrong)]).exit_code == 1
 
 
 def test_both_curves_lie_on_one_axis(opened: Callable[..., Any]) -> None:
