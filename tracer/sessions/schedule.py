@@ -171,11 +171,11 @@ class RecordingCost:
         plain_s = min(self._plain_s[_NUM_STEPS_TO_BEGIN:] or self._plain_s, default=took_s)
         if not self._may_end_early or took_s - plain_s <= max(MOST_S, _MOST_SHARE * plain_s):
             return False
-        self.note = (
-            f"Recording ended with step {step}, {self._share}: it took {took_s:.1f} s of a processor, and a step that "
-            f"is not recorded {plain_s:.1f} s. Reading takes some ten times the difference. {_TO_RECORD_MORE}"
+        return self._ended(
+            f"with step {step}",
+            f"it took {took_s:.1f} s of a processor, and a step that is not recorded {plain_s:.1f} s. Reading takes "
+            "some ten times the difference.",
         )
-        return True
 
     def begin_reading(self) -> None:
         """Note that a cycle may end."""
@@ -188,11 +188,11 @@ class RecordingCost:
         took_s = time.process_time() - self._reading_since_s
         if not self._may_end_early or took_s <= MOST_READING_S:
             return False
-        self.note = (
-            f"Recording ended with step {self._step}, {self._share}: reading them took {took_s:.0f} s of a processor, "
-            f"and after more than {MOST_READING_S:.0f} s no other cycle is recorded. {_TO_RECORD_MORE}"
+        return self._ended(
+            f"with step {self._step}",
+            f"reading them took {took_s:.0f} s of a processor, and after more than {MOST_READING_S:.0f} s no other "
+            "cycle is recorded.",
         )
-        return True
 
     def has_read(self, num_events: int) -> None:
         """Note how many events the first step, or a cycle, has."""
@@ -208,16 +208,16 @@ class RecordingCost:
             return False
         if self._num_events + num_unread * self._events_a_step <= MOST_EVENTS:
             return False
-        self.note = (
-            f"Recording ended with step {self._step}, {self._share}: a step has {self._events_a_step:,} events, and "
-            f"more than {MOST_EVENTS:,} in all would take long to read. {_TO_RECORD_MORE}"
+        return self._ended(
+            f"with step {self._step}",
+            f"a step has {self._events_a_step:,} events, and more than {MOST_EVENTS:,} in all would take long to read.",
         )
-        return True
 
-    @property
-    def _share(self) -> str:
-        """Return how much of the schedule is recorded: `with 4 of 6 steps recorded`."""
-        return f"with {self._num_recorded} of {some(self._num_steps, 'step')} recorded"
+    def _ended(self, where: str, why: str) -> bool:
+        """Note that recording has ended, and how much of the schedule is recorded; return True."""
+        share = f"with {self._num_recorded} of {some(self._num_steps, 'step')} recorded"
+        self.note = f"Recording ended {where}, {share}: {why} {_TO_RECORD_MORE}"
+        return True
 
     @property
     def has_step(self) -> bool:
@@ -262,11 +262,8 @@ class RecordingCost:
 
     def _ends_within_step(self, does: str) -> bool:
         if self.has_step:
-            self.note = (
-                f"Recording ended within step {self._step + 1}, {self._share}: step {self._step + 1} {does}. "
-                f"{_TO_RECORD_MORE}"
-            )
-            return True
+            step = f"step {self._step + 1}"
+            return self._ended(f"within {step}", f"{step} {does}.")
         self._num_dropped += 1
         self._dropped_since = does
         return self._num_dropped <= _MOST_DROPPED
