@@ -16,9 +16,9 @@ from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
 from tracer.null_gpu.process import limited_to
 from tracer.results.prediction import OutOfMemoryAt, Prediction, Sizes
 from tracer.sessions.script_run import FirstStepsDone, ScriptProfile
-from tracer.sessions.trials.bisections import largest_fitting
 from tracer.sessions.trials.null_gpu_prediction import predict_script
 from tracer.sessions.trials.script_trial import script_sizes
+from tracer.sessions.trials.searches import largest_fitting
 
 MIB = 1 << 20
 

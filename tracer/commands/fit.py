@@ -146,7 +146,7 @@ def _told(
 def _least(told: Callable[..., FitTrial], trials: ScriptTrials) -> FitTrial | None:
     """The least that has to change; what no change from outside can mend ends it."""
     from tracer.changes.script_changes import SCRIPT_CHANGES, changes_against
-    from tracer.sessions.trials.changes_search import least_that_fits
+    from tracer.sessions.trials.searches import least_that_fits
 
     base = told(())
     if (why := base.explanation) is not None and why.cause and (not base.fits or base.growth_bytes):
@@ -170,7 +170,7 @@ def _searched(
     script: Script,
     trials: ScriptTrials,
 ) -> FitTrial | None:
-    from tracer.sessions.trials.changes_search import cheapest_first, search
+    from tracer.sessions.trials.searches import cheapest_first, search
 
     ordered = cheapest_first(search(told, tried))
     fitting = [trial for trial in ordered if trial.fits and not trial.in_vain]

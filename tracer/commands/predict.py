@@ -36,7 +36,7 @@ from tracer.units import format_bytes
 
 if TYPE_CHECKING:
     from tracer.results.prediction import LargestBatch, Prediction
-    from tracer.sessions.trials.bisections import Trial
+    from tracer.sessions.trials.searches import Trial
     from tracer.workloads.workload import Workload
 
 _OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "largest_batch", *OF_STEP)
@@ -220,7 +220,7 @@ def _largest_batch(
     """Find the largest batch that fits; where it is smaller than asked for, also the micro-batches to use."""
     from tracer.exporters.screen.terminal import progress_bar
     from tracer.results.prediction import LargestBatch
-    from tracer.sessions.trials.bisections import MOST, fitting_micro_batches, largest_fitting
+    from tracer.sessions.trials.searches import MOST, fitting_micro_batches, largest_fitting
 
     with progress_bar("", is_shown=is_shown, is_counted=False) as update:
 

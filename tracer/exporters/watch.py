@@ -85,35 +85,26 @@ def _headline(report: WatchReport) -> Iterator[str]:
     at = f"Step {report.event.step + 1:,}" if report.error else f"After step {report.event.step:,}"
     error = f": {without_gpu(report.error)}" if report.error else ""
     yield f"{at}, {report.event.what}{error}{behind(report.error_line)}"
-    in_use = _in_use(report)
-    if in_use:
+    if in_use := _in_use(report):
         yield in_use
 
 
 def _in_use(report: WatchReport) -> str:
-    if report.event.what == END_OF_RUN and (most := report.most_bytes):
-        return _at_the_end(report, most)
+    """What is in use; of a run that has ended by itself its peak, since what is still in use then says little of it."""
+    most_bytes = report.most_bytes if report.event.what == END_OF_RUN else 0
     if report.allocated_bytes is None:
+        if most_bytes:
+            return f"Most resident memory of the process at the end of a step: {format_bytes(most_bytes)}."
         resident = report.columns.resident_bytes[-1] if len(report.columns) else -1
         return f"Resident memory of the process: {format_bytes(int(resident))}." if resident >= 0 else ""
-    of = f" of {format_bytes(report.limit_bytes)}" if report.limit_bytes is not None else ""
-    sentence = f"In use on {report.device}: {format_bytes(report.allocated_bytes)}{of}"
-    if report.reserved_bytes is not None:
-        sentence += f", reserved {format_bytes(report.reserved_bytes)}"
-    kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in list(report.by_kind().items())[:6])
-    return f"{sentence}. By kind: {kinds}." if kinds else f"{sentence}."
-
-
-def _at_the_end(report: WatchReport, most_bytes: int) -> str:
-    """The peak of a run that has ended by itself; what is still in use then says little of it."""
-    if report.allocated_bytes is None:
-        return f"Most resident memory of the process at the end of a step: {format_bytes(most_bytes)}."
+    allocated = format_bytes(report.allocated_bytes)
     of = f" of {format_bytes(report.limit_bytes)}" if report.limit_bytes is not None else ""
     reserved = f", reserved {format_bytes(report.reserved_bytes)}" if report.reserved_bytes is not None else ""
-    return (
-        f"Peak on {report.device}: {format_bytes(most_bytes)}{of} allocated; "
-        f"{format_bytes(report.allocated_bytes)} at the end{reserved}."
-    )
+    if most_bytes:
+        peak = f"Peak on {report.device}: {format_bytes(most_bytes)}{of} allocated"
+        return f"{peak}; {allocated} at the end{reserved}."
+    kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in list(report.by_kind().items())[:6])
+    return f"In use on {report.device}: {allocated}{of}{reserved}." + (f" By kind: {kinds}." if kinds else "")
 
 
 def _out_of_memory(report: WatchReport) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -226,11 +226,10 @@ def _is_capturing() -> bool:
 
 
 def _is_of_program(frame: FrameType) -> bool:
-    modules = (str(caller.f_globals.get("__name__")).partition(".")[0] for caller in _callers(frame))
-    return next((module for module in modules if module != "contextlib"), "") != "torch"
-
-
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    caller: FrameType | None = frame
+    while caller is not None:
+        module = str(caller.f_globals.get("__name__")).partition(".")[0]
+        if module != "contextlib":
+            return module != "torch"
+        caller = caller.f_back
+    return True

@@ -26,8 +26,8 @@ from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.training_profile import TrainingProfile
-from tracer.sessions.trials.bisections import Trial
 from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of
+from tracer.sessions.trials.searches import Trial
 from tracer.sessions.voices import ScriptVoice
 from tracer.sessions.workload_run import run_profile
 from tracer.units import format_bytes

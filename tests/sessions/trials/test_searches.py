@@ -13,8 +13,16 @@ from tracer.errors import TracerError, UsageError
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.prediction import fit_values, read_fit_json
 from tracer.results.fit import FitReport, FitTrial
-from tracer.sessions.trials.bisections import Trial, fitting_micro_batches, largest_fitting
-from tracer.sessions.trials.changes_search import Arguments, Changes, cheapest_first, least_that_fits, search
+from tracer.sessions.trials.searches import (
+    Arguments,
+    Changes,
+    Trial,
+    cheapest_first,
+    fitting_micro_batches,
+    largest_fitting,
+    least_that_fits,
+    search,
+)
 
 GIB = 1 << 30
 NAMES = changes_of(is_job=False)
