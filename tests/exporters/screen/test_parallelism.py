@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.analysis.profiles.test_collectives import BLOCK_BYTES, blocks, one_of_four, sharded, train
+from tests.analysis.profiles.test_attribution import BLOCK_BYTES, blocks, one_of_four, sharded, train
 from tests.truth.isolate import value_in_fresh_process
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.torch_names import in_buffers_of
