@@ -37,7 +37,6 @@ OVERRIDES = ("__torch_function__", "__torch_dispatch__")
 _AUTOGRAD_FILE = "torch/autograd/__init__.py"
 # The function through which every backward pass is asked for: its file and its name.
 BACKWARD_FUNCTION = (_AUTOGRAD_FILE, "backward")
-# The call of every module: its file and its name.
 _LOADER_FILE = "torch/utils/data/dataloader.py"
 _DECORATORS_FILE = "torch/utils/_contextlib.py"
 _OPTIMIZERS_FOLDER = "torch/optim/"
@@ -112,7 +111,6 @@ MATRIX_OPERATORS = frozenset(
 SHARDED_MODULES = "FSDP"
 # FSDP2's spans end in the dotted names of the modules whose parameters are gathered or reduced; the root has none.
 _OF_MODULES = re.compile(r"^FSDP::\w+(?: \((.+?)\))?(?: \[pg=\d+\])?$")
-# Operators and nodes that torch brings: those of other packages, and of programs, are called otherwise.
 
 
 def node_name(operator: str) -> str:

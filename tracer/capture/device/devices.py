@@ -122,19 +122,21 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
 
 def allocated_bytes(device: torch.device) -> int | None:
     """What the allocator of an accelerator has handed out now; None where it does not say."""
-    value = _answer(device, "memory_allocated") if is_accelerator(device) else None
-    return int(value) if value is not None else None
+    return _bytes(device, "memory_allocated")
 
 
 def peak_allocated_bytes(device: torch.device) -> int | None:
     """The most that the allocator of an accelerator has handed out so far; None where it does not say."""
-    value = _answer(device, "max_memory_allocated") if is_accelerator(device) else None
-    return int(value) if value is not None else None
+    return _bytes(device, "max_memory_allocated")
 
 
 def reserved_bytes(device: torch.device) -> int | None:
     """What the allocator of an accelerator has reserved now; None where it does not say."""
-    value = _answer(device, "memory_reserved") if is_accelerator(device) else None
+    return _bytes(device, "memory_reserved")
+
+
+def _bytes(device: torch.device, name: str) -> int | None:
+    value = _answer(device, name) if is_accelerator(device) else None
     return int(value) if value is not None else None
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tracer.arrays import Interned
+from tracer.arrays import Interned, Ints
 from tracer.capture.device.device_blocks import ASLEEP, DeviceBlocks
 from tracer.capture.device.host_memory import file_at, gaps, mapped_files
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
@@ -214,14 +214,13 @@ class StorageObserver:
 
     def observations(self) -> KnownStorages:
         """Everything observed so far."""
-        table = np.array(self._rows, np.int64).reshape(-1, 6)
-        time_ns, address, size_bytes, role, name, device = (np.ascontiguousarray(column) for column in table.T)
+        time_ns, address, size_bytes, role, name, device = _columns(self._rows, 6)
         used, name = np.unique(name, return_inverse=True)  # what came twice has the name of the first time alone
         names = tuple(self._names)
         ends = [(time_ns, ended.address, ended.device) for ended, time_ns in self._ended_ns.items()]
-        ends_ns, ends_address, ends_device = np.array(ends, np.int64).reshape(-1, 3).T
+        ends_ns, ends_address, ends_device = _columns(ends, 3)
         asleep = [(self._devices[f"cuda:{piece.device}"], *piece[1:]) for piece in ASLEEP.pieces]
-        asleep_device, asleep_address, asleep_size, asleep_ns, awake_ns = np.array(asleep, np.int64).reshape(-1, 5).T
+        asleep_device, asleep_address, asleep_size_bytes, asleep_ns, awake_ns = _columns(asleep, 5)
         return KnownStorages(
             time_ns=time_ns,
             address=address,
@@ -231,18 +230,22 @@ class StorageObserver:
             device=device,
             names=tuple(names[number] for number in used.tolist()),
             devices=tuple(self._devices),
-            ends_ns=np.ascontiguousarray(ends_ns),
-            ends_address=np.ascontiguousarray(ends_address),
-            ends_device=np.ascontiguousarray(ends_device),
+            ends_ns=ends_ns,
+            ends_address=ends_address,
+            ends_device=ends_device,
             walks_ns=np.array(self._walks_ns, np.int64),
-            asleep_address=np.ascontiguousarray(asleep_address),
-            asleep_size_bytes=np.ascontiguousarray(asleep_size),
-            asleep_device=np.ascontiguousarray(asleep_device),
-            asleep_ns=np.ascontiguousarray(asleep_ns),
-            awake_ns=np.ascontiguousarray(awake_ns),
+            asleep_address=asleep_address,
+            asleep_size_bytes=asleep_size_bytes,
+            asleep_device=asleep_device,
+            asleep_ns=asleep_ns,
+            awake_ns=awake_ns,
             threads=tuple(self.threads),
             lines={name: line for name, line in self.lines.items() if name in self._names},
         )
+
+
+def _columns(rows: Sequence[tuple[int, ...]], width: int) -> list[Ints]:
+    return [np.ascontiguousarray(column) for column in np.array(rows, np.int64).reshape(-1, width).T]
 
 
 def _outside(found: _Found, device: int, pieces: Sequence[tuple[int, int]]) -> _Found:
