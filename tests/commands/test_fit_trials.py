@@ -12,7 +12,8 @@ import pytest
 
 from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
-from tracer.commands.fit_trials import ScriptTrials, each_alone
+from tracer.commands.fit import each_alone
+from tracer.commands.fit_trials import ScriptTrials
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import devices_of
 from tracer.results.fit import FitTrial

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import tempfile
@@ -192,33 +191,18 @@ def answer_engine(
         start = run_engine(command, output, is_server=engine.is_server, num_requests=num_requests, port=port)
         tell_engine(start, folder, words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
         if save_dir is not None:
-            _write_page(start, save_dir / PAGE.file_name, words=engine.words, quiet=quiet, computed=devices is None)
+            from tracer.engines.answer import write_engine_page
+
+            page = save_dir / PAGE.file_name
+            write_engine_page(start, page, command=engine.words, computed=devices is None)
+            if not quiet:
+                say(f"Wrote {page}  (open with {PAGE.read_with})")
     raise typer.Exit(0 if start.fits else status_if_not)
-
-
-def _write_page(start: EngineStart, path: Path, *, words: str, quiet: bool, computed: bool) -> None:
-    from tracer.engines.answer import write_engine_page
-
-    write_engine_page(start, path, command=words, computed=computed)
-    if not quiet:
-        say(f"Wrote {path}  (open with {PAGE.read_with})")
 
 
 def _results_folder(save_dir: Path | None) -> AbstractContextManager[str | Path]:
     """Return the user's folder, or one that is deleted at the end of the block."""
     return nullcontext(save_dir) if save_dir is not None else tempfile.TemporaryDirectory()
-
-
-def predict_engine(engine: EngineCommand, on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool) -> None:
-    """Say whether an engine starts on a card.
-
-    Raises:
-        UsageError: No card is named.
-        Exit: Always, with 3 where it does not start.
-    """
-    if on.on is None:
-        raise no_card_named(engine.arguments)
-    answer_engine(engine, on, save_dir, quiet=quiet, as_json=as_json, status_if_not=THRESHOLD_EXCEEDED)
 
 
 def fit_engine(
@@ -285,11 +269,6 @@ def numbers_of_gpus(most: int) -> list[tuple[str, ...]]:
     """Return the options that divide an engine over more and more of so many GPUs: 1, 2, 4 and 6 of 6."""
     powers = [1 << number for number in range(most.bit_length()) if 1 << number < most]
     return [("--tensor-parallel-size", str(number)) for number in (*powers, most)]
-
-
-def run_engines_in_one_process() -> None:
-    """Have a script's engines run in its own process, where calls are recorded, unless it says otherwise."""
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 def tell_reports(reports: Path, save_dir: Path, page: Path | None, *, quiet: bool, computed: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,7 @@ from tracer.command_line import role
 from tracer.commands import options as opt
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
-from tracer.commands.fit_trials import ScriptTrials, answer_trial, each_alone, first_that_fits, written
+from tracer.commands.fit_trials import ScriptTrials, answer_trial
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import option
@@ -26,6 +26,7 @@ from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.prediction import command_words, print_search, trial_words
 from tracer.exporters.screen.terminal import say, screen, show
 from tracer.null_gpu.cards import Devices, devices_of
+from tracer.results.files import FIT_JSON
 from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
 
@@ -114,20 +115,42 @@ def fit(
             told = partial(_told, trials, made)
             if each:
                 made += each_alone(trials)
-                best = first_that_fits(made)
+                best = _first_that_fits(made)
             elif search:
                 best = _searched(told, tried, devices, named, trials)
             elif values:
-                best = first_that_fits([told((), arguments) for arguments in tried])
+                best = _first_that_fits([told((), arguments) for arguments in tried])
             else:
                 best = _least(told, trials)
-        report = written(FitReport(devices.words, trials.usable_bytes, named.words, tuple(made), best), save_dir)
+        report = FitReport(devices.words, trials.usable_bytes, named.words, tuple(made), best)
+        if save_dir is not None:
+            from tracer.exporters.files import write_json
+            from tracer.exporters.json_documents.prediction import fit_values
+
+            write_json(save_dir / FIT_JSON, fit_values(report))
         if best is None:
             if not each:
                 say(_nothing_fits(report, is_of_values=bool(values) and not search))
             raise typer.Exit(THRESHOLD_EXCEEDED)
         if not each and not search and (best.apply or best.arguments):
             show(_command((*named.words, *best.arguments), best.apply, devices, job))
+
+
+def each_alone(trials: ScriptTrials) -> list[FitTrial]:
+    """Try the script as it is, then each change alone, the one that costs least first; print each trial at once."""
+    from tracer.changes.script_changes import changes_of
+
+    made = [trials.make()]
+    show("\n".join(trial_words(made[0], trials.usable_bytes)))
+    for change in changes_of(is_job=trials.job is not None):
+        made.append(trials.make((change,)))
+        show("\n".join(trial_words(made[-1], trials.usable_bytes, made[0])))
+    return made
+
+
+def _first_that_fits(trials: Iterable[FitTrial]) -> FitTrial | None:
+    """Return the first trial that fits; None if none does."""
+    return next((trial for trial in trials if trial.fits), None)
 
 
 def _told(
@@ -180,7 +203,7 @@ def _searched(
     ]
     with screen() as console:
         print_search(devices.words, trials.usable_bytes, ordered, commands, console)
-    return first_that_fits(fitting)
+    return _first_that_fits(fitting)
 
 
 def _command(script: Sequence[str], apply: Sequence[str], devices: Devices, job: Job | None) -> str:

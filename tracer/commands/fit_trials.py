@@ -18,12 +18,10 @@ from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.script import Script
 from tracer.commands.script_steps import script_trial
 from tracer.errors import SnapshotError, TracerError
-from tracer.exporters.screen.prediction import trial_words
-from tracer.exporters.screen.terminal import say, show
+from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace, earlier_ranks_are_asked_for
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.results.files import FIT_JSON
-from tracer.results.fit import FitReport, FitTrial, RankTrial
+from tracer.results.fit import FitTrial, RankTrial
 from tracer.sessions.jobs.child_processes import ChildProcesses
 from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, history_name
 
@@ -222,33 +220,6 @@ def _explanation(path: Path) -> Explanation | None:
     except SnapshotError as error:
         say(f"Note: Why memory ran out is not known: {error}")
         return None
-
-
-def each_alone(trials: ScriptTrials) -> list[FitTrial]:
-    """Try the script as it is, then each change alone, the one that costs least first; print each trial at once."""
-    from tracer.changes.script_changes import changes_of
-
-    made = [trials.make()]
-    show("\n".join(trial_words(made[0], trials.usable_bytes)))
-    for change in changes_of(is_job=trials.job is not None):
-        made.append(trials.make((change,)))
-        show("\n".join(trial_words(made[-1], trials.usable_bytes, made[0])))
-    return made
-
-
-def written(report: FitReport, save_dir: Path | None) -> FitReport:
-    """The report, written to fit.json if there is a folder for it."""
-    from tracer.exporters.files import write_json
-    from tracer.exporters.json_documents.prediction import fit_values
-
-    if save_dir is not None:
-        write_json(save_dir / FIT_JSON, fit_values(report))
-    return report
-
-
-def first_that_fits(trials: Sequence[FitTrial]) -> FitTrial | None:
-    """Return the first trial that fits; None if none does."""
-    return next((trial for trial in trials if trial.fits), None)
 
 
 def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], TracerError | None, NullJob]:

@@ -19,7 +19,7 @@ from tracer.commands.common import (
     refuse,
     say_all,
 )
-from tracer.commands.engines import engine_command, predict_engine
+from tracer.commands.engines import answer_engine, engine_command
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks
 from tracer.commands.options import number, option
@@ -112,7 +112,10 @@ def predict(
     tell = not_said if quiet else say
     with errors_for_people(), kept_import_path():
         if script is not None and (engine := engine_command(script, arguments, is_module=module)) is not None:
-            predict_engine(engine, place, save_dir, quiet=quiet, as_json=as_json)
+            if on is None:
+                raise no_card_named(arguments)
+            status = THRESHOLD_EXCEEDED
+            answer_engine(engine, place, save_dir, quiet=quiet, as_json=as_json, status_if_not=status)
         named = script_named(place, script, arguments, is_module=module) if script is not None else None
         _ = place.answers  # a mistake in them is said first
         run_ranks(place, save_dir, quiet=quiet, as_json=as_json, status_if_full=THRESHOLD_EXCEEDED)

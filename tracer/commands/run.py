@@ -17,7 +17,7 @@ import typer
 from tracer.command_line import role
 from tracer.commands import options as opt
 from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
-from tracer.commands.engines import answer_engine, engine_command, run_engines_in_one_process, tell_reports
+from tracer.commands.engines import answer_engine, engine_command, tell_reports
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option
@@ -126,8 +126,8 @@ def run(
 
     ended = _Ending(named.arguments)
     here, closed = on_null_gpu(place, save_dir, quiet=quiet), closing(Termination())
-    if inference and devices is not None:
-        run_engines_in_one_process()
+    if inference and devices is not None:  # a script's engines run in its own process, where calls are recorded
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, closed as termination:
         # A first call takes most where it is the one that reads a prompt; warmup would leave it out.
         is_cold = inference and n_warmup_steps == 1
