@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
+import sys
 import textwrap
 import traceback
 from dataclasses import asdict
@@ -319,6 +321,20 @@ def test_a_loop_that_goes_on_in_another_thread_is_recorded_there_or_said_to_be_t
         )
         state = sum(row["bytes"] for row in document["rows"] if row["category"] == "OPTIMIZER_STATE")
         assert state == 2 * 64 * 65 * 4 + 2 * 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's here")
+@pytest.mark.parametrize("command", [("run", "train.py"), ("--n-active-steps", "1")])
+def test_too_little_address_space_is_a_sentence(command: tuple[str, ...], tmp_path: Path) -> None:
+    """torch's libraries take 3 GB of it: a process that has loaded them already would not show it."""
+    script(tmp_path, TRAIN)
+    limited = f"ulimit -v 2800000; exec {shlex.join([sys.executable, str(ROOT / 'main.py'), *command])}"
+    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.endswith(
+        "Error: This process may use 2.67 GiB of address space, which is too little.\n"
+        "Hint: Run `ulimit -v unlimited` before.\n"
+    )
 
 
 CHILDREN = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -15,11 +16,26 @@ import typer
 from tracer.errors import OutputError, Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.results.files import SNAPSHOT
+from tracer.units import format_bytes
 from tracer.working_folder import working_folder
 
 SNAPSHOT_NAME = SNAPSHOT.file_name
 THRESHOLD_EXCEEDED: Final = 3
 """Exit status of an answer that is over a threshold of the user's, such as the memory of a GPU."""
+
+
+_NO_ADDRESSES: Final = re.compile("failed to map segment|can't start new thread|can't allocate memory")
+"""Errors of loading a library, of a thread and of torch's CPU allocator, where the limit is reached."""
+
+
+def address_space_bytes() -> int | None:
+    """Return the limit of this process's address space, as `ulimit -v` sets it; None where there is none."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 @contextmanager
@@ -35,6 +51,13 @@ def errors_for_people() -> Iterator[None]:
         say(f"Error: Ended by {error.signal_name}.")
     except KeyboardInterrupt as error:
         say(f"Error: {str(error) or 'Interrupted.'}")
+    except (ImportError, MemoryError, RuntimeError) as error:
+        limit_bytes = address_space_bytes()
+        is_short = isinstance(error, MemoryError) or _NO_ADDRESSES.search(str(error)) is not None
+        if limit_bytes is None or not is_short:
+            raise
+        say(f"Error: This process may use {format_bytes(limit_bytes)} of address space, which is too little.")
+        say("Hint: Run `ulimit -v unlimited` before.")
     else:
         return
     raise typer.Exit(status)

@@ -120,9 +120,10 @@ def run(
     if devices is not None and not quiet:
         say_where(devices)
     say_all(named.notes if not quiet else ())
-    from tracer.exporters.files import check_folder
-    from tracer.sessions.schedule import Schedule
-    from tracer.sessions.termination import Termination
+    with errors_for_people():  # torch is loaded here
+        from tracer.exporters.files import check_folder
+        from tracer.sessions.schedule import Schedule
+        from tracer.sessions.termination import Termination
 
     ended = _Ending(named.arguments)
     here, closed = on_null_gpu(place, save_dir, quiet=quiet), closing(Termination())
@@ -256,7 +257,7 @@ def followed(
                 write_ranks(children, save_dir)
             if rank is not None and rank.job_folder is None:
                 summary = read_ranks(folder.save_dir, rank.world_size, run=rank.run)
-            if is_quiet:
+            if is_quiet or not summary.ranks:
                 return
             if children.ranks:
                 names = ", ".join(f"rank{each.index}" for each in children.ranks)

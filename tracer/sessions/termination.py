@@ -74,7 +74,8 @@ class SignalWatch:
         self._is_over.set()
         with suppress(BlockingIOError):  # it is full: the thread will wake
             self._writes.send(bytes([_OVER]))
-        self._thread.join()
+        if self._thread.ident is not None:  # else it could not be started
+            self._thread.join()
         if is_ours:  # else the program may still put our descriptor back
             self._reads.close()
             self._writes.close()
