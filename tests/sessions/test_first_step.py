@@ -17,8 +17,8 @@ from tests.truth.isolate import value_in_fresh_process
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile
-from tracer.sessions.voices import ScriptVoice
 
 WIDTH = 64
 Step = Callable[[nn.Module, torch.optim.Optimizer], object]

@@ -18,8 +18,8 @@ from tracer import timeline_tracer
 from tracer.sessions import schedule
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile, profile_training
-from tracer.sessions.voices import ScriptVoice
 
 ASKED = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=2)
 PLAN = replace(ASKED, may_end_early=True)

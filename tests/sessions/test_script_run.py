@@ -20,8 +20,8 @@ from tracer.changes.applied import AppliedChanges
 from tracer.errors import TracerError
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import Alive, CountedSteps, ScriptProfile
+from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile
-from tracer.sessions.voices import ScriptVoice
 
 SESSION = partial(TrainingProfile, voice=ScriptVoice(), screen="none")
 

@@ -24,10 +24,9 @@ from tracer.sessions import output_files as outputs
 from tracer.sessions import profile_session as session
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.session import Session
+from tracer.sessions.session import ScriptVoice, Session
 from tracer.sessions.termination import WritingInterrupted
 from tracer.sessions.training_profile import TrainingProfile, profile_training
-from tracer.sessions.voices import ScriptVoice
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from tracer.results.run_results import RunResults
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import NO_CALL, NO_MODEL, ScriptProfile
+from tracer.sessions.session import ScriptVoice
 from tracer.sessions.step_finders import StepsOfCalls
 from tracer.sessions.training_profile import TrainingProfile
-from tracer.sessions.voices import ScriptVoice
 
 
 class Caller(nn.Module):

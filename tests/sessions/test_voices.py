@@ -19,9 +19,9 @@ from tracer.commands.script import Script, run_script
 from tracer.sessions import script_run
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile, larger_elsewhere
 from tracer.sessions.training_watch import TrainingWatch
-from tracer.sessions.voices import ScriptVoice
 
 GIB = 1 << 30
 

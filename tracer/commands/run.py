@@ -188,9 +188,9 @@ def _make_profile(
     """Make the profile of a script; without a schedule, it is watched instead."""
     from tracer.capture.device.allocator_history import record_from_start
     from tracer.sessions.script_run import ScriptProfile
+    from tracer.sessions.session import ScriptVoice
     from tracer.sessions.training_profile import TrainingProfile
     from tracer.sessions.training_watch import TrainingWatch
-    from tracer.sessions.voices import ScriptVoice
 
     settings = {**({"on": on.on} if on.on is not None else {}), **script.settings}
     common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": settings}

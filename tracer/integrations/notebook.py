@@ -14,8 +14,8 @@ from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import show, visible
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile
-from tracer.sessions.voices import ScriptVoice
 
 _DEFAULT = Schedule(0, 1, 3, 2)
 

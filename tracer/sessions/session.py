@@ -23,7 +23,8 @@ from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private.torch_modules import outermost_called
 from tracer.errors import Terminated, TracerError
-from tracer.exporters.screen.terminal import say_beside_bars
+from tracer.exporters.notebook import Paragraph, display_in_notebook
+from tracer.exporters.screen.terminal import say, say_beside_bars
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.termination import Termination, signals_deferred
 
@@ -226,6 +227,39 @@ def warn_at_users_line(sentence: str) -> None:
     while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("tracer", "contextlib"):
         level, frame = level + 1, frame.f_back
     warnings.warn(sentence, stacklevel=level)
+
+
+class Voice:
+    """Words to a program that calls the session: at once, and with warnings at the program's line."""
+
+    is_of_script: ClassVar[bool] = False  # Whether hooks find the steps, and the answer waits for the script's end
+    to_record_the_first: ClassVar[str] = "schedule=Schedule(0, 0, 1, 1) records from the first one"
+    if_too_short: ClassVar[str] = "call session.step() after each step, or pass a shorter schedule=Schedule(...)"
+
+    def of_optimizers(self, objects: TrainingObjects) -> None:
+        """Warn, at the line that makes the session, of optimizers that update something else."""
+        for sentence in objects.updates_of_others():
+            warn_at_users_line(sentence)
+
+    def complain(self, sentence: str) -> None:
+        """Warn, at the line that ends the block; in a notebook, below the cell."""
+        if not display_in_notebook(Paragraph(sentence)):
+            warn_at_users_line(sentence)
+
+
+class ScriptVoice(Voice):
+    """The voice of `run`: lines on stderr, because a warning would name a line of the script that is not at fault."""
+
+    is_of_script = True
+    to_record_the_first = "--n-wait-steps 0 --n-warmup-steps 0 record from the first one"
+    if_too_short = "record from the first one with --n-warmup-steps 0, or let the script train for longer"
+
+    def of_optimizers(self, objects: TrainingObjects) -> None:
+        """No-op: optimizers of a script may train tensors outside any model, such as latents and prompts."""
+
+    def complain(self, sentence: str) -> None:
+        """Print it."""
+        say(f"Note: {sentence}")
 
 
 def device_of(objects: TrainingObjects) -> torch.device:

@@ -32,8 +32,8 @@ from tracer.sessions.jobs.ranks import Rank, announce, peak_of
 from tracer.sessions.output_files import Written, left_from_earlier
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
+from tracer.sessions.session import Voice
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
-from tracer.sessions.voices import Voice
 from tracer.units import format_bytes, some
 
 Screen = Literal["full", "short", "none"]

@@ -45,8 +45,7 @@ from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import END_OF_RUN, Event, WatchReport
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched, ran_out_later
-from tracer.sessions.session import Session
-from tracer.sessions.voices import Voice
+from tracer.sessions.session import Session, Voice
 from tracer.sessions.watch_report import Moment
 
 MAX_ENTRIES: Final = 100_000

@@ -25,10 +25,10 @@ from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of
 from tracer.sessions.trials.searches import Trial
-from tracer.sessions.voices import ScriptVoice
 from tracer.sessions.workload_run import run_profile
 from tracer.units import format_bytes
 from tracer.workloads.workload import Workload, train_step
