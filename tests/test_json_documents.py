@@ -21,7 +21,7 @@ from tests.null_gpu.started import ROOT, called, needs_null_gpu
 from tests.snapshot.dumps import write
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, ProcessPhases
-from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
+from tracer.capture.run_facts import LeftOut, ValueRead, ValuesRead
 from tracer.commands.doctor import Check, doctor_json
 from tracer.engines.answer import engine_json
 from tracer.engines.start import engine_start

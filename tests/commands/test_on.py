@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import main
-from tracer.capture.kept_run import ValuesRead
+from tracer.capture.run_facts import ValuesRead
 from tracer.errors import NullGpuError
 from tracer.exporters.document import Document
 from tracer.exporters.recording_file.kept_run_file import RECORDING

@@ -20,7 +20,7 @@ from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.findings import put_together
 from tracer.analysis.profiles.memory_timeline import Breakdown
 from tracer.analysis.profiles.peak import AllocatorPeak
-from tracer.capture.kept_run import PHASES, PhaseTimings, RunOrigin
+from tracer.capture.run_facts import PHASES, PhaseTimings, RunOrigin
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.peak import FORMAT, VERSION, peak_document
 from tracer.exporters.max_mem import cuda_timing_text, max_mem_text, write_max_mem

@@ -13,7 +13,7 @@ import pytest
 
 from tests.pieces import Pieces, raising
 from tracer.analysis.profiles import findings as findings_module
-from tracer.capture.kept_run import RunOrigin
+from tracer.capture.run_facts import RunOrigin
 from tracer.errors import OutputError
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.results.run_results import RunResults

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tracer.capture.kept_run import PHASES, PhaseTimings
+from tracer.capture.run_facts import PHASES, PhaseTimings
 from tracer.sessions import workload_run
 from tracer.sessions.workload_run import time_phases
 

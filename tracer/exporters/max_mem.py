@@ -12,7 +12,7 @@ from tracer.exporters.files import write_atomically
 from tracer.units import format_bytes, gib
 
 if TYPE_CHECKING:
-    from tracer.capture.kept_run import PhaseTimings
+    from tracer.capture.run_facts import PhaseTimings
 
 
 _LABELS = {
@@ -96,7 +96,7 @@ def cuda_timing_text(timings: PhaseTimings) -> str:
         `plot_timing.py` of tensorgrad reads `total_time: ([\d.]+)\+/-([\d.]+)ms`: one blank after the colon, none
         around `+/-`, plain decimals. What follows `ms` is free.
     """
-    from tracer.capture.kept_run import PHASES
+    from tracer.capture.run_facts import PHASES
 
     lines = ["CUDA timing for key events:", "---------------"]
     for phase in PHASES:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.caveats import room_sentences
 from tracer.analysis.profiles.findings import Findings
-from tracer.capture.kept_run import RunFacts
+from tracer.capture.run_facts import RunFacts
 from tracer.capture.sources.source_files import ProjectFiles, is_package_code, is_user_code
 from tracer.errors import MissingPackageError
 from tracer.results.failure import Failure
@@ -93,7 +93,7 @@ class RunResults(RunFacts):
         """Source of a file of the user's as it ran, or None."""
         if self.source_texts is not None:
             return self.source_texts.get(path)
-        from tracer.capture.kept_run import source_of  # a trace, whose sources are not read, does not wait for torch
+        from tracer.capture.run_facts import source_of  # a trace, whose sources are not read, does not wait for torch
 
         return source_of(path, is_users=is_user_code(path))
 

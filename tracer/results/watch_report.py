@@ -12,8 +12,8 @@ from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.peak import SnapshotRow
 from tracer.analysis.step_findings import StepFindings
 from tracer.arrays import totals_by
-from tracer.capture.kept_run import ValuesRead
 from tracer.capture.objects.holders import Holder
+from tracer.capture.run_facts import ValuesRead
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 

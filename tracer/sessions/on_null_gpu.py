@@ -24,7 +24,7 @@ from tracer.sessions.folder import OwnFolder
 from tracer.sessions.jobs.ranks import rank_folder
 
 if TYPE_CHECKING:
-    from tracer.capture.kept_run import ValuesRead
+    from tracer.capture.run_facts import ValuesRead
     from tracer.null_gpu.values.answers import Answer
     from tracer.null_gpu.values.switch import HostValues, ValuesReport
 
@@ -63,7 +63,7 @@ def values_read() -> ValuesRead | None:
 
 def read_by_program(report: ValuesReport) -> ValuesRead:
     """The report without what this program itself reads, such as a step's loss."""
-    from tracer.capture.kept_run import LeftOut, ValueRead, ValuesRead
+    from tracer.capture.run_facts import LeftOut, ValueRead, ValuesRead
 
     reads = [
         ValueRead(

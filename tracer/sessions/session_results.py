@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracer.capture.device.devices import allocator_counters
-from tracer.capture.kept_run import RunOrigin
 from tracer.capture.objects.known_storages import Parameter
+from tracer.capture.run_facts import RunOrigin
 from tracer.errors import RecordingError
 from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html
@@ -22,7 +22,7 @@ from tracer.sessions.output_files import Written, write_outputs
 from tracer.sessions.profile_session import ProfileSession
 
 if TYPE_CHECKING:
-    from tracer.capture.kept_run import PhaseTimings
+    from tracer.capture.run_facts import PhaseTimings
 
 
 class ShownResults(RunResults):

@@ -9,8 +9,8 @@ import numpy as np
 
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
-from tracer.capture.kept_run import source_of
 from tracer.capture.profiler.inline_operators import place_inline_operators
+from tracer.capture.run_facts import source_of
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
 from tracer.capture.sources.source_files import is_user_code
 from tracer.exporters.recording_file.kept_run_file import KeptCycle, KeptRun, SourceFile

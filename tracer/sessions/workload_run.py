@@ -14,8 +14,8 @@ import torch
 
 from tracer.capture.device import devices
 from tracer.capture.device.devices import has_random_state, with_index
-from tracer.capture.kept_run import PHASES, PhaseTimings
 from tracer.capture.objects.parameter_origins import describe_parameters
+from tracer.capture.run_facts import PHASES, PhaseTimings
 from tracer.capture.sources.source_files import project_root
 from tracer.results.failure import Failure, is_out_of_memory
 from tracer.results.null_run import caveat_of

@@ -15,8 +15,8 @@ from torch import nn
 from tests.training_steps import record
 from tracer.analysis.kinds import meaning_of, words_of
 from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
-from tracer.capture.kept_run import ValueRead, ValuesRead
 from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.run_facts import ValueRead, ValuesRead
 from tracer.exporters.screen.prediction import largest_words
 from tracer.exporters.screen.profile import categories_table, print_peak
 from tracer.exporters.screen.values import values_lines

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tracer.analysis.profiles.findings import GraphPool
     from tracer.analysis.profiles.peak import PeakReport
     from tracer.analysis.snapshots.first_changes import FirstChanges
-    from tracer.capture.kept_run import RunOrigin, ValuesRead
     from tracer.capture.recording import Recording
+    from tracer.capture.run_facts import RunOrigin, ValuesRead
     from tracer.exporters.document import Document
 
 NAME, VERSION = "peak", 1

@@ -18,9 +18,9 @@ import numpy as np
 
 from tracer.analysis.profiles.findings import GraphPool
 from tracer.arrays import ColumnTable, Ints
-from tracer.capture.kept_run import PHASES, RunFacts
 from tracer.capture.objects.known_storages import ObjectsAtFailure, Role
 from tracer.capture.recording import CallKind, OpKind, Recording
+from tracer.capture.run_facts import PHASES, RunFacts
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode
 from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.document import Document, Source

@@ -32,7 +32,7 @@ from tracer.exporters.tables import Place, Table, columns
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
-    from tracer.capture.kept_run import PhaseTimings
+    from tracer.capture.run_facts import PhaseTimings
 
 
 NUM_ROWS = 8
@@ -309,7 +309,7 @@ def _parts_table(title: str, name: str, lines: Sequence[tuple[str | Place, int]]
 
 def print_timings(timings: PhaseTimings, console: Console) -> None:
     """Print mean and spread of each phase."""
-    from tracer.capture.kept_run import PHASES
+    from tracer.capture.run_facts import PHASES
 
     words = {"model_fwd": "forward and loss", "loss_bk": "backward", "opt_step": "optimizer step", "total_time": "all"}
     rows = tuple((words[phase], f"{timings.mean_ms(phase):.1f}", f"{timings.std_ms(phase):.1f}") for phase in words)

@@ -13,7 +13,7 @@ from tracer.exporters.screen.text import say
 from tracer.units import some
 
 if TYPE_CHECKING:
-    from tracer.capture.kept_run import ValueRead, ValuesRead
+    from tracer.capture.run_facts import ValueRead, ValuesRead
 
 
 _NUM_LISTED, _NUM_PLACES = 5, 3
