@@ -1,4 +1,4 @@
-"""Trials: steps counted without a recording, their operations and memory, and forks from where a change could matter."""
+"""Trials: steps counted without a recording, operations and memory, and forks from where a change could matter."""
 
 from __future__ import annotations
 
