@@ -23,13 +23,12 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 from benchmarks.engine import as_markdown
 from tests.truth.catalogue import names
-from tests.truth.on_device import OnDevice, judge_on_device
+from tests.truth.on_device import judge_on_device
 from tests.truth.verdict import Share, Verdict, judge
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.process import restart_on
@@ -47,34 +46,6 @@ HEADER = [
     "module",
     "line",
 ]
-ON_DEVICE = [
-    "program", "no crash", "unchanged", "let go", "sum", "peak, ours", "peak, counted", "", "kinds right",
-]  # fmt: skip
-
-
-def row_on_device(verdict: OnDevice) -> list[str]:
-    """A program in the table of a device."""
-    if verdict.broken:
-        return [verdict.name, f"does not run there: {_last_line(verdict.broken)}", *[""] * (len(ON_DEVICE) - 2)]
-    if verdict.crash:
-        return [verdict.name, "CRASH", *[""] * (len(ON_DEVICE) - 2)]
-    checks = [_mark(not verdict.changed), _mark(not verdict.kept), _mark(not verdict.wrong_sum)]
-    bytes_ = [f"{verdict.claimed_bytes:,}", f"{verdict.counted_bytes:,}", _mark(not verdict.wrong_peak)]
-    return [verdict.name, "yes", *checks, *bytes_, _percent(verdict.kinds)]
-
-
-def total_on_device(verdicts: Sequence[OnDevice]) -> list[str]:
-    """How many of how many, and the bytes of all kinds together."""
-    there = [verdict for verdict in verdicts if not verdict.broken]
-    ran = [verdict for verdict in there if not verdict.crash]
-
-    def count(column: str) -> str:
-        return f"{sum(not getattr(verdict, column) for verdict in ran)} of {len(there)}"
-
-    kinds = reduce(Share.__add__, [verdict.kinds for verdict in ran if verdict.kinds is not None], Share())
-    checks = [count(column) for column in ("changed", "kept", "wrong_sum")]
-    ends = ["", "", count("wrong_peak"), _percent(kinds)]
-    return [f"all {len(verdicts)}", f"{len(ran)} of {len(there)}", *checks, *ends]
 
 
 def row_of(verdict: Verdict) -> list[str]:
@@ -118,26 +89,11 @@ def total_row(verdicts: Sequence[Verdict]) -> list[str]:
     ]
 
 
-def details_on_device(verdict: OnDevice) -> list[str]:
-    """What is wrong, in lines."""
-    found = {"does not run there": verdict.broken} if verdict.broken else verdict.wrong
-    texts = [(what, text) for what, value in found.items() for text in ([value] if isinstance(value, str) else value)]
-    return [f"- {verdict.name}, {what}: {_last_line(text)}" for what, text in texts]
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1].replace("|", "/")
-
-
 def details_of(verdict: Verdict) -> list[str]:
     """What is wrong, in lines."""
-    found = [
-        ("does not run", verdict.broken),
-        ("crash", verdict.crash),
-        *(("changed", each) for each in verdict.changed),
-    ]
-    found += [("keeps", ", ".join(verdict.kept)), ("sum", verdict.wrong_sum), ("peak", verdict.wrong_peak)]
-    return [f"- {verdict.name}, {what}: {text.strip().splitlines()[-1]}" for what, text in found if text]
+    found = {"broken": verdict.broken} if verdict.broken else verdict.wrong
+    texts = [(what, text) for what, value in found.items() for text in ([value] if isinstance(value, str) else value)]
+    return [f"- {verdict.name}, {what}: {text.strip().splitlines()[-1].replace('|', '/')}" for what, text in texts]
 
 
 def line_of(row: Sequence[str]) -> str:
@@ -167,32 +123,18 @@ def main() -> None:
     options = parser.parse_args()
     is_on_device = options.here or options.on is not None
     options.programs = options.programs or names(on_device=is_on_device)
-    if not is_on_device:
-        _run(options, HEADER, judge, row_of, total_row, details_of)
-        return
     if options.on is not None:
         devices = devices_of(options.on)
         restart_on([devices.card] * devices.count)
-    _run(options, ON_DEVICE, judge_on_device, row_on_device, total_on_device, details_on_device)
-
-
-def _run(
-    options: argparse.Namespace,
-    header: list[str],
-    judge_one: Callable[[str], Any],
-    row: Callable[[Any], list[str]],
-    total: Callable[[Sequence[Any]], list[str]],
-    details: Callable[[Any], list[str]],
-) -> None:
-    print(as_markdown([header]), flush=True)
+    print(as_markdown([HEADER]), flush=True)
     verdicts = []
     with ThreadPoolExecutor(options.workers) as pool:
-        for verdict in pool.map(judge_one, options.programs):
+        for verdict in pool.map(judge_on_device if is_on_device else judge, options.programs):
             verdicts.append(verdict)
-            print(line_of(row(verdict)), flush=True)
-    print(line_of(total(verdicts)))
+            print(line_of(row_of(verdict)), flush=True)
+    print(line_of(total_row(verdicts)))
     if options.details:
-        print("\n".join(["", *(line for verdict in verdicts for line in details(verdict))]))
+        print("\n".join(["", *(line for verdict in verdicts for line in details_of(verdict))]))
 
 
 if __name__ == "__main__":

@@ -409,11 +409,6 @@ def test_what_a_script_reads_decides_sizes_and_is_listed(tmp_path: Path) -> None
     assert {row["line"]: row["bytes"] for row in document["rows"]}[11] == 256 << 20
 
 
-def test_without_a_word_about_engines_it_is_the_null_gpu(tmp_path: Path) -> None:
-    said = started(ROOT, "predict", "--model", "models.gpt:build", "--on", "24GiB")
-    assert said.returncode == 0 and said.stdout.strip().startswith(CAVEAT)
-
-
 def test_a_module_is_predicted_as_python_runs_it(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(TRAIN.replace("range(20)", "range(int(sys.argv[1]))").replace(

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from tests.truth.catalogue import entry_of
 from tests.truth.isolate import WITHOUT_CACHES, in_fresh_process
 from tests.truth.program import Provable
 from tests.truth.running import Effects, first_recorded, run_under_bookkeeper, run_unwatched, run_watched
-from tests.truth.verdict import Share, differences, instants_of, kinds, knows_batch, wrong_sum
+from tests.truth.verdict import Share, Verdict, differences, instants_of, kinds, knows_batch, wrong_sum
 from tracer.sessions.on_null_gpu import values_on
 
 T = TypeVar("T")
@@ -34,39 +33,7 @@ _GRANULE_BYTES = 512
 """In which CUDA's caching allocator gives memory out."""
 
 
-@dataclass(frozen=True)
-class OnDevice:
-    """What was found about one program on a device. Empty texts and tuples are good.
-
-    Attributes:
-        broken: Why the program itself does not run there.
-        crash: What the tracer raised, or the files that it could not write.
-        changed: What differs from the unwatched run.
-        kept: What is alive after the program was let go of, though nobody else keeps it.
-        wrong_sum: How the rows differ from the allocator's count, within the tracer's own peak.
-        wrong_peak: How the peak differs from what the allocator counted in the unwatched run.
-        kinds: Bytes of the right kind, of those that the bookkeeper can prove; None where it can prove none.
-    """
-
-    name: str
-    broken: str = ""
-    crash: str = ""
-    changed: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    wrong_sum: str = ""
-    wrong_peak: str = ""
-    claimed_bytes: int = 0
-    counted_bytes: int = 0
-    kinds: Share | None = None
-
-    @property
-    def wrong(self) -> dict[str, str | tuple[str, ...]]:
-        """What is wrong, by column."""
-        columns = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
-        return {column: found for column in columns if (found := getattr(self, column))}
-
-
-def judge_on_device(name: str, variables: Mapping[str, str] = WITHOUT_CACHES) -> OnDevice:
+def judge_on_device(name: str, variables: Mapping[str, str] = WITHOUT_CACHES) -> Verdict:
     """Run a program three times on the device, each in a process of its own, two at a time, and compare.
 
     Args:
@@ -86,23 +53,23 @@ def judge_on_device(name: str, variables: Mapping[str, str] = WITHOUT_CACHES) ->
         shutil.rmtree(folder, ignore_errors=True)
     plain, watched, booked = results
     if plain.value is None:
-        return OnDevice(name, broken=plain.error)
+        return Verdict(name, broken=plain.error)
     effects, counted = plain.value
     if watched.value is None:
-        return OnDevice(name, crash=watched.error, counted_bytes=counted)
+        return Verdict(name, crash=watched.error, true_bytes=(counted, counted))
     theirs, claims = watched.value
     if claims.crash:
-        return OnDevice(name, crash=claims.crash, counted_bytes=counted)
+        return Verdict(name, crash=claims.crash, true_bytes=(counted, counted))
     claimed = claims.peak["allocator_peak_bytes"]
     is_exact = entry_of(name).provable is Provable.EXACT and booked.value is not None
-    return OnDevice(
+    return Verdict(
         name,
         changed=tuple(differences(effects, theirs)),
         kept=tuple(what for what, alive in theirs.alive_after.items() if alive and not effects.alive_after.get(what)),
         wrong_sum=wrong_sum(claims.peak),
         wrong_peak="" if claimed == counted else f"{claimed:,}, and the allocator counted {counted:,}",
         claimed_bytes=claimed,
-        counted_bytes=counted,
+        true_bytes=(counted, counted),
         kinds=kinds_of(name, claims, booked.value[1].instants) if is_exact else None,
     )
 

@@ -55,7 +55,7 @@ class Block(nn.Module):
         return x + hidden
 
 
-class Words(nn.Module):
+class WordModel(nn.Module):
     """A language model of three blocks."""
 
     def __init__(self, *, is_checkpointed: bool = False) -> None:
@@ -110,7 +110,7 @@ def _trained(model: nn.Module, make: Callable[..., torch.optim.Optimizer] = torc
 # ---- sharded parameters ----------------------------------------------------------------------------------------------
 
 
-def _fully_sharded(model: Words, **options: Any) -> Words:
+def _fully_sharded(model: WordModel, **options: Any) -> WordModel:
     for block in model.blocks:
         fully_shard(block, **options)
     fully_shard(model, **options)
@@ -120,7 +120,7 @@ def _fully_sharded(model: Words, **options: Any) -> Words:
 @program(on_device=True)
 def fsdp2() -> Program:
     _start()
-    return _trained(_fully_sharded(Words()))
+    return _trained(_fully_sharded(WordModel()))
 
 
 @program(on_device=True)
@@ -128,14 +128,14 @@ def fsdp2_in_fewer_bits() -> Program:
     """Gathered in 16 bits, reduced in 32; blocks are computed again."""
     _start()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return _trained(_fully_sharded(Words(is_checkpointed=True), mp_policy=policy))
+    return _trained(_fully_sharded(WordModel(is_checkpointed=True), mp_policy=policy))
 
 
 @program(on_device=True)
 def fsdp2_kept_gathered() -> Program:
     """Parameters stay whole between forward and backward, and gradients of four micro-batches are not reduced."""
     _start()
-    model = _fully_sharded(Words(), reshard_after_forward=False)
+    model = _fully_sharded(WordModel(), reshard_after_forward=False)
     optimizer, batch = torch.optim.AdamW(model.parameters()), Batch()
     sharded: Any = model
 
@@ -155,13 +155,13 @@ def fsdp2_kept_gathered() -> Program:
 @program(on_device=True)
 def hsdp() -> Program:
     _start()
-    return _trained(_fully_sharded(Words(), mesh=_mesh(2, 2, names=("copies", "parts"))))
+    return _trained(_fully_sharded(WordModel(), mesh=_mesh(2, 2, names=("copies", "parts"))))
 
 
 @program(on_device=True)
 def fsdp1() -> Program:
     _start()
-    model = FullyShardedDataParallel(Words(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=there())
+    model = FullyShardedDataParallel(WordModel(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=there())
     return _trained(model)
 
 
@@ -169,7 +169,7 @@ def fsdp1() -> Program:
 def fsdp1_with_original_parameters() -> Program:
     _start()
     model = FullyShardedDataParallel(
-        Words(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=there(), use_orig_params=True,
+        WordModel(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=there(), use_orig_params=True,
         sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
     )  # fmt: skip
     return _trained(model)
@@ -181,13 +181,13 @@ def fsdp1_with_original_parameters() -> Program:
 @program(on_device=True)
 def data_parallel() -> Program:
     _start()
-    return _trained(nn.parallel.DistributedDataParallel(Words(), bucket_cap_mb=1))
+    return _trained(nn.parallel.DistributedDataParallel(WordModel(), bucket_cap_mb=1))
 
 
 @program(on_device=True)
 def data_parallel_with_views_of_buckets() -> Program:
     _start()
-    model = nn.parallel.DistributedDataParallel(Words(), bucket_cap_mb=1, gradient_as_bucket_view=True)
+    model = nn.parallel.DistributedDataParallel(WordModel(), bucket_cap_mb=1, gradient_as_bucket_view=True)
     return _trained(model, torch.optim.SGD)
 
 
@@ -199,7 +199,7 @@ def _one_by_one(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, foreach=False)
 
 
-def _in_columns_and_rows(model: Words, mesh: DeviceMesh) -> Words:
+def _in_columns_and_rows(model: WordModel, mesh: DeviceMesh) -> WordModel:
     for block in model.blocks:
         plan = {"qkv": ColwiseParallel(), "out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(block, mesh, plan)  # type: ignore[arg-type]
@@ -209,14 +209,14 @@ def _in_columns_and_rows(model: Words, mesh: DeviceMesh) -> Words:
 @program(on_device=True)
 def tensor_parallel() -> Program:
     _start()
-    return _trained(_in_columns_and_rows(Words(), _mesh(4, names=("parts",))), _one_by_one)
+    return _trained(_in_columns_and_rows(WordModel(), _mesh(4, names=("parts",))), _one_by_one)
 
 
 @program(on_device=True)
 def sequence_parallel() -> Program:
     """Between the layers each rank has a part of the sequence."""
     _start()
-    mesh, model = _mesh(4, names=("parts",)), Words()
+    mesh, model = _mesh(4, names=("parts",)), WordModel()
     whole = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
     for block in model.blocks:
         plan: dict[str, Any] = {
@@ -238,7 +238,7 @@ def sequence_parallel() -> Program:
 def sharded_and_tensor_parallel() -> Program:
     _start()
     mesh = _mesh(2, 2, names=("data", "parts"))
-    return _trained(_fully_sharded(_in_columns_and_rows(Words(), mesh["parts"]), mesh=mesh["data"]), _one_by_one)
+    return _trained(_fully_sharded(_in_columns_and_rows(WordModel(), mesh["parts"]), mesh=mesh["data"]), _one_by_one)
 
 
 # ---- stages ----------------------------------------------------------------------------------------------------------

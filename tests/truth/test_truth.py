@@ -12,23 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.truth import (
-    programs_addresses,
-    programs_holders,
-    programs_loops,
-    programs_models,
-    programs_processes,
-    programs_torch,
-    programs_training,
-)
+from tests.truth import catalogue
 from tests.truth.catalogue import entry_of, names
 from tests.truth.isolate import value_in_fresh_process
 from tests.truth.program import PROGRAMS
-from tests.truth.verdict import judge
+from tests.truth.verdict import COLUMNS, judge
 from tracer.sessions.training_profile import profile_training
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
 
 _KEPT_BY_STACKS = "torch.profiler, if it records stacks, keeps what functional_call put in a module at its first call"
 _COMPILE_WORKERS = "inductor's own threads, which compile, are there at the end or not"
@@ -103,11 +94,10 @@ QUICK = {
 def test_the_tracer_tells_the_truth_and_changes_nothing(name: str) -> None:
     verdict = judge(name)
     assert not verdict.broken
-    wrong = {column: found for column in COLUMNS if (found := getattr(verdict, column))}
     known = {column for program, column in KNOWN_DEFECTS if program == name}
     by_chance = {column for program, column in WRONG_BY_CHANCE if program == name}
-    assert {column: found for column, found in wrong.items() if column not in known | by_chance} == {}
-    assert known <= set(wrong), "what is right now is no known defect: take it out"
+    assert {column: found for column, found in verdict.wrong.items() if column not in known | by_chance} == {}
+    assert known <= set(verdict.wrong), "what is right now is no known defect: take it out"
     if verdict.kinds is not None:
         # A batch that has come before its turn has nothing yet that tells what it is.
         assert verdict.kinds.right + entry_of(name).chance_bytes >= LOWER_PARTS.get(name, LEAST_PART) * verdict.kinds.of
@@ -122,18 +112,10 @@ def test_the_tracer_tells_the_truth_and_changes_nothing(name: str) -> None:
 def _names_of_programs() -> set[str]:
     """Names that nobody would choose by chance: of builders, of two words or more, and of classes."""
     builders = {name.rpartition(":")[2] for name in names()}
-    modules = (
-        programs_addresses,
-        programs_holders,
-        programs_loops,
-        programs_models,
-        programs_processes,
-        programs_torch,
-        programs_training,
-    )
     classes = {
         name.strip("_")
-        for module in modules
+        for module in vars(catalogue).values()
+        if inspect.ismodule(module) and module.__name__.startswith("tests.truth.programs_")
         for name, value in vars(module).items()
         if inspect.isclass(value) and value.__module__ == module.__name__
     }

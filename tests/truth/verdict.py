@@ -26,6 +26,7 @@ from tests.truth.running import (
     run_watched,
 )
 
+COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
 HELD = frozenset(holder.value for holder in HeldBy)
 ACTIVATION, WORKSPACE, COMMUNICATION = "ACTIVATION", "WORKSPACE", "COMMUNICATION"
 # What operators make for torch to keep for a library, whatever a graph keeps of it meanwhile.
@@ -61,6 +62,7 @@ class Verdict:
         kept: What is alive after the program was let go of, though nobody else keeps it.
         wrong_sum: How the rows differ from the allocator's count.
         wrong_peak: How the peak differs from the truth.
+        true_bytes: The least and the most that it can be; on a device both are what the allocator counted.
         kinds: Bytes of the right kind, of those that the bookkeeper can prove; None where it can prove none.
         modules, lines: Of the three largest places that made activations.
     """
@@ -77,6 +79,11 @@ class Verdict:
     kinds: Share | None = None
     modules: Share | None = None
     lines: Share | None = None
+
+    @property
+    def wrong(self) -> dict[str, str | tuple[str, ...]]:
+        """What is wrong, by column."""
+        return {column: found for column in COLUMNS if (found := getattr(self, column))}
 
 
 def judge(name: str) -> Verdict:
