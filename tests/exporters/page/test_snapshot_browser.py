@@ -1,9 +1,10 @@
-"""Pages of snapshots and jobs in a real browser: devices, ranks, segments, moments, and why memory ran out."""
+"""Pages of snapshots in a real browser: devices, segments, moments, source, and why memory ran out."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,20 @@ import pytest
 
 from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
 from tests.analysis.snapshots.test_findings import BASE, load
+from tests.exporters.page import page_samples as samples
 from tests.exporters.page.tab import hover, rows_text, sum_of_rows, until
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.allocator_model import SEGMENT_BYTES
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
+from tracer.analysis.profiles.line_memory import LineMemory
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.kind_finder import ReplayedDevice
 from tracer.analysis.snapshots.peak import group_rows
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import device_timeline
+from tracer.capture.sources.source_line import SourceLine
+from tracer.exporters.annotated_source import annotated_files
 from tracer.exporters.page.model import Page
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.exporters.page.timeline_page import timeline_page
@@ -182,3 +187,14 @@ def hover_end(tab: Any) -> str:
     for _ in range(9):
         tab.keyboard.press("ArrowRight")
     return str(tab.locator(".readout").inner_text())
+
+
+def test_code_is_shown_as_text_and_leaves_with_the_names(opened: Callable[..., Any]) -> None:
+    code = f"x = 1  # {samples.SCRIPT} {samples.IMAGE}\n"
+    (file,) = annotated_files(
+        [LineMemory(SourceLine("/srv/net.py", 1), 9000, 0, 9000, "backward", None)], lambda file: code, 9000
+    )
+    page = replace(samples.small_page(), sources=(file,))
+    with opened(page) as tab:
+        assert samples.SCRIPT in tab.locator("#source code").first.inner_text()
+        assert "8.79 KiB" in tab.locator("#source .has-bytes").inner_text()

@@ -153,12 +153,17 @@ def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
 
 def read_baseline(path: Path) -> dict[str, SavedPeak]:
     """Read the peaks of a baseline file, by name."""
+    from tracer.analysis.peak_diff import SavedPeak
     from tracer.exporters.document import Source, read_document
 
     document = read_document(path, Source(str(path), SnapshotError, _BASELINE_HINT), hint=_NO_BASELINE)
     document.check_format(_BASELINE_FORMAT, _BASELINE_VERSION, "a baseline of peaks")
-    peaks = document.read("peaks", dict[str, _BaselinePeak])
-    return {name: _saved(document, peak) for name, peak in peaks.items()}
+    found = {}
+    for name, peak in document.read("peaks", dict[str, _BaselinePeak]).items():
+        rows = tuple(PeakRow(**asdict(row), torch_category=None, evidence="", phase="") for row in peak.rows)
+        _check_sum(document, rows, peak.peak_bytes)
+        found[name] = SavedPeak(rows=rows, bytes=peak.peak_bytes, device=peak.device, phase=peak.phase)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,23 +202,9 @@ def _baseline_peak(peak: SavedPeak) -> dict[str, object]:
         total = sums.setdefault(alike, [0, 0])
         total[0] += row.bytes
         total[1] += row.count
-    rows = [
-        {
-            name: value
-            for name, value in asdict(replace(row, bytes=size, count=count)).items()
-            if value not in (None, False)
-        }
-        for row, (size, count) in sums.items()
-    ]
+    alike_rows = (asdict(replace(row, bytes=size, count=count)) for row, (size, count) in sums.items())
+    rows = [{name: value for name, value in row.items() if value not in (None, False)} for row in alike_rows]
     return {"device": peak.device, "peak_bytes": peak.bytes, "phase": peak.phase, "rows": rows}
-
-
-def _saved(document: Document, peak: _BaselinePeak) -> SavedPeak:
-    from tracer.analysis.peak_diff import SavedPeak
-
-    rows = tuple(PeakRow(**asdict(row), torch_category=None, evidence="", phase="") for row in peak.rows)
-    _check_sum(document, rows, peak.peak_bytes)
-    return SavedPeak(rows=rows, bytes=peak.peak_bytes, device=peak.device, phase=peak.phase)
 
 
 _DIFF_VERSION = 1

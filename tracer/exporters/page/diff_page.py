@@ -35,6 +35,7 @@ from tracer.exporters.page.html import data_of_html
 from tracer.units import MIB
 
 _MOST_NAMED = 3
+_TITLE = "Two peaks compared"
 
 
 def write_diff_page(
@@ -66,41 +67,22 @@ def diff_pages(
     notes: tuple[str, ...] = (),
 ) -> list[Page]:
     """The content, device by device; a page of its own says that there is none."""
-    pages = [
-        _with_curves(
-            _page(
-                diff.after.device,
-                (*answer_sentences(diff), *_most_changed(diff)),
-                growth_sentences(diff),
-                tuple(changes_tables(diff)),
-                before,
-                after,
-            ),
-            (curves or {}).get(diff.after.device),
+    pages = []
+    for diff in diffs:
+        tables = tuple(table for table in changes_tables(diff) if table.rows)
+        by_category = next(iter(diff.changes.values()))
+        most = [change for change in by_category if change.bytes][:_MOST_NAMED]
+        named = ", ".join(f"{words_of(change.name[0])} {signed(change.bytes)}" for change in most)
+        page = Page(
+            title=_TITLE,
+            device=diff.after.device,
+            answer=(*answer_sentences(diff), *([f"What changed most: {named}."] if most else [])),
+            sections=(Section("What changed", growth_sentences(diff), tables),) if tables else (),
         )
-        for diff in diffs
-    ]
-    pages = pages or [_page("no device", ("Neither snapshot has a device with memory.",), (), (), before, after)]
-    return [replace(page, notes=notes) for page in pages]
-
-
-def _page(
-    device: str,
-    answer: tuple[str, ...],
-    sentences: tuple[str, ...],
-    tables: tuple[Table, ...],
-    before: str,
-    after: str,
-) -> Page:
-    shown = tuple(table for table in tables if table.rows)
-    return Page(
-        title="Two peaks compared",
-        device=device,
-        subtitle=f"{before} and {after}",
-        answer=answer,
-        sections=(Section("What changed", sentences, shown),) if shown else (),
-        run={"before": before, "after": after},
-    )
+        pages.append(_with_curves(page, (curves or {}).get(diff.after.device)))
+    pages = pages or [Page(title=_TITLE, device="no device", answer=("Neither snapshot has a device with memory.",))]
+    both = {"before": before, "after": after}
+    return [replace(page, subtitle=f"{before} and {after}", run=both, notes=notes) for page in pages]
 
 
 # ------------------------------------------------------------------------------------------------------- both curves
@@ -109,6 +91,7 @@ def _with_curves(page: Page, curves: AlignedCurves | None) -> Page:
     if curves is None or not len(curves.position):
         return page
     old, new = curves.totals()
+    was, now = int(np.argmax(old)), int(np.argmax(new))
     table = _phases(curves, old, new)
     return replace(
         page,
@@ -123,18 +106,12 @@ def _with_curves(page: Page, curves: AlignedCurves | None) -> Page:
         ),
         lines=(Curve("before", curves.position, old), Curve("after", curves.position, new)),
         compared=curves.levels,
-        marks=_marks(curves, old, new),
+        marks=(
+            Mark("tagged", "before", int(curves.position[was]), int(old[was]), was),
+            Mark("peak", "after", int(curves.position[now]), int(new[now]), now, detail=_named(curves.growth_at(now))),
+        ),
         bands=curves.stretches,
         sections=(*([Section("Step by step", (), (table,))] if table.rows else []), *page.sections),
-    )
-
-
-def _marks(curves: AlignedCurves, old: np.ndarray, new: np.ndarray) -> tuple[Mark, ...]:
-    """Both peaks; the later recording's names what it has more than the earlier one at the same place."""
-    was, now = int(np.argmax(old)), int(np.argmax(new))
-    return (
-        Mark("tagged", "before", int(curves.position[was]), int(old[was]), was),
-        Mark("peak", "after", int(curves.position[now]), int(new[now]), now, detail=_named(curves.growth_at(now))),
     )
 
 
@@ -154,13 +131,6 @@ def _phases(curves: AlignedCurves, old: np.ndarray, new: np.ndarray) -> Table:
 
 def _named(grown: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{words_of(kind)} +{format_bytes(more)}" for kind, more in grown[:_MOST_NAMED])
-
-
-def _most_changed(diff: PeakDiff) -> tuple[str, ...]:
-    by_category = next(iter(diff.changes.values()))
-    changes = [change for change in by_category if change.bytes][:_MOST_NAMED]
-    most = ", ".join(f"{words_of(change.name[0])} {signed(change.bytes)}" for change in changes)
-    return (f"What changed most: {most}.",) if most else ()
 
 
 # ------------------------------------------------------------------------------------ the curve of a page of a run

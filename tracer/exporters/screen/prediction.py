@@ -17,7 +17,7 @@ from tracer.results.null_run import CAVEAT
 from tracer.units import MIB, format_bytes, format_range
 
 if TYPE_CHECKING:
-    from tracer.results.prediction import LargestBatch, OutOfMemoryAt, Prediction
+    from tracer.results.prediction import LargestBatch, Prediction
 
 _VISIBLE_SHARE = 0.0005
 _NARROW_SHARE = 0.02
@@ -35,13 +35,18 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
     sizes = f"{_sizes(trial)}{_difference(trial, base)}"
     if trial.fits:
         left = _left(trial, usable_bytes)
-        does = "fits narrowly," if _is_narrow(trial, usable_bytes) else "fits"
+        # So little that another driver, or a batch a little longer, takes it.
+        least_left = usable_bytes - trial.reserved_bytes - trial.beside_bytes - trial.nccl.most_bytes
+        does = "fits narrowly," if least_left < _NARROW_SHARE * usable_bytes else "fits"
         came = f"{does} with {left} left" if left[0].isdigit() else f"fits{left}"
         return f"{what}: {sizes}; {came}.", *_growth(trial, usable_bytes), *_pinned(trial, base), *_notes(trial)
     if trial.failed_in is None:
         return f"{what}: needs {sizes}; {_missing(trial, usable_bytes)}.", *_pinned(trial, base), *_notes(trial)
     rank = "" if trial.worst_rank is None else f"rank {trial.worst_rank:,} is "
-    line = f"{what}: {rank}out of memory {_failed_where(trial)}, with {format_bytes(trial.failed_at_bytes)} allocated."
+    why = trial.explanation
+    at = f" ({source_place(why.file, why.line)})" if why is not None and why.file else ""
+    step = "before the first step" if trial.failed_in == -1 else f"in step {trial.failed_in + 1:,}"
+    line = f"{what}: {rank}out of memory {step}{at}, with {format_bytes(trial.failed_at_bytes)} allocated."
     return line, *need_words(trial, usable_bytes), *_notes(trial)
 
 
@@ -75,13 +80,6 @@ def _pinned(trial: FitTrial, base: FitTrial | None) -> list[str]:
     return [f"  The host then holds {format_bytes(more_bytes)} more{whose}, in pinned memory."]
 
 
-def _failed_where(trial: FitTrial) -> str:
-    why = trial.explanation
-    at = source_place(why.file, why.line) if why is not None and why.file else ""
-    step = "before the first step" if trial.failed_in == -1 else f"in step {(trial.failed_in or 0) + 1:,}"
-    return f"{step} ({at})" if at else step
-
-
 def _missing(trial: FitTrial, usable_bytes: int) -> str:
     """How much more than there is; where the allocated bytes fit, how much more is reserved."""
     room_bytes = usable_bytes - trial.beside_bytes
@@ -112,12 +110,6 @@ def _left(trial: FitTrial, usable_bytes: int) -> str:
     return format_range(least, most)
 
 
-def _is_narrow(trial: FitTrial, usable_bytes: int) -> bool:
-    """Whether so little is left that another driver, or a batch a little longer, takes it."""
-    left = usable_bytes - trial.reserved_bytes - trial.beside_bytes - trial.nccl.most_bytes
-    return left < _NARROW_SHARE * usable_bytes
-
-
 def _what(trial: FitTrial) -> str:
     return ", ".join((*((shlex.join(trial.arguments),) if trial.arguments else ()), *trial.apply)) or "as it is"
 
@@ -127,23 +119,24 @@ def print_search(
 ) -> None:
     """Print a table of trials, and commands to paste below it."""
     is_job = any(trial.ranks for trial in trials)
-    rows = tuple(
-        (*_row(trial, usable_bytes), *([_by_rank(trial)] if is_job else [])) for trial in trials if not trial.in_vain
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for trial in trials:
+        if trial.in_vain:
+            continue
+        by_rank = [_by_rank(trial)] if is_job else []
+        if trial.has_ended_before or not (trial.fits or trial.is_whole):
+            ended = "no step" if trial.has_ended_before else "out of memory"
+            rows.append(("", "", ended, _what(trial), *by_rank))
+        else:
+            left = _left(trial, usable_bytes).removeprefix(", ").strip() if trial.fits else "does not fit"
+            rows.append((trial.allocated_bytes, trial.reserved_bytes, left, _what(trial), *by_rank))
     heads = (*columns("bytes", "peak", "reserved", "left"), *columns("text", *("with", "peak by rank")[: 1 + is_job]))
-    print_table(Table(f"Tried on {device}, the cheapest that fits first", heads, rows), console)
+    print_table(Table(f"Tried on {device}, the cheapest that fits first", heads, tuple(rows)), console)
     if commands:
         say(console)
         say(console, "Commands for those that fit, in that order:")
         for command in commands:
             console.print(command, soft_wrap=True, markup=False, highlight=False)
-
-
-def _row(trial: FitTrial, usable_bytes: int) -> tuple[Cell, ...]:
-    if trial.has_ended_before or not (trial.fits or trial.is_whole):
-        return "", "", "no step" if trial.has_ended_before else "out of memory", _what(trial)
-    left = _left(trial, usable_bytes).removeprefix(", ").strip() if trial.fits else "does not fit"
-    return trial.allocated_bytes, trial.reserved_bytes, left, _what(trial)
 
 
 def _by_rank(trial: FitTrial) -> str:
@@ -210,7 +203,12 @@ def verdict(prediction: Prediction) -> str:
         lacks = max(0, prediction.need.peak_reserved_bytes - card.usable_bytes)
         by_how_much = f" It lacks {format_bytes(lacks)}." if prediction.is_whole else ""
         does = f"{subject}does" if subject else "Does"
-        return f"{does} not fit in {name}: {problem} {_where(at)}.{by_how_much}"
+        line = f" at {source_place(at.line.file, at.line.line)}" if at.line is not None else ""
+        if at.step >= 0:
+            where = f"in step {at.step + 1}{line}"
+        else:
+            where = f"before the first step{line}" if line else "when the model is loaded"
+        return f"{does} not fit in {name}: {problem} {where}.{by_how_much}"
     if memory.num_retries:
         times = "once" if memory.num_retries == 1 else f"{memory.num_retries} times"
         return f"{subject}{fits} in {name}, but only because the allocator releases its cache {times}."
@@ -219,13 +217,6 @@ def verdict(prediction: Prediction) -> str:
         left = card.usable_bytes - memory.peak_reserved_bytes
         return f"{subject}{fits} in {name} if NCCL takes no more than {format_bytes(left)}."
     return f"{subject}{fits} in {name}: {format_range(least, most)} are left."
-
-
-def _where(at: OutOfMemoryAt) -> str:
-    line = f" at {source_place(at.line.file, at.line.line)}" if at.line is not None else ""
-    if at.step < 0:
-        return f"before the first step{line}" if line else "when the model is loaded"
-    return f"in step {at.step + 1}{line}"
 
 
 def print_prediction(prediction: Prediction, console: Console, *, top: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from rich.console import Console
 
 from tracer.analysis.kinds import Evidence, Kind, meaning_of, words_of
-from tracer.analysis.peak_row import ModuleNode, PeakRow, module_tree, moment_words
+from tracer.analysis.peak_row import PeakRow, module_tree, moment_words
 from tracer.analysis.profiles.caveats import (
     asleep_sentences,
     compiled_sentences,
@@ -129,10 +129,12 @@ def _print_modules(peak: SummedRows, console: Console, top: int) -> None:
     """The largest modules as a tree: each line holds what is below it, and the outermost ones sum to the peak."""
     root = module_tree(peak.rows)
     smallest = peak.peak_bytes // 50
+    small = [node for node in root.children if node.total_bytes < smallest]
+    # The line of the only one that would be left out is as short as "1 more".
     shown = [
         (depth, node)
         for depth, node in root.walk()
-        if 0 < depth <= MODULE_DEPTH and (node.total_bytes >= smallest or _is_only_one(node, root.children, smallest))
+        if 0 < depth <= MODULE_DEPTH and (node.total_bytes >= smallest or small == [node])
     ][: top + MORE_MODULES]
     lines: list[tuple[str | Place, int]] = [
         ("  " * (depth - 1) + (node.path if depth == 1 else f".{node.path.rpartition('.')[2]}"), node.total_bytes)
@@ -142,11 +144,6 @@ def _print_modules(peak: SummedRows, console: Console, top: int) -> None:
     if num_more := len(root.children) - len(outermost):
         lines.append((f"{num_more} more", root.total_bytes - sum(node.total_bytes for node in outermost)))
     print_table(_parts_table("By module, with the modules inside it", "module", lines, peak.peak_bytes), console)
-
-
-def _is_only_one(node: ModuleNode, outermost: list[ModuleNode], smallest: int) -> bool:
-    """Whether a module is the only one that would be left out: its own line is as short as "1 more"."""
-    return [one for one in outermost if one.total_bytes < smallest] == [node]
 
 
 def _print_graphs(findings: Findings, console: Console, top: int) -> None:
@@ -366,18 +363,14 @@ def _communication(cycle: CycleFindings) -> str | None:
     columns = (peak.row_of, peak.blocks.allocation, peak.blocks.size_bytes)
     for row, allocation, size_bytes in zip(*(column.tolist() for column in columns), strict=True):
         if chosen[row]:
-            words = _in_buffer(peak.rows[row], stacks, allocation)
+            frames = stacks.of_allocation(allocation)
+            named = (in_buffers_of(frame["filename"], frame["name"]) for frame in frames)
+            is_bucket = peak.rows[row].evidence == Evidence.GIVEN_TO_REDUCER.text
+            words = GRADIENT_BUCKETS if is_bucket else next(filter(None, named), OTHER)
             modules.setdefault(words, Counter())[peak.rows[row].module or ""] += size_bytes
     parts = sorted(modules.items(), key=lambda part: -part[1].total())
     listed = [f"{format_bytes(found.total())} {words}{_of_modules(found)}" for words, found in parts]
     return f"Communication at the peak: {', '.join(listed)}."
-
-
-def _in_buffer(row: PeakRow, stacks: PythonStacks, allocation: int) -> str:
-    if row.evidence == Evidence.GIVEN_TO_REDUCER.text:
-        return GRADIENT_BUCKETS
-    found = (in_buffers_of(frame["filename"], frame["name"]) for frame in stacks.of_allocation(allocation))
-    return next((words for words in found if words is not None), OTHER)
 
 
 def _of_modules(found: Counter[str]) -> str:
