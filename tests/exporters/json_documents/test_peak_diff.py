@@ -172,7 +172,7 @@ def test_text_is_made_safe(tmp_path: Path) -> None:
         (b"[" * 100_000, "not JSON"),
         (b"[]", "holds a list"),
         (b"{}", "rows is not a list"),
-        (b'{"rows": [3]}', "rows is not a list"),
+        (b'{"rows": [3]}', "rows.0 is not an object"),
         (b'{"rows": [], "peak_bytes": ' + b"9" * 5000 + b"}", "not JSON"),
         (b'{"rows": [], "peak_bytes": -1}', "peak_bytes"),
         (b'{"rows": [], "peak_bytes": true}', "peak_bytes"),
