@@ -372,3 +372,45 @@ def test_a_state_without_history_has_lines_and_kinds_by_its_stacks_and_nothing_f
     assert device["before_recording_bytes"] == 0
     kinds = {group["line"]: group["kind"] for group in device["groups"]}
     assert kinds[5] == "parameter" and not any(group["is_before_recording"] for group in device["groups"])
+
+
+# ---- --open -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Addresses that a browser was started with."""
+    addresses: list[str] = []
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("webbrowser.open", lambda address: addresses.append(address) or True)
+    return addresses
+
+
+def test_the_page_that_was_named_is_shown(file: Path, shown: list[str], tmp_path: Path) -> None:
+    page = tmp_path / "a page.html"
+    for command in (("snapshot", file), ("diff", file, file)):
+        assert run(*command, "--html", page, "--open")[0] == 0
+    assert shown == [page.as_uri(), page.as_uri()]
+
+
+def test_without_a_name_the_page_is_in_a_new_folder(file: Path, shown: list[str], tmp_path: Path) -> None:
+    assert run("snapshot", file, "--open")[0] == 0
+    (page,) = tmp_path.glob("torch-timeline-*/page.html")
+    assert shown == [page.as_uri()] and page.parent.stat().st_mode & 0o77 == 0
+
+
+def test_nothing_is_shown_where_nothing_was_written(file: Path, shown: list[str], tmp_path: Path) -> None:
+    (tmp_path / "old.html").write_text("of another run")
+    assert run("snapshot", tmp_path / "missing", "--html", tmp_path / "old.html", "--open")[0] == 1
+    assert run("snapshot", file, "--html", tmp_path / "new.html")[0] == 0
+    assert shown == []
+
+
+def test_without_a_display_the_address_is_said(
+    file: Path, shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    _, _, err = run("snapshot", file, "--html", tmp_path / "p.html", "--open")
+    assert shown == [] and f"Open {(tmp_path / 'p.html').as_uri()}" in err
