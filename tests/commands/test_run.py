@@ -323,6 +323,31 @@ def test_a_loop_that_goes_on_in_another_thread_is_recorded_there_or_said_to_be_t
         assert state == 2 * 64 * 65 * 4 + 2 * 4
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("nb.ipynb", '{"cells": [], "nbformat": 4}', "nb.ipynb is a notebook and no script."),
+        ("launch.sh", "python train.py", "launch.sh is a script of another program."),
+        ("launch", "#!/bin/bash\npython train.py", "launch is a script of another program."),
+        ("conf.yaml", "lr: 1", "conf.yaml is no Python script."),
+        ("empty.py", "\n", "empty.py is empty."),
+    ],
+)
+def test_a_file_that_is_no_script_is_a_sentence(name: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, "utf-8")
+    done = run(tmp_path, name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Error: {words}\nHint: ")
+
+
+def test_a_script_that_fails_before_it_trains_is_not_advised_to_use_inference(tmp_path: Path) -> None:
+    text = "import torch\ntorch.nn.Linear(4, 4).requires_grad_(False)(torch.ones(2, 4))\nraise ValueError('no data')"
+    done = run(tmp_path, script(tmp_path, text))
+    assert done.returncode == 1 and "ValueError: no data" in done.stderr
+    assert "Note: The script ended by ValueError before a training was found.\n" in done.stderr
+    assert "inference" not in done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's here")
 @pytest.mark.parametrize("command", [("run", "train.py"), ("--n-active-steps", "1")])
 def test_too_little_address_space_is_a_sentence(command: tuple[str, ...], tmp_path: Path) -> None:
@@ -380,7 +405,7 @@ def test_an_error_of_a_child_that_torch_starts_ends_its_rank(tmp_path: Path) -> 
 
 
 def test_processes_that_train_nothing_are_told(tmp_path: Path) -> None:
-    done = run(tmp_path, script(tmp_path, CHILDREN.replace("mp.start_processes", "print")))
+    done = run(tmp_path, script(tmp_path, CHILDREN.replace("mp.start_processes", "(lambda *_, **options: None)")))
     assert "The script started 1 process by multiprocessing. No training was found there either." in done.stderr
 
 

@@ -51,7 +51,7 @@ class Script(NamedTuple):
         return {"script": shlex.join(self.words[:num_words]), "arguments": shlex.join(self.words[num_words:])}
 
     def check(self) -> None:
-        """Check that the script or module exists, before anything of it runs."""
+        """Check that the script or module exists and is one, before anything of it runs."""
         path = Path(self.path)
         if not self.is_module:
             if path.is_dir():
@@ -59,10 +59,30 @@ class Script(NamedTuple):
                     raise TracerError(f"{self.path} is a folder without a __main__.py.", hint="Name a script in it.")
             elif not path.is_file():
                 raise TracerError(f"There is no file {self.path}.", hint="Name a script, or a module with -m.")
+            else:
+                _check_text(self.path, path.read_bytes()[:_MOST_LOOKED_AT])
             return
         root = self.path.partition(".")[0]
         if root not in sys.modules and PathFinder.find_spec(root, ["", *sys.path]) is None:
             raise TracerError(f"There is no module {root}.", hint="Name one that Python finds from this folder.")
+
+
+_MOST_LOOKED_AT: Final = 4096
+_NO_SCRIPTS: Final = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".txt", ".md")
+
+
+def _check_text(name: str, begin: bytes) -> None:
+    """Check, by its name and its first bytes, that a file can be a Python script."""
+    suffix, first_line = Path(name).suffix, begin.partition(b"\n")[0]
+    if suffix == ".ipynb":
+        hint = "`%load_ext tracer` gives its cells %%memory_timeline; `jupyter nbconvert --to script` makes a script."
+        raise TracerError(f"{name} is a notebook and no script.", hint=hint)
+    if suffix in (".sh", ".bash") or (first_line.startswith(b"#!") and b"python" not in first_line):
+        raise TracerError(f"{name} is a script of another program.", hint="Name the Python script that it starts.")
+    if suffix in _NO_SCRIPTS:
+        raise TracerError(f"{name} is no Python script.", hint="Name the script first, then its arguments.")
+    if not begin.strip():
+        raise TracerError(f"{name} is empty.", hint="Name a script that trains.")
 
 
 def no_card_named(arguments: Sequence[str] | None) -> UsageError:

@@ -171,6 +171,7 @@ class ScriptProfile:
         self._fault: Exception | None = None
         self._is_over = self._has_stepped = self._has_failed = self._has_begun_again = False
         self._ends_at_next_call = False
+        self._ended_by = ""  # The class of the exception that ended the script
         self._are_all_counted = True
         self.is_in_child = False  # Whether this process was forked by the one that began; it is silent then
         self.has_failed_before = False  # Whether memory ran out before any session had begun
@@ -188,6 +189,8 @@ class ScriptProfile:
         if self.session is None:
             if self._has_failed:  # the error says why
                 return ()
+            if self._ended_by:
+                return (f"The script ended by {self._ended_by} before a training was found.",)
             if self._is_inference:
                 return (NO_CALL,)
             if self.children_recorded:
@@ -271,6 +274,8 @@ class ScriptProfile:
             self._look_no_longer()
             if error is not None:
                 self._explain_without_session(error)
+            if isinstance(error, Exception):
+                self._ended_by = type(error).__name__
             self._has_failed = isinstance(error, TracerError) or (error is not None and self.session is not None)
             self._close(error)
             GRAPH_CAPTURES.stop()
