@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -139,7 +139,8 @@ class TrainingWatch(Session):
         self._events: list[Event] = []
         self._found_before: list[WatchReport] = []
         self._earlier: Mapping[str, Alike] | None = None
-        self._on_signal, self._signal_is_ours = on_signal, False
+        self._on_signal = on_signal
+        self._on = ExitStack()  # Switches all off
         self._asked_by: signal.Signals | None = None
         self._is_on = self._is_writing = self._growth_is_told = False
         self._next_look = _FIRST_LOOK
@@ -160,16 +161,18 @@ class TrainingWatch(Session):
         if self._is_later:
             self._remove_files()  # an earlier run's
         forget_files()
-        self._history.start()
-        self._hooks.start()
+        watches: tuple[Any, ...] = (self._history, self._hooks, torch_history.RAISED)
+        for watch in watches:
+            self._on.callback(watch.stop)
+            watch.start()
         _watch_out_of_memory(self.device, self)
-        torch_history.RAISED.start()
+        self._on.callback(_watched.discard, self)
         self._num_raised = torch_history.RAISED.number
         self._is_on = True
         is_main = threading.current_thread() is threading.main_thread()
         if self._on_signal is not None and is_main and signal.getsignal(self._on_signal) is signal.SIG_DFL:
             signal.signal(self._on_signal, self._asked_by_signal)
-            self._signal_is_ours = True
+            self._on.callback(signal.signal, self._on_signal, signal.SIG_DFL)
 
     def _asked_by_signal(self, number: int, frame: FrameType | None) -> None:
         """Only note it: the interrupted code may hold a lock that writing needs."""
@@ -210,15 +213,8 @@ class TrainingWatch(Session):
             self._last_words(error)
 
     def _switch_off(self, error: BaseException | None) -> None:
-        if self._is_on:
-            torch_history.RAISED.stop()
         self._is_on = False
-        _watched.discard(self)
-        if self._signal_is_ours and self._on_signal is not None:
-            signal.signal(self._on_signal, signal.SIG_DFL)
-            self._signal_is_ours = False
-        self._hooks.stop()
-        self._history.stop()
+        self._on.close()
 
     def _switch_off_in_child(self) -> None:
         self._switch_off(None)
