@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tracer.null_gpu.values.answers import Answer
-from tracer.null_gpu.values.device_reads import EndlessLoopError, Guard
+from tracer.null_gpu.values.device_reads import MAX_READS, EndlessLoopError
 from tracer.null_gpu.values.device_values import Known
 from tracer.null_gpu.values.switch import HostValues
 
@@ -26,9 +26,9 @@ DEVICE = "cuda"
 
 @contextlib.contextmanager
 def host_values(
-    answers: dict[tuple[str, int], Answer] | None = None, guard: Guard | None = None
+    answers: dict[tuple[str, int], Answer] | None = None, max_reads: int = MAX_READS
 ) -> Iterator[HostValues]:
-    values = HostValues(answers, guard)
+    values = HostValues(answers, max_reads)
     try:
         yield values
     finally:
@@ -303,7 +303,7 @@ def answers_are_read() -> None:
 
 
 def a_loop_without_end_is_ended() -> None:
-    with host_values(guard=Guard(max_reads=50)):
+    with host_values(max_reads=50):
         number = on_device(0.0)
         try:
             while number.item() < 1:

@@ -18,6 +18,9 @@ from tracer.null_gpu.values.device_values import Known
 _NOT_THE_PROGRAM = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", "<frozen")
 """Files whose frames are passed over on the way to the line that reads."""
 
+MAX_READS = 100_000
+"""By one line with one operator, at which a program is ended. A step that only reads takes 0.1 ms, a model's some."""
+
 
 class EndlessLoopError(TracerError):
     """A loop that waits for a device value to change does not end where nothing is computed."""
@@ -46,26 +49,18 @@ class DeviceRead:
     num_empty: int  # How many of those results were empty
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """Limit at which a program that only reads values is ended."""
-
-    # The most reads by one line with one operator. A step that only reads takes 0.1 ms, one of a model some ms.
-    max_reads: int = 100_000
-
-
 class ReadLog:
     """The values that the program has read so far, and those that were given for lines of it."""
 
-    def __init__(self, answers: Mapping[tuple[str, int], Answer], guard: Guard) -> None:
+    def __init__(self, answers: Mapping[tuple[str, int], Answer], max_reads: int) -> None:
         """Begin with nothing read.
 
         Args:
-            guard: What ends a loop without end.
+            max_reads: By one line with one operator, at which the program is ended.
         """
         self._answers = dict(answers)
         self._unused = dict.fromkeys(answers)
-        self._guard = guard
+        self._max_reads = max_reads
         self._reads: dict[tuple[Line, str], DeviceRead] = {}
 
     def reads(self) -> tuple[DeviceRead, ...]:
@@ -108,15 +103,11 @@ class ReadLog:
             decides_size=size is not None,
             num_empty=(before.num_empty if before else 0) + (size == 0),
         )
-        self._end_endless(read)
-
-    def _end_endless(self, read: DeviceRead) -> None:
-        where = f"{read.line.file}:{read.line.number}"
-        hint = f"Give the value that ends it: --answer {Path(read.line.file).name}:{read.line.number}=VALUE."
-        if read.count >= self._guard.max_reads:
+        if read.count >= self._max_reads:
             raise EndlessLoopError(
-                f"{where} has read a value of the null GPU {read.count:,} times, which looks like a loop without end.",
-                hint=hint,
+                f"{line.file}:{line.number} has read a value of the null GPU {read.count:,} times, which looks like a "
+                "loop without end.",
+                hint=f"Give the value that ends it: --answer {Path(line.file).name}:{line.number}=VALUE.",
             )
 
 

@@ -258,14 +258,24 @@ class ValueKernels:
         return kernel
 
     def _collective(self, name: str, original: Kernel) -> Kernel:
-        def moved(*args: Any, **kwargs: Any) -> Any:
+        """What a collective has written is known as far as what it was given: NCCL moves the bytes itself.
+
+        Each slot has this rank's own.
+        """
+
+        def kernel(outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
             self._calls.is_moving = True
             try:
-                return original(*args, **kwargs)
+                result = original(outputs, inputs, *rest, **options)
             finally:
                 self._calls.is_moving = False
+            known = min((self.values.known(tensor) for tensor in _tensors(inputs)), default=None)
+            if known is not None:
+                for tensor in _tensors(outputs):
+                    self.values.ranges.note(*extent(tensor), known)
+            return result
 
-        return known_as_given(self.values, moved)
+        return kernel
 
     def _copy(self, name: str, original: Kernel) -> Kernel:
         def kernel(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -444,24 +454,6 @@ COLLECTIVES: Final = frozenset(
     }
 )
 """Operators of torch.distributed whose first argument is written to from the second; others keep what is there."""
-
-
-def known_as_given(values: DeviceValues, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel of a collective, after which what it has written is known as far as what it was given.
-
-    NCCL moves the bytes itself, and each slot has this rank's own.
-    """
-
-    def kernel(outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
-        result = original(outputs, inputs, *rest, **options)
-        tensors = list(_tensors(inputs))
-        if tensors:
-            known = min(values.known(tensor) for tensor in tensors)
-            for tensor in _tensors(outputs):
-                values.ranges.note(*extent(tensor), known)
-        return result
-
-    return kernel
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

@@ -12,7 +12,7 @@ import torch
 from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.errors import NullGpuError
 from tracer.null_gpu.values.answers import Answer
-from tracer.null_gpu.values.device_reads import DeviceRead, Guard, ReadLog
+from tracer.null_gpu.values.device_reads import MAX_READS, DeviceRead, ReadLog
 from tracer.null_gpu.values.device_values import DeviceValues
 from tracer.null_gpu.values.kernels import ValueKernels
 
@@ -35,11 +35,11 @@ class ValuesReport:
 class HostValues:
     """Values on, from the time it is made until `close`."""
 
-    def __init__(self, answers: Mapping[tuple[str, int], Answer] | None = None, guard: Guard | None = None) -> None:
+    def __init__(self, answers: Mapping[tuple[str, int], Answer] | None = None, max_reads: int = MAX_READS) -> None:
         """Switch values on: operators compute small tensors on the host from here on.
 
         Args:
-            guard: What ends a loop without end.
+            max_reads: By one line with one operator, at which the program is ended.
 
         Raises:
             NullGpuError: This process does not run on the null GPU.
@@ -47,7 +47,7 @@ class HostValues:
         answer_reads = _answer_reads()
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(_SEED)  # a seed that the program sets comes after it
-        self._log = ReadLog(answers or {}, guard or Guard())
+        self._log = ReadLog(answers or {}, max_reads)
         self._values = DeviceValues()
         self._kernels = ValueKernels(self._values, self._log, answer_reads)
         self._num_compiled_buffers = 0
