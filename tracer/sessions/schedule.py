@@ -121,6 +121,8 @@ _MOST_SHARE: Final = 0.5
 _NUM_STEPS_TO_BEGIN: Final = 1  # slower than all others, unless it is the only one that is not recorded
 _MOST_WITHOUT_GRADIENTS_S: Final = 1.0
 _MOST_ENDLESS_S: Final = 5.0
+_MOST_ENDLESS_ASKED_S: Final = 60.0
+"""The same where the schedule was asked for: a step of it may take long, and a program without steps has no end."""
 _MOST_MODULES: Final = 100
 """Python modules that a recorded step may load: a package with a thousand makes four million calls of functions."""
 _MOST_DROPPED: Final = 3
@@ -239,10 +241,11 @@ class RecordingCost:
 
     def is_endless(self) -> bool:
         """Return whether a step has not ended for too long; asked where the ends of steps may not be found."""
-        if self.has_step or time.process_time() - self._began_s <= _MOST_ENDLESS_S:
+        most_s = _MOST_ENDLESS_S if self._may_end_early else _MOST_ENDLESS_ASKED_S
+        if self.has_step or time.process_time() - self._began_s <= most_s:
             return False
         self.note = (
-            f"No end of a step was found within {_MOST_ENDLESS_S:.0f} s of a processor. Recording ended there: what "
+            f"No end of a step was found within {most_s:.0f} s of a processor. Recording ended there: what "
             "is explained is the program until then."
         )
         return True
