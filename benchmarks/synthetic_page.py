@@ -117,7 +117,6 @@ def _page(times: Ints, blocks: _Blocks, bands: list[Band], num_rows: int, random
         bands=tuple(bands),
         peak=PagePeak(
             bytes=int(totals[top]),
-            time=int(times[top]),
             step=_band_at(bands, int(times[top]), steps=True),
             phase=_band_at(bands, int(times[top]), steps=False),
             breakdown={kind: int(level[top]) for kind, level in zip(_KINDS, levels, strict=True)},

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.findings import CycleFindings
-from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline
 from tracer.analysis.snapshots.timeline import Band
-from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import html_of_data
 from tracer.exporters.page.model import Curve, Mark, Page, PagePeak, Series
@@ -66,7 +63,6 @@ def small_page() -> Page:
         ),
         peak=PagePeak(
             bytes=9000,
-            time=at[3],
             step="ProfilerStep#4",
             phase="backward",
             breakdown={"PARAMETER": 2000, "ACTIVATION": 4000, "UNTAGGED": 3000},
@@ -92,7 +88,7 @@ def one_event_page() -> Page:
         times=times,
         series=(Series("INPUT", np.array([512], np.int64)),),
         marks=(Mark("peak", "True peak", 0, 512),),
-        peak=PagePeak(bytes=512, time=0, breakdown={"INPUT": 512}, rows=(peak_row(512, category="INPUT"),)),
+        peak=PagePeak(bytes=512, breakdown={"INPUT": 512}, rows=(peak_row(512, category="INPUT"),)),
     )
 
 
@@ -128,44 +124,8 @@ def hostile_page() -> Page:
         lines=(Curve(SCRIPT, times, levels),),
         marks=(Mark("peak", MARKUP, 2000, 300),),
         bands=(Band("step", MARKUP, 0, 3000), Band("forward", IMAGE, 0, 3000)),
-        peak=PagePeak(300, 2000, step=SCRIPT, phase=IMAGE, breakdown={IMAGE: 200, MARKUP: 100}, rows=rows),
+        peak=PagePeak(300, step=SCRIPT, phase=IMAGE, breakdown={IMAGE: 200, MARKUP: 100}, rows=rows),
         sections=(Section(SCRIPT, (IMAGE,), (Table(MARKUP, columns("text", IMAGE, SCRIPT), (PLACE,), PLACE),)),),
         run={IMAGE: SCRIPT, "command": MARKUP},
         notes=(IMAGE, SCRIPT),
-    )
-
-
-def timeline_of(cycle: CycleFindings) -> MemoryTimeline:
-    return memory_timeline(cycle.recording, cycle.categories, device=cycle.peak.device)
-
-
-def page_of(cycle: CycleFindings) -> Page:
-    """A real cycle's page, as far as the tests need it."""
-    timeline = timeline_of(cycle)
-    found = cycle.breakdown
-    spans, strings = cycle.recording.spans, cycle.recording.strings
-    names = [strings[name] for name in spans.name.tolist()]
-    return Page(
-        title="Real run",
-        device=timeline.device,
-        subtitle=f"{len(timeline.times_ns):,} events",
-        times=timeline.times_ns,
-        series=tuple(Series(c.name, timeline.sizes_bytes[:, i]) for i, c in enumerate(timeline.categories)),
-        marks=(
-            Mark("peak", "True peak", cycle.peak.time_ns, found.true_peak_bytes),
-            Mark("tagged", "Tagged peak", found.tagged_peak_ns, found.tagged_peak_bytes),
-        ),
-        bands=tuple(
-            Band("step", name, start, end)
-            for name, start, end in zip(names, spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
-            if name.startswith(STEP_PREFIX)
-        ),
-        peak=PagePeak(
-            bytes=cycle.peak.peak_bytes,
-            time=cycle.peak.time_ns,
-            step=cycle.peak.step,
-            phase=cycle.peak.phase,
-            breakdown=cycle.peak.by_category(),
-            rows=cycle.peak.rows,
-        ),
     )

@@ -68,7 +68,6 @@ class PagePeak:
     """The worst moment."""
 
     bytes: int  # All that was allocated. Breakdown and rows should each sum to it; the page shows whether they do
-    time: int | None = None  # On the axis of the page, or None
     step: str | None = None  # Name of the step, `ProfilerStep#3`
     phase: str | None = None  # `forward`, `backward`, `optimizer`, ...
     breakdown: Mapping[str, int] = field(default_factory=dict)  # Bytes by category, in the order in which to show them
@@ -166,7 +165,6 @@ def without_times(page: Page) -> Page:
     def position(time: int) -> int:
         return int(np.searchsorted(drawn, time))
 
-    peak = page.peak
     return replace(
         page,
         axis="entry",
@@ -176,5 +174,4 @@ def without_times(page: Page) -> Page:
             replace(mark, time=mark.row if mark.row is not None else position(mark.time)) for mark in page.marks
         ),
         bands=tuple(replace(band, start=position(band.start), end=position(band.end)) for band in page.bands),
-        peak=None if peak is None else replace(peak, time=peak.row),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +65,11 @@ def snapshot_page(
 ) -> Page:
     """The content for one device."""
     device, replayed_device = finding.devices[shown], replayed.devices[shown]
+    words = {"step": "annotated regions"}
+    left_out = (
+        f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
+        for phase in timeline.left_out
+    )
     page = Page(
         title="Memory of an allocator snapshot",
         device=f"device {device.device}",
@@ -73,10 +78,10 @@ def snapshot_page(
         axis=timeline.axis,
         origin=0,
         bands=timeline.stretches,
-        peak=_peak(device, timeline),
+        peak=_peak(device),
         run=run,
         alarm=oom_sentences(device.oom, f"device {device.device}"),
-        notes=(*finding.notes, *device.notes, *_left_out(timeline)),
+        notes=(*finding.notes, *device.notes, *left_out),
         sections=_sections(finding, shown, first),
         headline_notes=(
             *([first.much_is_saved] if first is not None and first.much_is_saved and not device.oom else []),
@@ -133,14 +138,6 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
     )
 
 
-def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
-    words = {"step": "annotated regions"}
-    return tuple(
-        f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
-        for phase in timeline.left_out
-    )
-
-
 def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
     def mark(entry: int) -> int:
         return int(timeline.times[entry + 1])
@@ -154,14 +151,13 @@ def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
     return (peak, *ooms)
 
 
-def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
+def _peak(device: DeviceFinding) -> PagePeak:
     peak = device.peak
     phase: str | None = peak.phase or None
     if peak.entry == START:
         phase = "the start of the recording" if device.entries else "the moment of the snapshot"
     return PagePeak(
         bytes=peak.requested_bytes,
-        time=int(timeline.times[peak.entry + 1]) if device.entries else None,
         phase=phase,
         breakdown=peak.by_category,
         rows=peak.groups,
@@ -173,17 +169,14 @@ def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
 def _sections(finding: SnapshotFinding, shown: int, first: FirstChanges | None) -> tuple[Section, ...]:
     device = finding.devices[shown]
     others = [device for index, device in enumerate(finding.devices) if index != shown]
+    heads = (*columns("text", "device"), *columns("bytes", "peak"), *columns("count", "times out of memory"))
+    rows = tuple((f"device {one.device}", one.peak.requested_bytes, len(one.oom)) for one in others)
+    words = f"What is shown is device {device.device}; another one is chosen at the top of the page."
+    beside = Section("Other devices", (words,), (Table("Their peaks", heads, rows),))
     return (
         *failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=device.peak.groups, is_advised=True),
         *first_changes_sections(first),
         *device_sections(device),
         *host_sections(finding.pinned_bytes),
-        *([_other_devices(device, others)] if others else []),
+        *([beside] if others else []),
     )
-
-
-def _other_devices(shown: DeviceFinding, others: Sequence[DeviceFinding]) -> Section:
-    sentence = f"What is shown is device {shown.device}; another one is chosen at the top of the page."
-    heads = (*columns("text", "device"), *columns("bytes", "peak"), *columns("count", "times out of memory"))
-    rows = tuple((f"device {device.device}", device.peak.requested_bytes, len(device.oom)) for device in others)
-    return Section("Other devices", (sentence,), (Table("Their peaks", heads, rows),))

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.first_changes import FirstChanges
 
 
-# Below this part of the peak, a thousandth, a row says nothing.
-_LEAST_SHARE = 1000
 _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
@@ -75,6 +73,11 @@ def timeline_page(
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
     times, counted = recording.allocations.time_ns[lifetimes.events], counted_blocks(cycle)
+    if failed is None:
+        failure = first_changes_sections(first if first and first.changes else None)
+    else:  # its advice is said above
+        own = failure_section(failed.event, has_groups=not failed.is_at(peak))
+        failure = (own, *first_changes_sections(failed.first))
     page = Page(
         title="Predicted memory of a training step" if verdict else "Memory of a training run",
         device=peak.device,
@@ -88,7 +91,14 @@ def timeline_page(
         space=_space(cycle),
         marks=_marks(cycle),
         bands=_bands(cycle),
-        peak=_page_peak(cycle),
+        peak=PagePeak(
+            bytes=peak.peak_bytes,
+            step=peak.step,
+            phase=peak.phase,
+            breakdown=peak.by_category(),
+            rows=peak.rows,
+            row=peak.position,
+        ),
         run=run,
         sources=() if source_of is None else annotated_files(line_memory(cycle, known), source_of, peak.peak_bytes),
         alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
@@ -99,35 +109,13 @@ def timeline_page(
         ),
         notes=(*notes, *finding_sentences(findings)),
         sections=(
-            *(
-                first_changes_sections(first if first and first.changes else None)
-                if failed is None
-                else _failure_sections(failed, peak)
-            ),
+            *failure,
             *_reserved_section(peak),
             *host_sections(pinned_bytes),
             *([] if run_times is None else [_time_section(cycle, run_times)]),
         ),
     )
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
-
-
-def _page_peak(cycle: CycleFindings) -> PagePeak:
-    peak = cycle.peak
-    return PagePeak(
-        bytes=peak.peak_bytes,
-        time=peak.time_ns,
-        step=peak.step,
-        phase=peak.phase,
-        breakdown=peak.by_category(),
-        rows=peak.rows,
-        row=cycle.peak.position,
-    )
-
-
-def _failure_sections(failed: FailedAllocation, peak: PeakReport) -> tuple[Section, ...]:
-    section = failure_section(failed.event, has_groups=not failed.is_at(peak))  # its advice is said above
-    return (section, *first_changes_sections(failed.first))
 
 
 def _blocks(cycle: CycleFindings, counted: CountedBlocks, known: KnownStorages | None) -> PageBlocks:
