@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,16 @@ def test_a_program_may_leave_its_folder(tmp_path: Path, arguments: tuple[str, ..
     found = run(tmp_path, "--save-dir", "out", arguments=arguments)
     assert found.returncode == 0 and "Peak: " in found.stdout and "train.py:" in found.stdout, found.stderr
     assert (tmp_path / "out" / "peak.json").is_file() and f"Wrote {tmp_path / 'out' / 'peak.json'}" in found.stderr
+
+
+@pytest.mark.parametrize("command", ["run train.py", "doctor", "predict --on h100 train.py", "--n-active-steps 1"])
+def test_a_working_folder_that_is_gone_is_a_sentence(tmp_path: Path, command: str) -> None:
+    """torch itself ends the process there: oneMKL does not find its library."""
+    (tmp_path / "gone").mkdir()
+    words = f'rmdir ../gone; exec "{sys.executable}" "{ROOT / "main.py"}" {command}'
+    done = subprocess.run(["sh", "-c", words], cwd=tmp_path / "gone", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: The working folder has been deleted, and torch does not run without one.\n")
 
 
 def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:

@@ -12,9 +12,12 @@ from typer.core import TyperCommand, TyperGroup
 from tracer.commands.common import errors_for_people
 from tracer.commands.profile import WHOLE_HELP, profile
 from tracer.commands.project_defaults import did_you_mean, project_defaults, value_sources_told
+from tracer.errors import TracerError
+from tracer.working_folder import current_folder
 
 COMMANDS: Final = ("run", "predict", "fit", "check", "snapshot", "diff", "mcp", "report", "doctor")
 """In the order of --help: each is a function of that name in a file of that name, which is read when it is called."""
+_DO_NOT_TRAIN: Final = {"snapshot", "diff", "mcp", "report", "--help", "-h", "--help-all", "--version"}
 _OPTIONS_FIRST: Final = ("run", "fit")
 """Commands whose options all come before the script's name."""
 _OPTIONS_MIXED: Final = ("predict", "check")
@@ -72,6 +75,11 @@ class Program(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the program's own options, and what pyproject.toml says of all."""
         with errors_for_people():
+            if current_folder() is None and not _DO_NOT_TRAIN.intersection(args[:1]):
+                raise TracerError(
+                    "The working folder has been deleted, and torch does not run without one.",
+                    hint="Change to a folder that exists; `cd .` does where it was made anew.",
+                )
             ctx.default_map = project_defaults(ctx)
         with value_sources_told(ctx):
             return super().parse_args(ctx, args)
