@@ -39,7 +39,7 @@ needs_null_gpu = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_ski
 def called(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command of this program, in a folder."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables)
+    return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables, limit_s=500)
 
 
 def null_gpu_library() -> Path:
@@ -48,15 +48,18 @@ def null_gpu_library() -> Path:
 
 
 def run_program(
-    *names: str, cards: Sequence[Card] = (H100,), variables: Mapping[str, str] = MappingProxyType({})
+    *names: str,
+    cards: Sequence[Card] = (H100,),
+    variables: Mapping[str, str] = MappingProxyType({}),
+    module: str = "programs",
 ) -> subprocess.CompletedProcess[str]:
-    """Functions of `tests.null_gpu.programs`, one after the other in one process on the null GPU."""
+    """Functions of a module of this folder, one after the other in one process on the null GPU."""
     found = environment(cards) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     place = Path(tempfile.gettempdir())
     if "backend:" in variables.get("PYTORCH_CUDA_ALLOC_CONF", ""):  # torch reads it when it is loaded
-        command = [sys.executable, "-m", "tests.null_gpu.programs", *names]
+        command = [sys.executable, "-m", f"tests.null_gpu.{module}", *names]
         return subprocess.run(command, cwd=place, env=found, capture_output=True, text=True, timeout=600, check=False)
-    return run_python("-m", "tests.null_gpu.programs", *names, folder=place, variables=found, limit_s=600)
+    return run_python("-m", f"tests.null_gpu.{module}", *names, folder=place, variables=found, limit_s=600)
 
 
 def programs_in(file: str, *, but: Sequence[str] = ()) -> list[str]:

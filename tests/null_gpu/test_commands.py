@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.null_gpu.started import called
-from tracer.errors import NullGpuError
+from tests.null_gpu.started import called, needs_null_gpu
 from tracer.exporters.page.html import data_of_html
-from tracer.null_gpu.cards import H100
-from tracer.null_gpu.process import environment
 from tracer.results.null_run import CAVEAT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,15 +49,7 @@ for number in range(4):
 
 SMALL_FNO = ("--n-modes", "8", "--batch-size", "2", "--hidden-channels", "16", "--data-size", "16")
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def has_null_gpu() -> None:
-    try:
-        environment([H100])
-    except NullGpuError as error:
-        pytest.skip(f"no null GPU here: {error}")
+pytestmark = [needs_null_gpu, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.null_gpu.started import ROOT, needs_null_gpu
-from tests.processes import run_python
+from tests.null_gpu.started import needs_null_gpu, run_program
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import Card, devices_of
 from tracer.null_gpu.cudnn import FOLDER_VARIABLE, answers_command, device_properties, library_folders
@@ -33,9 +31,7 @@ def card(name: str) -> Card:
 
 
 def said(program: str, on: str, variables: Mapping[str, str] = MappingProxyType({})) -> list[int]:
-    found = environment([card(on)]) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    place = Path(tempfile.gettempdir())
-    ended = run_python("-m", "tests.null_gpu.cudnn_programs", program, folder=place, variables=found)
+    ended = run_program(program, cards=[card(on)], variables=variables, module="cudnn_programs")
     assert ended.returncode == 0, ended.stderr[-3000:]
     return [int(number) for number in ended.stdout.split()]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.null_gpu.started import ROOT, needs_null_gpu, programs_in
+from tests.null_gpu.started import ROOT, called, needs_null_gpu, programs_in
 from tests.processes import run_python
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
@@ -212,11 +212,6 @@ for _ in range(8):
 dist.destroy_process_group()
 print("rank", dist.is_initialized(), os.environ["RANK"])
 """
-
-
-def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    variables = os.environ | {"OMP_NUM_THREADS": "1"}
-    return run_python(ROOT / "main.py", *arguments, folder=folder, variables=variables, limit_s=500)
 
 
 def launched(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
 
-from tests.null_gpu.started import ROOT, needs_null_gpu, programs_in
-from tests.processes import run_python
+from tests.null_gpu.started import assert_well, needs_null_gpu, programs_in, run_program
 from tracer.errors import TracerError
-from tracer.null_gpu.cards import H100
-from tracer.null_gpu.process import environment
 from tracer.null_gpu.values.answers import parse_answer
 from tracer.null_gpu.values.device_values import Known, KnownRanges
 from tracer.null_gpu.values.kernels import rounds
@@ -29,17 +23,10 @@ LARGE = (
 TOGETHER = programs_in("value_programs.py", but=(*LARGE, "what_was_read"))
 
 
-def run(*programs: str) -> subprocess.CompletedProcess[str]:
-    variables = environment([H100]) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    place = Path(tempfile.gettempdir())
-    return run_python("-m", "tests.null_gpu.value_programs", *programs, folder=place, variables=variables, limit_s=600)
-
-
 @needs_null_gpu
 def test_programs_in_which_a_number_decides() -> None:
-    ended = run(*TOGETHER)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    assert ended.stdout.split() == list(TOGETHER)
+    ended = run_program(*TOGETHER, module="value_programs")
+    assert_well(ended, *TOGETHER)
 
 
 @needs_null_gpu
@@ -48,7 +35,7 @@ def test_programs_in_which_a_number_decides() -> None:
 def test_a_large_program(program: str) -> None:
     for package in ("transformers", "torchvision"):
         pytest.importorskip(package)
-    ended = run(program)
+    ended = run_program(program, module="value_programs")
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert ended.stdout.split()[-1] == program
 
@@ -56,7 +43,7 @@ def test_a_large_program(program: str) -> None:
 @needs_null_gpu
 @pytest.mark.slow
 def test_two_runs_read_the_same() -> None:
-    first, second = (run("what_was_read").stderr.split()[-1] for _ in range(2))
+    first, second = (run_program("what_was_read", module="value_programs").stderr.split()[-1] for _ in range(2))
     assert first == second and len(first) == 64
 
 

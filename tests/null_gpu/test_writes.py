@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.null_gpu import write_programs
-from tests.null_gpu.started import ROOT, needs_null_gpu
-from tests.processes import run_python
+from tests.null_gpu.started import called, needs_null_gpu
 from tracer.null_gpu import writes
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
@@ -146,11 +145,6 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def called(folder: Path, *arguments: str, others: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | (others or {})
-    return run_python("-m", "tracer", *arguments, folder=folder, variables=variables)
-
-
 def left_in(results: Path, project: Path) -> set[str]:
     """Files that the script left below the results, as from its own folder."""
     folder = results / "null-gpu-writes" / str(project)[1:]
@@ -207,7 +201,7 @@ def test_other_commands_leave_nothing_of_the_script(command: str, project: Path)
         "check": ["check", "--on", "h100", "train.py", "--update", "--baseline", str(project.parent / "peaks.json")],
         "fit": ["fit", "--each", "--on", "h100", "train.py"],
     }[command]
-    ended = called(project, *arguments, others={"TMPDIR": str(temporary)})
+    ended = called(project, *arguments, TMPDIR=str(temporary))
     assert ended.returncode == 0, ended.stderr
     assert "resumed" not in ended.stdout + ended.stderr
     assert tree_of(project) == before
