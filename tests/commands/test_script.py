@@ -347,6 +347,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_script_has_its_own_modules_and_the_answer_comes(folder: Path) -> None:
     """In a process that has loaded nothing yet: ours are loaded beside the script's."""
     found = subprocess.run(

@@ -374,7 +374,7 @@ def test_a_state_without_history_has_lines_and_kinds_by_its_stacks_and_nothing_f
     assert kinds[5] == "parameter" and not any(group["is_before_recording"] for group in device["groups"])
 
 
-# ---- --open -----------------------------------------------------------------------------------------------------------
+# ---- --open ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
