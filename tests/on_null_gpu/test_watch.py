@@ -144,7 +144,7 @@ def tried_again() -> tuple[int, list[str], dict[str, Any]]:
     torch.backends.cudnn.benchmark = True
     model = nn.Conv2d(256, 256, 3, padding=1).to(DEVICE)
     batch = torch.randn(8, 256, 64, 64, device=DEVICE)
-    with tempfile.TemporaryDirectory() as name, suppress(torch.OutOfMemoryError):
+    with tempfile.TemporaryDirectory() as name:
         with watch_training(model, save_dir=name, screen="none") as watch:
             for left in (120, 80, 70, 60):
                 torch.cuda.empty_cache()
