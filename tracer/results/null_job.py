@@ -71,12 +71,11 @@ class NullJob:
         if self.status:
             return None
         # A rank that ran again beside all that others take at least is known to fit there.
-        is_served = gpu.most_bytes <= card_bytes or (self._was_asked_again(gpu) and not gpu.nccl.most_bytes)
-        return True if is_served else None
-
-    def _was_asked_again(self, gpu: GpuSum) -> bool:
-        again = [run for run in self.runs if run.crowded is not None and run.crowded[0] == gpu.index]
-        return any(run.rank // self.per_node == gpu.node for run in again)
+        ran_again = any(
+            run.crowded is not None and run.crowded[0] == gpu.index and run.rank // self.per_node == gpu.node
+            for run in self.runs
+        )
+        return True if gpu.most_bytes <= card_bytes or (ran_again and not gpu.nccl.most_bytes) else None
 
     @property
     def fullest(self) -> GpuSum | None:

@@ -56,7 +56,8 @@ def _unknown(findings: Findings | None) -> Iterator[str]:
     from tracer.null_gpu.cudnn import answered_version, said_of_workspaces
     from tracer.null_gpu.nccl_buffers import NcclBuffers
 
-    names = _operators(findings)
+    recordings = [cycle.recording for cycle in findings.cycles] if findings is not None else []
+    names = {recording.strings[name] for recording in recordings for name in set(recording.ops.name.tolist())}
     if any("convolution" in name for name in names):
         version = answered_version()
         yield said_of_workspaces(version, "this card") if version else _NO_CUDNN
@@ -66,10 +67,3 @@ def _unknown(findings: Findings | None) -> Iterator[str]:
         yield "Estimated: recurrent layers' scratch memory, as of cuDNN 9.19 on an H100; its rule is not published."
     if words := NcclBuffers.of_this_process().words:
         yield f"Not counted: NCCL's buffers, beside torch's memory: {words}."
-
-
-def _operators(findings: Findings | None) -> set[str]:
-    if findings is None:
-        return set()
-    recordings = [cycle.recording for cycle in findings.cycles]
-    return {recording.strings[name] for recording in recordings for name in set(recording.ops.name.tolist())}

@@ -131,7 +131,7 @@ def writes_aside(save_dir: Path | None, *, tell: Callable[[str], None]) -> Itera
         if os.getpid() == owner:
             writes.end()
             if files := writes.written(folder):
-                tell(_sentence(files) if save_dir is None else _sentence_kept(files, save_dir, shown))
+                tell(_sentence(files, save_dir, shown))
             # Before what the program wants done at the end of its process, such as a last checkpoint.
             atexit.register(writes.hold, -1)
 
@@ -195,19 +195,16 @@ def _folder(save_dir: Path | None, place: RankPlace | None) -> OwnFolder:
     raise AssertionError  # the loop has no end
 
 
-def _sentence(files: Sequence[Path]) -> str:
-    return f"Note: Nothing was computed, so the script's {_number(files)} went to a folder that is deleted. {_KEEP}"
-
-
-def _sentence_kept(files: Sequence[Path], save_dir: Path, shown: Path) -> str:
-    """Return a sentence that names their folder, relative to the results as the user named them."""
-    common = Path(os.path.commonpath([path.parent for path in files]))
-    where = shown / common.relative_to(save_dir) if common.is_relative_to(save_dir) else common
-    return f"Note: Nothing was computed, so the script's {_number(files)} went to {where}, not over yours. {_KEEP}"
-
-
-def _number(files: Sequence[Path]) -> str:
-    return "file" if len(files) == 1 else f"{len(files):,} files"
+def _sentence(files: Sequence[Path], save_dir: Path | None, shown: Path) -> str:
+    """Return a sentence on where they went; a folder of the results is named as the user named these."""
+    number = "file" if len(files) == 1 else f"{len(files):,} files"
+    if save_dir is None:
+        where = "a folder that is deleted"
+    else:
+        common = Path(os.path.commonpath([path.parent for path in files]))
+        kept = shown / common.relative_to(save_dir) if common.is_relative_to(save_dir) else common
+        where = f"{kept}, not over yours"
+    return f"Note: Nothing was computed, so the script's {number} went to {where}. {_KEEP}"
 
 
 def _finish_writes(own: OwnFolder, owner: int, *, is_kept: bool) -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,9 +190,10 @@ def processor_time_s(process: int) -> float:
     """Return the time of a processor that a process and all below it have used so far."""
     parents: dict[int, list[int]] = {}
     used_s: dict[int, float] = {}
-    for number in _processes():
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError, ValueError):
-            fields = Path(f"/proc/{number}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            number = int(folder.name)
+            fields = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
             parents.setdefault(int(fields[1]), []).append(number)
             used_s[number] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     total_s, left = 0.0, [process]
@@ -201,8 +202,3 @@ def processor_time_s(process: int) -> float:
         total_s += used_s.get(number, 0.0)
         left += parents.get(number, [])
     return total_s
-
-
-def _processes() -> Iterable[int]:
-    with suppress(OSError):
-        yield from (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
