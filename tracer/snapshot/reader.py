@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -79,14 +79,8 @@ def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawS
 
 def write_raw(raw: RawSnapshot, out: IO[bytes]) -> None:
     """Write a line of JSON and then the columns, which `load` reads back."""
-    head = {
-        "columns": [[name, column.typecode, len(column)] for name, column in raw.columns.items()],
-        "strings": raw.strings,
-        "texts": raw.texts,
-        "devices": raw.devices,
-        "settings": raw.settings,
-        "remarks": raw.remarks,
-    }
+    head: dict[str, Any] = {entry.name: getattr(raw, entry.name) for entry in fields(raw)}
+    head["columns"] = [[name, column.typecode, len(column)] for name, column in raw.columns.items()]
     out.write(json.dumps(head).encode() + b"\n")
     for column in raw.columns.values():
         column.tofile(out)
@@ -105,17 +99,12 @@ def limit_resources(path: Path) -> None:
         return
     size = path.stat().st_size * packed_factor(path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    seconds = CPU_SPARE_SECONDS + size // CPU_BYTES_PER_SECOND
-    _lower(resource.RLIMIT_CPU, seconds)
-    _lower(resource.RLIMIT_AS, _address_space_bytes() + MEMORY_SPARE_BYTES + size * MEMORY_PER_BYTE)
-
-
-def _lower(kind: int, limit: int) -> None:
-    import resource
-
-    _, hard = resource.getrlimit(kind)
-    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(kind, (limit, hard))
+    for kind, limit in (
+        (resource.RLIMIT_CPU, CPU_SPARE_SECONDS + size // CPU_BYTES_PER_SECOND),
+        (resource.RLIMIT_AS, _address_space_bytes() + MEMORY_SPARE_BYTES + size * MEMORY_PER_BYTE),
+    ):
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def _address_space_bytes() -> int:

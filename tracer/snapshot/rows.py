@@ -175,11 +175,9 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
         if values is None or columns is None:
             columns = _entry_chunk(chunk, where)
             values = {key: tuple([row.get(key) for row in chunk]) for _, key in _LABELS}
-            in_region = any(row.get("compile_context") not in NO_CONTEXT for row in chunk)
-            framed = [{"frames": contexts.stack_of(row)} for row in chunk] if in_region else chunk
-            columns["stack"] = _stack_ids(framed, stacks, where)
+            columns["stack"] = _stack_ids([contexts.stack_of(row) for row in chunk], stacks, where)
         else:
-            columns["stack"] = _checked_stack_ids(values["frames"], stacks, where)
+            columns["stack"] = _stack_ids(values["frames"], stacks, where)
         for key, column in columns.items():
             out[key].extend(column)
         _extend_labels(labels, values, start, len(chunk), texts)
@@ -211,7 +209,7 @@ def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remar
             )
         addresses.extend(ints(pieces, "address", Where(f"Block {{}} of segment {number}", 0, remarks)))
         first_block.append(len(blocks))
-    own |= {"first_block": first_block, "stack": _stack_ids(rows, stacks, where)}
+    own |= {"first_block": first_block, "stack": _stack_ids([row.get("frames") for row in rows], stacks, where)}
     named = {f"segment.{key}": column for key, column in own.items()}
     return {**named, **_block_columns(blocks, addresses, stacks, remarks)}
 
@@ -289,24 +287,22 @@ def _plain_chunk(values: dict[str, tuple[Any, ...]]) -> Columns | None:
 
 def _entry_chunk(chunk: list[Row], where: Where) -> Columns:
     actions = _action_codes(chunk, where)
-    return {
-        "action": actions,
-        "addr": _addresses(chunk, actions, where),
-        "size": ints(chunk, "size", where, default=lambda i: 0 if actions[i] in _WITHOUT_MEMORY else MISSING),
-        "stream": lenient_ints(chunk, "stream", where, _ODD_STREAM, unknown=0),
-        "time_us": lenient_ints(chunk, "time_us", where, _ODD_TIME, unknown=-1),
-    }
 
+    def absent(index: int) -> object:
+        return 0 if actions[index] in _WITHOUT_MEMORY else MISSING
 
-def _addresses(chunk: list[Row], actions: array[int], where: Where) -> array[int]:
-    """An `oom` entry has no address but says how much the device had free; others may have neither."""
-    if Action.OOM not in actions:
-        return ints(chunk, "addr", where, default=lambda i: 0 if actions[i] in _WITHOUT_MEMORY else MISSING)
-    rows = [
+    # An `oom` entry has no address but says how much the device had free.
+    placed = [
         {"addr": _device_free(row, index, where)} if action == Action.OOM else row
         for index, (row, action) in enumerate(zip(chunk, actions, strict=True))
     ]
-    return ints(rows, "addr", where, default=lambda i: 0 if actions[i] in _WITHOUT_MEMORY else MISSING)
+    return {
+        "action": actions,
+        "addr": ints(placed, "addr", where, default=absent),
+        "size": ints(chunk, "size", where, default=absent),
+        "stream": lenient_ints(chunk, "stream", where, _ODD_STREAM, unknown=0),
+        "time_us": lenient_ints(chunk, "time_us", where, _ODD_TIME, unknown=-1),
+    }
 
 
 def _device_free(row: Row, index: int, where: Where) -> int:
@@ -330,11 +326,7 @@ def _action_codes(chunk: list[Row], where: Where) -> array[int]:
         return out
 
 
-def _stack_ids(rows: list[Row], stacks: StackTable, where: Where) -> array[int]:
-    return _checked_stack_ids([row.get("frames") for row in rows], stacks, where)
-
-
-def _checked_stack_ids(frames: Sequence[Any], stacks: StackTable, where: Where) -> array[int]:
+def _stack_ids(frames: Sequence[Any], stacks: StackTable, where: Where) -> array[int]:
     try:
         return stacks.ids(frames)
     except StrangeStackError:
@@ -389,29 +381,25 @@ def _pool(value: object, texts: Texts) -> int:
     return texts.number(",".join(spelled(part) for part in value[:2]))
 
 
-def _block_sizes(blocks: list[Row], where: Where) -> array[int]:
-    """The blocks' sizes; where one is missing, what was asked for has to do, rounded as the allocator does."""
+def _block_columns(blocks: list[Row], addresses: array[int], stacks: StackTable, remarks: Remarks) -> Columns:
+    where = Where("Block {}", 0, remarks)
+    states = array("B", [_state(block.get("state"), index, where) for index, block in enumerate(blocks)])
 
     def asked(index: int) -> object:
+        """Size of a block that has none: what was asked for, rounded as the allocator does."""
         size = blocks[index].get("requested_size", MISSING)
         if type(size) is not int:
             return MISSING
         where.remark(index, _ODD_BLOCK_SIZE, size)
         return -(-size // _SMALLEST_BYTES) * _SMALLEST_BYTES
 
-    return ints(blocks, "size", where, default=asked)
-
-
-def _block_columns(blocks: list[Row], addresses: array[int], stacks: StackTable, remarks: Remarks) -> Columns:
-    where = Where("Block {}", 0, remarks)
-    states = array("B", [_state(block.get("state"), index, where) for index, block in enumerate(blocks)])
-    sizes = _block_sizes(blocks, where)
+    sizes = ints(blocks, "size", where, default=asked)
     return {
         "block.address": addresses,
         "block.size": sizes,
         "block.requested_size": ints(blocks, "requested_size", where, default=sizes.__getitem__),
         "block.state": states,
-        "block.stack": _stack_ids(blocks, stacks, where),
+        "block.stack": _stack_ids([block.get("frames") for block in blocks], stacks, where),
     }
 
 
