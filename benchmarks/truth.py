@@ -2,10 +2,9 @@
 
     uv run python -m benchmarks.truth [--programs NAME ...] [--details] [--on CARD | --here] [--workers N]
 
-Each program runs five times from the same seed, each in a process of its own: unwatched, under `profile_training`,
-under the bookkeeper in tests/truth, which shares no code with the tracer, under a bare profiler, for what the
-allocator counts, and once more to let go of what the findings name, and count what that frees. What is compared and by
-which rule is in tests/truth/verdict.py. `unchanged` is losses, weights,
+Each program runs four times from the same seed, each in a process of its own: unwatched, under `profile_training`,
+under the bookkeeper in tests/truth, which shares no code with the tracer, and under a bare profiler, for what the
+allocator counts. What is compared and by which rule is in tests/truth/verdict.py. `unchanged` is losses, weights,
 random states, compilations, what is left behind in torch and which batches are alive after each step; `let go` that
 nothing of the program is kept afterwards. The peak is right between what tensors held and what the allocator gave out.
 Kinds are in bytes of those blocks that the bookkeeper can prove something about; modules and lines are of the three

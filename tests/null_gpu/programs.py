@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -388,51 +387,6 @@ def children_end_well() -> None:
             time.sleep(0.05)
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0
-
-
-def one_rank_of_four() -> None:
-    import torch.distributed as dist
-
-    class AnsweringStore(dist.Store):  # type: ignore[name-defined, misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.values: dict[str, bytes] = {}
-
-        def set(self, key: str, value: str | bytes) -> None:
-            self.values[key] = value if isinstance(value, bytes) else value.encode()
-
-        def get(self, key: str) -> bytes:
-            return self.values.get(key, bytes(128))
-
-        def add(self, key: str, value: int) -> int:
-            self.values[key] = str(int(self.values.get(key, b"0")) + value).encode()
-            return int(self.values[key])
-
-        def wait(self, *arguments: object) -> None: ...
-
-        def check(self, keys: list[str]) -> bool:
-            return False
-
-        def set_timeout(self, timeout: timedelta) -> None: ...
-
-        @property
-        def timeout(self) -> timedelta:
-            return timedelta(minutes=5)
-
-    torch.cuda.set_device(0)
-    store = AnsweringStore()  # held to the end: torch's watchdog asks it
-    dist.init_process_group("nccl", store=store, rank=1, world_size=4)
-    own = torch.arange(4.0).cuda()
-    gathered = torch.empty(16, device="cuda")
-    dist.all_gather_into_tensor(gathered, own)
-    assert gathered.tolist() == [0, 1, 2, 3] * 4
-    tensors = [torch.empty(4, device="cuda") for _ in range(4)]
-    dist.all_gather(tensors, own)
-    assert [tensor.tolist() for tensor in tensors] == [[0, 1, 2, 3]] * 4
-    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).cuda())
-    model(torch.randn(4, 64, device="cuda")).sum().backward()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def a_gradient_in_a_larger_block_is_explained() -> None:

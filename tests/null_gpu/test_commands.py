@@ -521,7 +521,7 @@ sizes = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_at
 arguments = TrainingArguments(
     output_dir="out", max_steps=10, per_device_train_batch_size=4, bf16=True, gradient_checkpointing=True,
     optim="adamw_torch_fused", dataloader_num_workers=1, eval_strategy="steps", eval_steps=5, save_steps=5,
-    report_to=[], disable_tqdm=True, logging_steps=2,
+    report_to=[], disable_tqdm=True, logging_steps=2, load_best_model_at_end=True, metric_for_best_model="loss",
 )
 model = LlamaForCausalLM(LlamaConfig(vocab_size=1000, **sizes))
 Trainer(model=model, args=arguments, train_dataset=Tokens(), eval_dataset=Tokens()).train()

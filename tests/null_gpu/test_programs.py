@@ -23,7 +23,6 @@ ALONE = {
     "workers_of_a_loader": {},
     "a_tensor_of_another_process": {},
     "children_end_well": {},
-    "one_rank_of_four": {},
     "compiled": {},
 }
 TOGETHER = programs_in("programs.py", but=(*ALONE, "eight_devices", "visible_devices"))

@@ -17,7 +17,6 @@ LARGE = (
     "text_is_generated",
     "objects_are_detected",
     "compiled_code_stays_compiled",
-    "a_trainer_trains",
     "a_profile_has_the_same_rows",
 )
 TOGETHER = programs_in("value_programs.py", but=(*LARGE, "what_was_read"))

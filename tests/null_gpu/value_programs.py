@@ -549,25 +549,6 @@ def compiled_code_stays_compiled() -> None:
         assert values.report().num_compiled_buffers > 2
 
 
-def a_trainer_trains() -> None:
-    import tempfile
-
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-
-    rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)} for _ in range(32)]
-    with host_values(), tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder, max_steps=4, per_device_train_batch_size=4, report_to=[], logging_steps=1, bf16=True,
-            eval_strategy="steps", eval_steps=2, load_best_model_at_end=True, save_steps=2, disable_tqdm=True,
-            metric_for_best_model="loss",
-        )  # fmt: skip
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_embd=32, n_layer=1, n_head=2))
-        trainer = Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)  # type: ignore[arg-type]
-        trainer.train()
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses)
-
-
 def a_profile_has_the_same_rows() -> None:
     import json
     import tempfile

@@ -57,7 +57,6 @@ class Program:
         others: Further models that it holds, by name.
         parameters: Those that no model and no optimizer has.
         held: What else has to be kept for the program to run.
-        keeps: The name of the container that keeps memory too long: of the step's, a hook's or the whole file's.
     """
 
     step: Callable[[], object]
@@ -67,7 +66,6 @@ class Program:
     others: dict[str, nn.Module] = field(default_factory=dict)
     parameters: list[Tensor] = field(default_factory=list)
     held: object = None
-    keeps: str = ""
     loop: Callable[[int, Ended], None] | None = None
 
 

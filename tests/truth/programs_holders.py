@@ -1,19 +1,15 @@
-"""Programs for the harness that keep memory in one way each, and say what frees it; and some that keep none."""
+"""Programs for the harness that keep memory, or go on with another optimizer or model."""
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.truth.program import Batch, Program, descend, mlp, program
-
-HISTORY: list[Tensor] = []
 
 
 def _pairs() -> tuple[Tensor, Tensor]:
@@ -24,53 +20,6 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Ten
     """A step as it should be: the loss and the result, without their graph."""
     output = model(x)
     return descend(F.mse_loss(output, y), optimizer, clear_first=True), output.detach()
-
-
-def _training(after: Callable[[Tensor, Tensor], object], model: nn.Module | None = None, **more: Any) -> Program:
-    """Such a step, and what comes after it, which is told the loss and the result."""
-    model, batch = model or mlp(), Batch()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-
-    def step() -> float:
-        loss, output = _train(model, optimizer, *batch.of(_pairs()))
-        after(loss, output)
-        return loss.item()
-
-    return Program(step, model, [optimizer], batch, **more)
-
-
-@program()
-def losses_in_a_list() -> Program:
-    model, losses, batch = mlp(), list[Tensor](), Batch()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-
-    def step() -> float:
-        x, y = batch.of(_pairs())
-        loss, _ = _train(model, optimizer, x, y)
-        losses.append(F.mse_loss(model(x), y))
-        return loss.item()
-
-    return Program(step, model, [optimizer], batch, keeps="losses")
-
-
-@program()
-def losses_of_weights_themselves() -> Program:
-    """What `exp` saves has the sizes of the weights, and is no copy of them."""
-    model, losses, batch = mlp(), list[Tensor](), Batch()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-
-    def step() -> float:
-        x, y = batch.of(_pairs())
-        loss = F.mse_loss(model(x), y)
-        for parameter in model.parameters():
-            loss = loss + parameter.exp().sum() * 1e-6
-        optimizer.zero_grad()
-        loss.backward(retain_graph=True)
-        optimizer.step()
-        losses.append(loss)
-        return loss.item()
-
-    return Program(step, model, [optimizer], batch, keeps="losses")
 
 
 class _CachingLoop:
@@ -91,53 +40,7 @@ class _CachingLoop:
 def cache_in_an_attribute() -> Program:
     batch = Batch()
     trainer = _CachingLoop(batch)
-    return Program(trainer.step, trainer.model, [trainer.optimizer], batch, keeps="cache")
-
-
-@program()
-def outputs_in_a_global_list() -> Program:
-    return _training(lambda loss, output: HISTORY.append(output.repeat(1, 4)), keeps="HISTORY")
-
-
-@program()
-def hook_with_a_list() -> Program:
-    model, seen = mlp(), list[Tensor]()
-
-    def look(module: nn.Module, args: Any, result: Tensor) -> None:
-        seen.append(result.detach())
-
-    model[0].register_forward_hook(look)
-    return _training(lambda loss, output: None, model, keeps="seen")
-
-
-@program()
-def last_result_in_a_variable_too() -> Program:
-    """The newest result is in the list and in a variable: neither alone keeps it."""
-    model, results, last, batch = mlp(), list[Tensor](), dict[str, Tensor](), Batch()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-
-    def step() -> float:
-        loss, output = _train(model, optimizer, *batch.of(_pairs()))
-        last["x"] = output.repeat(1, 4)
-        results.append(last["x"])
-        return loss.item()
-
-    return Program(step, model, [optimizer], batch, held=last, keeps="results")
-
-
-@program()
-def average_of_weights_now_and_then() -> Program:
-    """No recorded step needs it, and a later one does."""
-    model, steps = mlp(), itertools.count(1)
-    average = copy.deepcopy(model).requires_grad_(False)
-
-    def follow(loss: Tensor, output: Tensor) -> None:
-        if next(steps) % 10 == 0:
-            with torch.no_grad():
-                for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
-                    slow.lerp_(fast, 0.01)
-
-    return _training(follow, model, others={"average": average})
+    return Program(trainer.step, trainer.model, [trainer.optimizer], batch)
 
 
 @program()
@@ -152,7 +55,7 @@ def best_weights_so_far() -> Program:
             model.load_state_dict(best)
         return loss.item()
 
-    return Program(step, model, [optimizer], batch, held=[step], keeps="best")
+    return Program(step, model, [optimizer], batch, held=[step])
 
 
 @program()

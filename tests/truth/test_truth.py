@@ -51,8 +51,6 @@ LEAST_PART = 0.95
 LOWER_PARTS = {
     # Batches of a list that is there before training: those of the recorded steps are inputs, whosever turn it is.
     "loop_list_of_batches": 0.90,
-    # Of what a list of losses keeps, one byte in twenty has another kind. The cause is not known.
-    "losses_of_weights_themselves": 0.93,
     # Operators on wrapped tensors name no address: what the program keeps behind backward is called not known.
     "ensemble_by_vmap": 0.90,
     "forward_mode_derivatives": 0.84,
