@@ -17,7 +17,8 @@ from torch.func import functional_call, grad
 
 from tracer.analysis.kinds import Kind
 from tracer.capture.device.host_memory import MappedFile, file_at, gaps, mapped_files
-from tracer.sessions.observations import GradientsSeen
+from tracer.capture.objects.training_objects import TrainingObjects
+from tracer.sessions.observations import Observations
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
@@ -310,24 +311,15 @@ def test_parameters_that_are_in_no_model_are_named_after_their_optimizer(tmp_pat
 # ---- who received a gradient -----------------------------------------------------------------------------------------
 
 
-def test_nobody_looked() -> None:
-    seen = GradientsSeen()
-    assert seen.missing is None
-    seen.note({"a": False})
-    assert seen.missing is None
-
-
-def test_one_that_never_had_a_gradient_when_it_had_to_is_missing() -> None:
-    seen = GradientsSeen()
-    seen.judge({"a": True, "b": False, "c": False})
-    assert seen.missing == ("b", "c")
-    seen.judge({"c": True})
-    assert seen.missing == ("b",)  # type: ignore[comparison-overlap]
-
-
-def test_a_look_at_another_moment_clears_a_parameter_and_accuses_none() -> None:
-    seen = GradientsSeen()
-    seen.note({"a": True, "b": False})
-    assert seen.missing is None
-    seen.judge({"a": False, "d": False})
-    assert seen.missing == ("d",)
+def test_who_never_had_a_gradient_when_it_had_to_is_named_alone() -> None:
+    model = nn.ModuleDict({name: nn.Linear(1, 1, bias=False) for name in "abc"})
+    a, b, _ = model.parameters()
+    observed = Observations(lambda: TrainingObjects(model), lambda: False)
+    a.grad = torch.ones(1, 1)
+    observed.all_gradients(are_due=False)
+    assert observed.without_gradient is None
+    observed.all_gradients(are_due=True)
+    assert observed.without_gradient == ("b.weight", "c.weight")
+    a.grad, b.grad = None, torch.ones(1, 1)
+    observed.all_gradients(are_due=False)  # a look at another moment clears a parameter and accuses none
+    assert observed.without_gradient == ("c.weight",)

@@ -18,6 +18,8 @@ from torch import nn
 from tests.pieces import Pieces, raising
 from tests.sessions.test_training_profile import SHORT, net, train_step
 from tracer import profile_training
+from tracer.capture.graph_captures import GRAPH_CAPTURES
+from tracer.capture.objects.live_tensors import FROZEN
 from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.sessions.folder import SessionFolder
@@ -132,6 +134,7 @@ def assert_all_off(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     assert not model._forward_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
+    assert GRAPH_CAPTURES._num_starts == FROZEN._num_starts == 0
 
 
 def loop(model: nn.Module, optimizer: torch.optim.Optimizer, session: ProfileSession, num_steps: int) -> list[float]:

@@ -26,7 +26,6 @@ class Observations:
 
     Attributes:
         storages: Notes on storages, and on what could not be observed.
-        gradients: Notes on which parameters have had a gradient.
         module_names: Dotted names by `id()` of the models' modules, and of other models' that were alive.
         has_stepped: Whether an optimizer was seen in the step that is under way.
         are_cut: Whether more was alive than a walk examined.
@@ -34,7 +33,9 @@ class Observations:
 
     def __init__(self, objects: Callable[[], TrainingObjects | None], is_recording: Callable[[], bool]) -> None:
         self._objects, self._is_recording = objects, is_recording
-        self.storages, self.gradients = StorageObserver(), GradientsSeen()
+        self.storages = StorageObserver()
+        self._judged: dict[str, None] = {}  # Parameters that were looked at when their gradients had to be there
+        self._with_gradient: set[str] = set()
         self.has_stepped = self.are_cut = False
         self.module_names: dict[int, str] = {}
         self._name_modules()
@@ -128,9 +129,8 @@ class Observations:
         Args:
             are_due: Whether each that is trained has its gradient now; else that there is none says nothing.
         """
-        objects = self._objects()
-        looked = self._look_at_gradients(objects.trained() if objects is not None else [])
-        (self.gradients.judge if are_due else self.gradients.note)(looked)
+        if (objects := self._objects()) is not None:
+            self._look_at_gradients(objects.trained(), are_due=are_due)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Look at an optimizer's parameters and gradients before its step; a closure makes them during the step."""
@@ -151,56 +151,40 @@ class Observations:
     def _gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         if (objects := self._objects()) is not None:
             self.has_stepped = True
-            named = [
-                (name, parameter) for name, parameter in objects.parameters_of(optimizer) if parameter.requires_grad
-            ]
-            self.gradients.judge(self._look_at_gradients(named))
+            trained = [named for named in objects.parameters_of(optimizer) if named[1].requires_grad]
+            self._look_at_gradients(trained, are_due=True)
 
-    def _look_at_gradients(self, parameters: Collection[tuple[str, Tensor]]) -> dict[str, bool]:
-        """Note where gradients lie; return whether each parameter has one, by name."""
+    def _look_at_gradients(self, parameters: Collection[tuple[str, Tensor]], *, are_due: bool) -> None:
+        """Note where gradients lie, and whether each parameter has one."""
         names, tensors = [name for name, _ in parameters], [parameter for _, parameter in parameters]
         gradients = torch_graph.gradients_of(tensors)
         if self._is_recording():
             pairs = zip(names, gradients, strict=True)
             self.storages.observe([(Role.GRADIENT, name, gradient) for name, gradient in pairs if gradient is not None])
-        # What FSDP has flattened is empty where this rank's shard has no part of it, and then receives nothing.
-        return {
+        # What FSDP has flattened is empty where this rank's shard has no part of it, and then receives nothing. The
+        # profiler records every call that is made here: none for each parameter.
+        looked = {
             name: gradient is not None
             for name, tensor, gradient in zip(names, tensors, gradients, strict=True)
             if gradient is not None or tensor.numel()
         }
+        self._with_gradient |= {name for name, has_gradient in looked.items() if has_gradient}
+        if are_due:
+            self._judged.update(dict.fromkeys(looked))
+
+    @property
+    def without_gradient(self) -> tuple[str, ...] | None:
+        """Names of parameters that never had a gradient, in the order of the first look; None if nobody looked.
+
+        That there is none at one moment says little: another optimizer may have stepped, gradients are let go of after
+        a step, and an expert of a mixture has its turn in the next one. So only those count that were looked at when
+        their gradients had to be there, at their optimizer's step.
+        """
+        if not self._judged:
+            return None
+        return tuple(name for name in self._judged if name not in self._with_gradient)
 
 
 def has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
     return any(value is not None for value in (*args[1:2], kwargs.get("closure")))
-
-
-class GradientsSeen:
-    """Collects looks at parameters' gradients over a run.
-
-    That a parameter has no gradient at one moment says little: another optimizer may have stepped, gradients are let go
-    of after a step, and an expert of a mixture has its turn in the next one. So a parameter is said to have received
-    none only if it was looked at when its gradients had to be there, at its optimizer's step, and never had one at any
-    look.
-    """
-
-    def __init__(self) -> None:
-        self._judged: dict[str, None] = {}
-        self._found: set[str] = set()
-
-    def judge(self, has_gradient: Mapping[str, bool]) -> None:
-        """Look at parameters, by name, at a moment when each that is trained has its gradient."""
-        self._judged.update(dict.fromkeys(has_gradient))
-        self.note(has_gradient)
-
-    def note(self, has_gradient: Mapping[str, bool]) -> None:
-        """Look at parameters at another moment: a gradient that is there counts, and one that is not does not."""
-        self._found |= {name for name, has in has_gradient.items() if has}
-
-    @property
-    def missing(self) -> tuple[str, ...] | None:
-        """Names of judged parameters that never had a gradient, in the order of the first look; None if none was."""
-        if not self._judged:
-            return None
-        return tuple(name for name in self._judged if name not in self._found)

@@ -539,7 +539,7 @@ class ProfileSession(Session):
     @property
     def unused_parameters(self) -> tuple[str, ...] | None:
         """Parameters that require a gradient and had none at any optimizer step; None if none was looked at."""
-        return self._observed.gradients.missing
+        return self._observed.without_gradient
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():
