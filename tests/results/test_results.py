@@ -167,8 +167,8 @@ def test_a_checkpoint_of_every_rank_is_on_the_first_gpu() -> None:
         "GPU 0 holds up to 92.37 GiB of 2 ranks: rank 0 46.00 GiB, rank 1 45.00 GiB, and about 1.37 GiB of CUDA's "
         "contexts.",
         "Rank 1 takes 45.68 GiB of GPU 0, which is another rank's (like 1 other rank) (train.py:6): call "
-        "torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's, and load checkpoints with "
-        'map_location="cpu".',
+        "torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's, name no GPU by its number, and load "
+        'checkpoints with map_location="cpu".',
     )
 
 

@@ -132,6 +132,34 @@ if __name__ == "__main__":
 ENGINE_PHASES = ("wake", "weight sync", "rollout", "sleep")
 
 
+SILENT = """
+import torch, torch.multiprocessing as mp
+from torch.profiler import record_function
+def hold(held, done):
+    block = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+    held.set()
+    done.wait()
+if __name__ == "__main__":
+    context = mp.get_context("spawn")
+    held, done = context.Event(), context.Event()
+    child = context.Process(target=hold, args=(held, done), name="Engine")
+    child.start()
+    held.wait()
+    with record_function("train"):
+        block = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    done.set()
+    child.join()
+"""
+
+
+@needs_null_gpu
+def test_a_process_without_phases_has_its_name_where_the_gpu_was_fullest(tmp_path: Path) -> None:
+    (tmp_path / "rl.py").write_text(SILENT, "utf-8")
+    command = [sys.executable, str(ROOT / "main.py"), "run", "--on", "h100", "--save-dir", "out", "rl.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and " 3.68 GiB  rl.py, Engine, process " in ended.stdout, ended.stderr
+
+
 @needs_null_gpu
 @pytest.mark.slow
 def test_a_trainer_and_an_engine_that_take_turns_are_rows_that_sum(tmp_path: Path) -> None:

@@ -282,14 +282,15 @@ def _tell_phases(ledger: PhaseLedger, reports: Path, folder: Path, *, quiet: boo
 
     if ledger.fault is not None:
         say(f"Note: Phases were followed no further: {fault_text(ledger.fault)}")
-    processes = [each for each in (ledger.phases, *read_phases(reports)) if each.has_phases]
+    everybody = (ledger.phases, *read_phases(reports))
+    processes = [each for each in everybody if each.has_phases]
     path = folder / PHASES_JSON
     if not processes:
         remove(path)
         return
     from tracer.exporters.phases import phases_json, print_phases
 
-    peaks = gpu_peaks([ledger.phases, *processes])
+    peaks = gpu_peaks(everybody)
     write_json(path, phases_json(processes, peaks, computed=computed))
     with screen(is_shown=not quiet) as console:
         if not quiet:

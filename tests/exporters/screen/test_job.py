@@ -83,7 +83,7 @@ def test_what_a_rank_takes_of_anothers_gpu_counts_there() -> None:
     assert "other ranks 77.00 GiB" in job_words(found)[-2]
     sentence = (
         "which is another rank's (train.py:6): call torch.cuda.set_device(LOCAL_RANK) before anything else of CUDA's, "
-        'and load checkpoints with map_location="cpu".'
+        'name no GPU by its number, and load checkpoints with map_location="cpu".'
     )
     assert job_words(found)[-1] == f"Rank 7 takes 11.00 GiB of GPU 0, {sentence}"
     more = job(FIRST, replace(guest, rank=6, taken={6: GIB, 0: GIB}), guest)

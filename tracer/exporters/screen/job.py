@@ -243,8 +243,8 @@ def guest_sentences(gpus: Sequence[GpuSum]) -> tuple[str, ...]:
         return (f"Rank {guest.rank:,} takes {format_bytes(guest.bytes)} {whose}, for CUDA's context alone: {first}.",)
     line = behind(guest.line)
     return (
-        f"Rank {guest.rank:,} takes {format_bytes(guest.bytes)} {whose}{line}: {first}, and load checkpoints with "
-        'map_location="cpu".',
+        f"Rank {guest.rank:,} takes {format_bytes(guest.bytes)} {whose}{line}: {first}, name no GPU by its "
+        'number, and load checkpoints with map_location="cpu".',
     )
 
 

@@ -392,7 +392,8 @@ def summary_text(summary: RanksSummary) -> str:
     elif len(summary.with_peak) > 1:
         lines += ["", "No category differs."]
     if shared := shared_sentences(summary):
-        lines += ["", *shared]
+        # Where ranks of the job were not run, the job's own answer says what all would hold of a GPU together.
+        lines += ["", *(shared[1:] if summary.num_not_run else shared)]
     return "\n".join(lines).rstrip() + "\n"
 
 
