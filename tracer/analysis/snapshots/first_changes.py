@@ -10,7 +10,6 @@ from tracer.analysis.snapshots.causes import (
     activations,
     caches,
     copies,
-    earlier_failure,
     evaluation,
     growth,
     optimizer,
@@ -28,7 +27,7 @@ from tracer.units import MIB, format_bytes
 
 # Every cause, the most avoidable first.
 _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
-    earlier_failure.held_by_traceback,
+    reserving.held_by_traceback,
     growth.growth,
     growth.grown_by_cat,
     evaluation.evaluation_with_gradients,

@@ -139,7 +139,7 @@ def _starts_of_calls(case: Case) -> Ints:
 
 def decoding_at_full_size(case: Case) -> Iterator[Cause]:
     """Images or videos that an autoencoder of diffusers makes whole."""
-    is_tiled = case.stacks.with_one_of([*map(is_of_autoencoder, case.frames)])
+    is_tiled = case.with_frame(is_of_autoencoder)
     rows = np.flatnonzero(is_tiled[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
     held = case.held(rows)
     asked = case.asked_bytes * bool(is_tiled[case.asked_stack])
@@ -284,7 +284,7 @@ def logits(case: Case) -> Iterator[Cause]:
     rows = np.union1d(np.union1d(of_loss, alike), _row_by_row(case, passing, size))
     held = case.held(rows)
     asks = bool(size) and bool(_is_alike(np.array([case.asked_bytes]), size).all())
-    asks |= bool(case.stacks.with_one_of([*map(_is_cross_entropy, case.frames)])[case.asked_stack])
+    asks |= bool(case.with_frame(_is_cross_entropy)[case.asked_stack])
     asked = case.asked_bytes * asks
     if len(held) + asks < 2 or not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
         if len(of_loss) and case.is_worth(without=of_loss):
@@ -322,7 +322,7 @@ def _cause(case: Case, rows: Ints, sentence: str, *, asks: bool = False) -> Caus
 
 def _is_of_loss(case: Case) -> Bools:
     """Whether each block is of a cross entropy, in forward or in backward [lives]."""
-    is_loss = case.stacks.with_one_of([*map(_is_cross_entropy, case.frames)])
+    is_loss = case.with_frame(_is_cross_entropy)
     is_of_loss: Bools = is_loss[case.lives.stack] | at(is_loss, case.forward, False)
     return is_of_loss
 

@@ -31,7 +31,7 @@ _PARTS: Final = 2
 
 def kv_cache(case: Case) -> Iterator[Cause]:
     """Blocks that code makes whose name says that it keeps keys and values, where they do not grow by each token."""
-    is_named = case.stacks.with_one_of([*map(_is_of_cache, case.frames)])
+    is_named = case.with_frame(_is_of_cache)
     rows = np.flatnonzero(is_named[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
     held = case.held(rows)
     if not case.is_much(held, percent=_LEAST_PERCENT) or any(True for _ in grown_by_cat(case)):

@@ -203,7 +203,11 @@ class Case:
     @cached_property
     def is_loaded(self) -> Bools:
         """Whether torch.load or safetensors made every block [lives]."""
-        return self.stacks.with_one_of([*map(_is_loading, self.frames)])[self.lives.stack]
+
+        def is_loading(frame: Frame) -> bool:
+            return torch_file(frame) == "serialization.py" or frame.file.replace("\\", "/").endswith(_SAFETENSORS)
+
+        return self.with_frame(is_loading)[self.lives.stack]
 
     @cached_property
     def is_set_up(self) -> Bools:
@@ -213,7 +217,7 @@ class Case:
     @cached_property
     def in_model(self) -> Bools:
         """Whether every block was made in a module's forward; not every recording has torch's call of it [lives]."""
-        is_named = self.stacks.with_one_of([frame.name == "forward" and is_python(frame) for frame in self.frames])
+        is_named = self.with_frame(lambda frame: frame.name == "forward" and is_python(frame))
         return (has(self.facts, Fact.MODULE_FORWARD) | is_named[self.lives.stack]) & ~has(self.facts, Fact.ENGINE)
 
     @cached_property
@@ -354,6 +358,10 @@ class Case:
         """All distinct frames."""
         return self.stacks.frames
 
+    def with_frame(self, holds: Callable[[Frame], bool]) -> Bools:
+        """Which stacks have a frame that meets a condition [stacks]."""
+        return self.stacks.with_one_of([*map(holds, self.frames)])
+
     @cached_property
     def last_learning(self) -> int:
         """The last entry of a backward or of an optimizer's step before the moment; -1 where there is none."""
@@ -380,7 +388,3 @@ class Case:
         np.add.at(change, np.minimum(lives.end[rows] + 1, len(change) - 1), size)
         after = int((requested + np.cumsum(change)[:-1]).max())
         return (before - after) * 100 >= before * _LEAST_PERCENT
-
-
-def _is_loading(frame: Frame) -> bool:
-    return torch_file(frame) == "serialization.py" or frame.file.replace("\\", "/").endswith(_SAFETENSORS)

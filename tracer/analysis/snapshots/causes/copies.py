@@ -14,7 +14,6 @@ from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_
 from tracer.analysis.snapshots.frames import is_python, torch_file
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Bools, Floats, Ints, grouped
-from tracer.snapshot.columns import Frame
 from tracer.units import format_bytes, some
 
 _LEAST_PERCENT: Final = 10
@@ -129,7 +128,8 @@ def other_models(case: Case) -> Iterator[Cause]:
     starts, ends = case.device.kinds.phases.steps
     made_in = np.searchsorted(starts, lives.begin[state], side="right") - 1
     # State from before the recording may be of the model that is trained now, unless that one was made since.
-    steps = np.unique(made_in if _has_new_model(case) else made_in[made_in >= 0])
+    is_new = _is_parameter(case)[case.in_use] & (case.lives.alloc_entry[case.in_use] >= 0)
+    steps = np.unique(made_in if is_new.any() else made_in[made_in >= 0])
     if len(steps) < _LEAST_SETS or np.diff(steps).min() < _LEAST_SETS:
         return  # of several optimizers that step in turn each belongs to every iteration
     latest = int(steps[-1])
@@ -148,10 +148,6 @@ def other_models(case: Case) -> Iterator[Cause]:
         lambda modelled: with_earlier_frees(modelled, idle, over),
         case.largest_site(idle),
     )
-
-
-def _has_new_model(case: Case) -> bool:
-    return bool((_is_parameter(case)[case.in_use] & (case.lives.alloc_entry[case.in_use] >= 0)).any())
 
 
 def _is_parameter(case: Case) -> Bools:
@@ -219,7 +215,7 @@ _GATHERED_PARTS: Final = 4
 
 def gathered_whole(case: Case) -> Iterator[Cause]:
     """Weights that FSDP gathers for the whole model at once, where it shards no block on its own."""
-    of_fsdp = case.stacks.with_one_of([*map(_is_fsdps, case.frames)])
+    of_fsdp = case.with_frame(lambda frame: is_python(frame) and (torch_file(frame) or "").startswith(_FSDP))
     rows = np.flatnonzero((case.kind == Kind.COMMUNICATION) & of_fsdp[case.lives.stack])
     held = case.held(rows)
     if not case.is_much(held, percent=_LEAST_GATHERED_PERCENT):
@@ -240,10 +236,6 @@ def gathered_whole(case: Case) -> Iterator[Cause]:
         ),
         case.largest_site(held),
     )
-
-
-def _is_fsdps(frame: Frame) -> bool:
-    return is_python(frame) and (torch_file(frame) or "").startswith(_FSDP)
 
 
 def gradients_beside_buckets(case: Case) -> Iterator[Cause]:

@@ -68,7 +68,10 @@ class Grown:
 
 def growth(case: Case) -> Iterator[Cause]:
     """A graph or results that each iteration leaves."""
-    found = [grown for grown in (_most_grown(case), _grown_before(case)) if grown is not None]
+    # Of the ways to tell iterations apart the one that explains most.
+    ways = [grown for starts, are_steps in _iterations(case) if (grown := _grown(case, starts, are_steps)) is not None]
+    most = max(ways, key=lambda grown: (case.bytes(grown.rows), grown.are_steps), default=None)
+    found = [grown for grown in (most, _grown_before(case)) if grown is not None]
     grown = max(found, key=lambda grown: case.bytes(grown.rows), default=None)
     if grown is None or not case.is_much(grown.rows):
         return
@@ -143,12 +146,6 @@ def _in_parts(case: Case, grown: Grown, what: str) -> str:
 def _is_of_backward(case: Case, rows: Ints) -> bool:
     """Whether a backward made a good part of some blocks, for a graph of its own (`create_graph=True`)."""
     return case.is_share(rows[has(case.facts[rows], Fact.ENGINE)], of=rows)
-
-
-def _most_grown(case: Case) -> Grown | None:
-    """Of the ways to tell iterations apart the one that explains most."""
-    found = [grown for starts, are_steps in _iterations(case) if (grown := _grown(case, starts, are_steps)) is not None]
-    return max(found, key=lambda grown: (case.bytes(grown.rows), grown.are_steps), default=None)
 
 
 def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
@@ -289,16 +286,13 @@ def _is_graph(case: Case, grown: Grown) -> bool:
         and case.is_share(of_graphs, of=grown.rows)  # beside batches that a graph holds
     ):
         return True  # as autograd freed them, or as a live program's graphs hold them
-    if case.is_share(_of_updates(case, grown.rows), of=grown.rows):
+    # Of lines whose source computes a variable from its own value: one block is held, but for a graph.
+    stacks = np.unique(case.stack[grown.rows])
+    of_updates = [at for at in stacks.tolist() if updates_itself(case.sites.site(at))]
+    if case.is_share(grown.rows[np.isin(case.stack[grown.rows], of_updates)], of=grown.rows):
         return True
     is_several = len(in_model) > _GRAPHS_BLOCKS * grown.num_iterations
     return is_several and case.bytes(in_model) >= _KEPT_OF_FORWARD * case.bytes(np.flatnonzero(made))
-
-
-def _of_updates(case: Case, rows: Ints) -> Ints:
-    """Blocks of lines whose source computes a variable from its own value: one is held, but for a graph."""
-    stacks = np.unique(case.stack[rows])
-    return rows[np.isin(case.stack[rows], [at for at in stacks.tolist() if updates_itself(case.sites.site(at))])]
 
 
 def grown_by_cat(case: Case) -> Iterator[Cause]:

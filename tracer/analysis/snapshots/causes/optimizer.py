@@ -14,7 +14,6 @@ from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_
 from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Ints
-from tracer.snapshot.columns import Frame
 from tracer.units import format_bytes, some
 
 _FUSED: Final = ("adam.py", "adamw.py", "sgd.py", "adagrad.py")
@@ -26,7 +25,11 @@ _FEWER_BITS: Final = 4
 
 def state_to_come(case: Case) -> Iterator[Cause]:
     """The optimizer's state, where memory runs out in the first step, as the state is made parameter by parameter."""
-    makes = case.stacks.with_one_of([*map(_makes_state, case.frames)])
+    makes = case.with_frame(
+        lambda frame: (
+            is_python(frame) and frame.name == "_init_group" and (torch_file(frame) or "").startswith("optim/")
+        )
+    )
     if not case.has_failed or not makes[case.asked_stack]:
         return
     _, ends = case.device.kinds.phases.steps
@@ -54,17 +57,19 @@ def state_to_come(case: Case) -> Iterator[Cause]:
     )
 
 
-def _makes_state(frame: Frame) -> bool:
-    return is_python(frame) and frame.name == "_init_group" and (torch_file(frame) or "").startswith("optim/")
-
-
 def _innermost(case: Case, stack: int) -> tuple[str, int]:
     return next((frame.file, frame.line) for frame in case.stacks[stack] if is_python(frame) and not is_label(frame))
 
 
 def optimizer_temporaries(case: Case) -> Iterator[Cause]:
     """Temporaries that the optimizer's foreach implementation makes for all parameters at once."""
-    is_foreach = case.stacks.with_one_of([*map(_is_foreach, case.frames)])
+    is_foreach = case.with_frame(
+        lambda frame: (
+            is_python(frame)
+            and frame.name.startswith("_multi_tensor_")
+            and (torch_file(frame) or "").removeprefix("optim/") in _FUSED
+        )
+    )
     rows = np.flatnonzero(is_foreach[case.lives.stack] & (case.kind != Kind.OPTIMIZER_STATE))
     if not len(rows) or not case.is_worth(without=rows):
         return
@@ -86,14 +91,6 @@ def optimizer_temporaries(case: Case) -> Iterator[Cause]:
         "give the optimizer fused=True, which makes none of them (or foreach=False, one parameter at a time)",
         lambda modelled: without_blocks(modelled, rows),
         gives_up=GivesUp.A_LITTLE,
-    )
-
-
-def _is_foreach(frame: Frame) -> bool:
-    return (
-        is_python(frame)
-        and frame.name.startswith("_multi_tensor_")
-        and (torch_file(frame) or "").removeprefix("optim/") in _FUSED
     )
 
 
@@ -153,7 +150,7 @@ def gradients_of_samples(case: Case) -> Iterator[Cause]:
 
     Only where Opacus, BackPACK or `torch.func.vmap` is in the recording: other blocks may have such sizes, too.
     """
-    is_named = case.stacks.with_one_of([bool(_PER_SAMPLE.search(frame.file)) for frame in case.frames])
+    is_named = case.with_frame(lambda frame: bool(_PER_SAMPLE.search(frame.file)))
     if not is_named.any():
         return
     is_named |= has(case.sites.facts, Fact.ENGINE)

@@ -102,7 +102,7 @@ def cast_weights(case: Case) -> Ints:
     """
     lives = case.lives
     weights = lives.requested_bytes[case.in_use[case.kind[case.in_use] == Kind.PARAMETER]]
-    is_cast = case.stacks.with_one_of([frame.name.startswith(_CAST) for frame in case.frames])[lives.stack]
+    is_cast = case.with_frame(lambda frame: frame.name.startswith(_CAST))[lives.stack]
     if case.has_no_graph and not is_cast.any():
         is_cast = case.in_model
     rows = np.flatnonzero(is_cast & (lives.begin <= case.entry))

@@ -78,11 +78,15 @@ def reaches_backward_behind(site: Site) -> bool:
     if (tree := _tree_of(site.file)) is None:
         return False
     body = _function_around(tree, line)
-    end = _end_of_loop(body, line)
+    # The last line of the innermost loop around the line; the line itself where there is none.
+    loops = [at for at in _statements(body) if isinstance(at, (ast.For, ast.While)) and _holds(at.body, line)]
+    end = max((at.lineno, at.end_lineno or 0) for at in loops)[1] if loops else line
     names: set[str] = set()
     for statement in _statements(body):
-        parts = _own_expressions(statement)
-        if not (_is_at(parts, line) or names & set(_names(_read_by(statement)))):
+        parts = [part for part in ast.iter_child_nodes(statement) if isinstance(part, ast.expr)]
+        is_at = any(part.lineno <= line <= (part.end_lineno or part.lineno) for part in parts)
+        read = [statement.value] if isinstance(statement, ast.Assign) else parts  # but for what gets a value
+        if not (is_at or names & set(_names(read))):
             names.difference_update(_given_anew(statement))
             continue
         calls = [call for part in parts for call in ast.walk(part) if isinstance(call, ast.Call)]
@@ -90,12 +94,6 @@ def reaches_backward_behind(site: Site) -> bool:
             return True
         names.update(_receivers(statement))
     return False
-
-
-def _end_of_loop(body: Sequence[ast.stmt], line: int) -> int:
-    """The last line of the innermost loop around a line; the line itself where there is none."""
-    loops = [at for at in _statements(body) if isinstance(at, (ast.For, ast.While)) and _holds(at.body, line)]
-    return max((at.lineno, at.end_lineno or 0) for at in loops)[1] if loops else line
 
 
 def updates_itself(site: Site) -> bool:
@@ -134,24 +132,11 @@ def _statements(body: Sequence[ast.AST]) -> Iterator[ast.stmt]:
         yield from _statements([*ast.iter_child_nodes(part)])
 
 
-def _own_expressions(statement: ast.stmt) -> list[ast.expr]:
-    return [part for part in ast.iter_child_nodes(statement) if isinstance(part, ast.expr)]
-
-
-def _read_by(statement: ast.stmt) -> list[ast.expr]:
-    """Expressions of a statement but for what an assignment gives a value."""
-    return [statement.value] if isinstance(statement, ast.Assign) else _own_expressions(statement)
-
-
 def _given_anew(statement: ast.stmt) -> Iterator[str]:
     """Names that an assignment gives a whole new value: `out`, and not `out` of `out[0]`."""
     if isinstance(statement, ast.Assign):
         targets = [part for target in statement.targets for part in getattr(target, "elts", [target])]
         yield from map(_dotted, targets)
-
-
-def _is_at(parts: Sequence[ast.expr], line: int) -> bool:
-    return any(part.lineno <= line <= (part.end_lineno or part.lineno) for part in parts)
 
 
 def _names(parts: Sequence[ast.expr]) -> Iterator[str]:
