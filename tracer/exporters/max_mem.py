@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tracer.analysis.profiles.memory_timeline import Breakdown
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.exporters.files import write_atomically
-from tracer.units import format_bytes, gib
+from tracer.units import format_bytes, gib, some
 
 if TYPE_CHECKING:
     from tracer.capture.run_facts import PhaseTimings
@@ -40,7 +40,7 @@ def max_mem_text(
     rows = breakdown.rows_bytes
     lines += [f"Max {label} (GB): {gib(rows[name]):.6f}" for name, label in _LABELS.items()]
     lines.append(f"Peak total memory (GB): {gib(breakdown.peak_bytes):.6f}")
-    cycles = _cycles(len(breakdown.cycles))
+    cycles = some(len(breakdown.cycles), "cycle")
     lines += ["", caveat] if caveat else []
     lines += [
         "",
@@ -49,7 +49,7 @@ def max_mem_text(
         "true peak less their sum.",
     ]
     if breakdown.num_left_out:
-        lines.append(f"Cut short by the end of the run, and left out: {_cycles(breakdown.num_left_out)}.")
+        lines.append(f"Cut short by the end of the run, and left out: {some(breakdown.num_left_out, 'cycle')}.")
     if peaks:
         lines += [
             "torch sorts memory by rules of its own, and at another instant: an activation",
@@ -61,10 +61,6 @@ def max_mem_text(
         ]
     lines += ["", *notes] if notes else []
     return "\n".join(lines) + "\n"
-
-
-def _cycles(count: int) -> str:
-    return "1 cycle" if count == 1 else f"{count} cycles"
 
 
 def _true_peak_lines(peaks: Sequence[PeakReport]) -> list[str]:

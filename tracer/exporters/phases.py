@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from tracer.capture.device.phase_memory import GpuPeak, PhaseMemory, ProcessPhases
+from tracer.capture.device.phase_memory import GpuPeak, ProcessPhases
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.screen.text import print_table
 from tracer.exporters.tables import Cell, Table, columns
@@ -30,9 +30,13 @@ def print_phases(processes: Sequence[ProcessPhases], peaks: Sequence[GpuPeak], c
         has_unmapped = any(phase.unmapped_bytes for phase in each.phases)
         sizes = ["allocated", "cached", "outside", *["unmapped"] * has_unmapped, "on the GPU", "at its end"]
         heads = (*columns("bytes", *sizes, adds_up=False), *columns("count", "times"), *columns("text", "phase"))
-        rows = tuple(_row(phase, has_unmapped) for phase in each.phases)
+        rows: list[tuple[Cell, ...]] = []
+        for phase in each.phases:
+            parts = [phase.allocated_bytes, phase.cached_bytes, phase.outside_bytes]
+            parts += [-phase.unmapped_bytes] if has_unmapped else []
+            rows.append((*parts, phase.held_bytes, phase.end_bytes, phase.num_times, phase.name))
         title = f"Memory by phase{whose}, each part at its most{cut}"
-        print_table(Table(title, heads, rows), console, top=_MOST_ROWS)
+        print_table(Table(title, heads, tuple(rows)), console, top=_MOST_ROWS)
     for peak in peaks:
         held = tuple(
             (each.bytes, f"{each.name}, process {each.process}".lstrip(", "), each.phase) for each in peak.holders
@@ -40,12 +44,6 @@ def print_phases(processes: Sequence[ProcessPhases], peaks: Sequence[GpuPeak], c
         title = f"GPU {peak.device} when it was fullest: {format_bytes(peak.held_bytes)}"
         heads = (*columns("bytes", "on the GPU"), *columns("text", "process", "phase"))
         print_table(Table(title, heads, held), console)
-
-
-def _row(phase: PhaseMemory, has_unmapped: bool) -> tuple[Cell, ...]:
-    sizes = (phase.allocated_bytes, phase.cached_bytes, phase.outside_bytes)
-    unmapped = [-phase.unmapped_bytes] if has_unmapped else []
-    return (*sizes, *unmapped, phase.held_bytes, phase.end_bytes, phase.num_times, phase.name)
 
 
 def phases_json(processes: Sequence[ProcessPhases], peaks: Sequence[GpuPeak] = (), *, computed: bool) -> dict[str, Any]:

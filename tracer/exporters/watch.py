@@ -63,22 +63,17 @@ def _findings(report: WatchReport, earlier: tuple[str, ...] = ()) -> Iterator[st
 
 def watch_lines(report: WatchReport) -> tuple[str, ...]:
     """All of it."""
-    return (
-        *short_watch_lines(report),
-        *_found_before(report),
-        *_table_of_groups(report.groups),
-        *_table_of_steps(report),
-        *_list_of_events(report),
-        *(("", *lines) if (lines := values_lines(report.values_read)) else ()),
-    )
-
-
-def _found_before(report: WatchReport) -> Iterator[str]:
-    """What earlier reports of the run said, with the step after which they did: it is not true of the end any more."""
+    lines = [*short_watch_lines(report)]
+    # What earlier reports said is not true of the end any more.
     for earlier in report.found_before:
-        yield ""
-        yield f"Found after step {earlier.event.step:,}, {earlier.event.what}"
-        yield from _findings(earlier)
+        lines += ["", f"Found after step {earlier.event.step:,}, {earlier.event.what}", *_findings(earlier)]
+    lines += (*_table_of_groups(report.groups), *_table_of_steps(report))
+    if len(report.events) > 1:
+        events = (f"  after step {event.step:,}: {event.what}" for event in report.events)
+        lines += ["", "When this run was explained:", *events]
+    if values := values_lines(report.values_read):
+        lines += ["", *values]
+    return tuple(lines)
 
 
 def _headline(report: WatchReport) -> Iterator[str]:
@@ -198,14 +193,6 @@ def _table_of_steps(report: WatchReport) -> list[str]:
     values = [[None if size < 0 else size for size in getattr(columns_of, name)[chosen].tolist()] for name in names]
     rows = tuple(zip(columns_of.step[chosen].tolist(), *values, strict=True))
     return table_lines(Table("", (*columns("count", "step"), *columns("bytes", *names.values())), rows))
-
-
-def _list_of_events(report: WatchReport) -> Iterator[str]:
-    if len(report.events) > 1:
-        yield ""
-        yield "When this run was explained:"
-        for event in report.events:
-            yield f"  after step {event.step:,}: {event.what}"
 
 
 VERSION = 1
