@@ -33,7 +33,3 @@ WATCH_JSON, FIT_JSON, ENGINE_JSON = "watch.json", "fit.json", "engine.json"
 """Findings of a watched training, trials of a script's changes, and memory of an inference engine."""
 PHASES_JSON = "phases.json"
 """Memory by phase, and memory of the host."""
-OUTPUT_FILES = (
-    *(MAX_MEM, PAGE, PEAK, MEMORY_REPORT, RUN_TIME_REPORT, SNAPSHOT, TIMING),
-    RECORDING,
-)
