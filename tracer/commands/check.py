@@ -23,9 +23,10 @@ from tracer.commands.script_steps import predict_script
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import print_json, say, screen
 from tracer.null_gpu.job.place import RankPlace
+from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import PeakDiff, SavedPeak
+    from tracer.analysis.peak_diff import SavedPeak
     from tracer.results.prediction import Prediction
     from tracer.sessions.jobs.run_ranks import Job
 
@@ -75,7 +76,8 @@ def check(
     torch-timeline check --on 8xh100 --fail-above 2% train.py
     """
     from tracer.analysis.peak_diff import diff_peaks, parse_threshold
-    from tracer.exporters.json_documents.peak import as_in_checkout
+    from tracer.exporters.diff import print_peak_diffs, write_markdown
+    from tracer.exporters.json_documents import peak as documents
 
     place = OnOptions(on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process)
     grown: list[str] = []
@@ -96,20 +98,27 @@ def check(
                 with on_null_gpu(place, None, quiet=False):
                     found = predict_script(named, devices, num_steps=steps, quiet=False)
         if job is None:
-            peak = as_in_checkout(_peak(found, name), Path() if named.is_module else Path(named.path).parent)
+            peak = documents.as_in_checkout(_peak(found, name), Path() if named.is_module else Path(named.path).parent)
             if folder := role("peaks"):
-                _hand_on(peak, Path(folder))
+                from tracer.exporters.files import write_json
+
+                here = RankPlace.here()
+                file = Path(folder, f"{here.rank if here is not None else 0}.json")
+                write_json(file, documents.saved_peak_document(peak))
                 return
         if update:
-            _write(baseline, {**known, name: peak}, name, peak)
+            documents.write_baseline({**known, name: peak}, baseline)
+            say(f"Wrote {baseline}: {format_bytes(peak.bytes)} for {name}.")
             return
         diff = diff_peaks(known[name], peak)
         grown = [threshold.sentence(name, diff)] if threshold.is_exceeded_by(diff) else []
         if markdown is not None:
-            from tracer.exporters.diff import write_markdown
-
             write_markdown(name, diff, grown, markdown)
-        _print(diff, name, baseline, as_json=as_json)
+        with screen() as console:
+            if as_json:
+                print_json(documents.peak_diffs_json([diff], before=str(baseline), after=name), console)
+            else:
+                print_peak_diffs([diff], console, before=str(baseline), after=name, top=opt.NUM_ROWS)
         say_all(grown)
     if grown:
         raise typer.Exit(THRESHOLD_EXCEEDED)
@@ -158,30 +167,3 @@ def _worst_of(job: Job) -> SavedPeak:
             raise typer.Exit(_NotMeasuredError.exit_status if result.status == 1 else result.status)
         peaks = [read_peak_json(path) for path in sorted(Path(folder).iterdir())]
     return max(peaks, key=lambda peak: peak.bytes)
-
-
-def _hand_on(peak: SavedPeak, folder: Path) -> None:
-    from tracer.exporters.files import write_json
-    from tracer.exporters.json_documents.peak import saved_peak_document
-
-    place = RankPlace.here()
-    write_json(folder / f"{place.rank if place is not None else 0}.json", saved_peak_document(peak))
-
-
-def _write(baseline: Path, peaks: Mapping[str, SavedPeak], name: str, peak: SavedPeak) -> None:
-    from tracer.exporters.json_documents.peak import write_baseline
-    from tracer.units import format_bytes
-
-    write_baseline(peaks, baseline)
-    say(f"Wrote {baseline}: {format_bytes(peak.bytes)} for {name}.")
-
-
-def _print(diff: PeakDiff, name: str, baseline: Path, *, as_json: bool) -> None:
-    from tracer.exporters.diff import print_peak_diffs
-    from tracer.exporters.json_documents.peak import peak_diffs_json
-
-    with screen() as console:
-        if as_json:
-            print_json(peak_diffs_json([diff], before=str(baseline), after=name), console)
-        else:
-            print_peak_diffs([diff], console, before=str(baseline), after=name, top=opt.NUM_ROWS)

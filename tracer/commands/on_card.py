@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,17 +131,10 @@ def on_null_gpu(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> Iterato
 
     Values that decide sizes are computed, a rank finds what others gave it, and its files go to a folder of the run.
     """
+    from tracer.sessions.jobs.run_ranks import as_rank
     from tracer.sessions.on_null_gpu import values_on, writes_aside
 
-    tell = not_said if quiet else say
-    aside = nullcontext() if on.keep_writes else writes_aside(save_dir, tell=tell)
-    with values_on(on.answers), _as_this_rank(), aside:
+    place = RankPlace.here()
+    aside = nullcontext() if on.keep_writes else writes_aside(save_dir, tell=not_said if quiet else say)
+    with values_on(on.answers), nullcontext() if place is None else as_rank(place), aside:
         yield
-
-
-def _as_this_rank() -> AbstractContextManager[None]:
-    if (place := RankPlace.here()) is None:
-        return nullcontext()
-    from tracer.sessions.jobs.run_ranks import as_rank
-
-    return as_rank(place)

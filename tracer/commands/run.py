@@ -111,7 +111,11 @@ def run(
             raise UsageError(f"{script} is not an engine's server.", hint="--requests is for one: vllm serve.")
         named = script_named(place, script, arguments, is_module=module)
         changes = _checked_changes(apply) if apply else ()
-        if _answers_trial(place, named):
+        if on is not None and (asked := role("trial")) is not None:  # of `fit`, which runs this command again
+            from tracer.commands.fit_trials import answer_trial
+
+            with kept_import_path():
+                answer_trial(asked, on, place, named)
             return
         run_ranks(place, save_dir, quiet=quiet)
         devices = start_on(on) if on is not None else None
@@ -160,17 +164,6 @@ def run(
     if devices is not None and RankPlace.here() is None and ended.out_of_memory and not quiet:
         _say_need(devices.card.usable_bytes)
     ended.end_command(is_incomplete=profile.is_incomplete)
-
-
-def _answers_trial(on: OnOptions, script: Script) -> bool:
-    """Answer `fit`, which runs this command again for each trial; False in any other process."""
-    if on.on is None or (asked := role("trial")) is None:
-        return False
-    from tracer.commands.fit_trials import answer_trial
-
-    with kept_import_path():
-        answer_trial(asked, on.on, on, script)
-    return True
 
 
 def _make_profile(
