@@ -23,7 +23,7 @@ def _empty(table: Any) -> Any:
 
 
 _TABLES = (Allocations, Keys, DataFlow, Ops, Calls, Spans, Frames, Modules)
-NOTHING = Recording((), ("cpu",), (), *map(_empty, _TABLES), *[np.empty(0, np.int64)] * 3, num_events=0)
+NOTHING = Recording((), ("cpu",), (), *map(_empty, _TABLES), *[np.empty(0, np.int64)] * 3, 0)
 """A recording in which nothing happened."""
 
 
