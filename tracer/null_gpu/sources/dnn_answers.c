@@ -112,9 +112,6 @@ static int number_of(const Writer *writer, const Descriptor *descriptor) {
   while (number < writer->count && writer->written[number] != descriptor) number++;
   return number;
 }
-static bool is_told(const Attribute *attribute) {
-  return attribute->name >= 0 && attribute->type != CUDNN_TYPE_HANDLE && attribute->type != CUDNN_TYPE_VOID_PTR;
-}
 static void write_descriptor(Writer *writer, const Descriptor *descriptor) {
   if (number_of(writer, descriptor) < writer->count) return;
   for (const Attribute *attribute = descriptor->attributes; attribute; attribute = attribute->next)
@@ -124,7 +121,7 @@ static void write_descriptor(Writer *writer, const Descriptor *descriptor) {
   if (!more) return;
   fprintf(writer->out, "%s[%d", writer->count ? "," : "", descriptor->type);
   for (const Attribute *attribute = descriptor->attributes; attribute; attribute = attribute->next) {
-    if (!is_told(attribute)) continue;
+    if (attribute->name < 0 || attribute->type == CUDNN_TYPE_HANDLE || attribute->type == CUDNN_TYPE_VOID_PTR) continue;
     fprintf(writer->out, ",[%d,%d,%lld,", attribute->name, attribute->type, (long long)attribute->count);
     if (attribute->type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
       for (int64_t i = 0; i < attribute->count; i++)

@@ -214,10 +214,6 @@ EXPORT cudaError_t cudaGraphAddEmptyNode(cudaGraphNode_t *node, cudaGraph_t grap
 
 /* ---- events. Nothing takes time here, and a compiler that measures kernels must choose alike in every run: the clock is
    a millisecond for each launch, and goes on a little with each event, for programs that wait until it does. ---- */
-static double next_time(void) {
-  static uint64_t records;
-  return (double)launches + 1e-3 * (double)__atomic_add_fetch(&records, 1, __ATOMIC_RELAXED);
-}
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
   start_device(current_device());
   *event = (cudaEvent_t)calloc(1, sizeof(Event));
@@ -229,9 +225,10 @@ EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return result(cudaSuccess);
 }
 EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, unsigned flags) {
+  static uint64_t records;
   Event *event = (Event *)handle;
   if (!event) return result(cudaErrorInvalidResourceHandle);
-  event->ms = next_time();
+  event->ms = (double)launches + 1e-3 * (double)__atomic_add_fetch(&records, 1, __ATOMIC_RELAXED);
   event->capture = is_capturing(stream) ? of(stream)->capture : NULL;
   return result(cudaSuccess);
 }
