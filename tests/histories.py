@@ -22,8 +22,9 @@ def _empty(table: Any) -> Any:
     return table(*(np.empty(0, np.int64) for _ in table.__dataclass_fields__))
 
 
-_TABLES = (Allocations, Keys, DataFlow, Ops, Calls, Spans, Frames, Modules)
-NOTHING = Recording((), ("cpu",), (), *map(_empty, _TABLES), *[np.empty(0, np.int64)] * 3, 0)
+_TABLES = map(_empty, (Allocations, Keys, DataFlow, Ops, Calls, Spans, Frames, Modules))
+_COLUMNS: Any = ((), ("cpu",), (), *_TABLES, *[np.empty(0, np.int64)] * 3, 0)
+NOTHING = Recording(*_COLUMNS)
 """A recording in which nothing happened."""
 
 
