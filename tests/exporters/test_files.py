@@ -24,13 +24,6 @@ def test_a_file_and_its_folder_are_made(tmp_path: Path, content: str | bytes, da
     assert everything_below(tmp_path) == ["a", "a/b", "a/b/out.txt"]
 
 
-def test_a_file_is_replaced_and_not_appended_to(tmp_path: Path) -> None:
-    path = tmp_path / "out.txt"
-    write_atomically(path, "a long text")
-    write_atomically(path, "short")
-    assert path.read_text() == "short"
-
-
 def test_a_report_is_as_readable_as_any_new_file(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -119,13 +112,6 @@ def test_a_folder_that_does_not_let_write_is_refused(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     with pytest.raises(OutputError, match=r"new cannot be written: Permission denied\."):
-        check_folder(tmp_path / "new")
-
-
-@pytest.mark.skipif(os.geteuid() == 0 if hasattr(os, "geteuid") else True, reason="root may write anywhere")
-def test_a_folder_without_the_permission_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="Permission denied"):
         check_folder(tmp_path / "new")
 
 
