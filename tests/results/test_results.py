@@ -26,8 +26,7 @@ from tracer.null_gpu import cudnn
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results import null_run, run_history
-from tracer.results.gpu_sums import recorded_sums
-from tracer.results.null_job import NullJob, RankRun
+from tracer.results.jobs import NullJob, RankRun, recorded_sums
 from tracer.results.run_history import RunHistory
 from tracer.results.watch_report import WatchReport
 from tracer.sessions import output_files as outputs

@@ -27,7 +27,7 @@ from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, hist
 
 if TYPE_CHECKING:
     from tracer.analysis.snapshots.allocator_finding import Explanation
-    from tracer.results.null_job import NullJob, RankRun
+    from tracer.results.jobs import NullJob, RankRun
     from tracer.sessions.jobs.run_ranks import Job
     from tracer.sessions.trials.forked_trials import TrialMemory
 

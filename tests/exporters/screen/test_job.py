@@ -11,7 +11,7 @@ from tracer.exporters.json_documents.job import null_job_json
 from tracer.exporters.screen.job import alarm_sentences, answer_sentences, job_sections, job_words
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.results.null_job import NullJob, RankRun
+from tracer.results.jobs import NullJob, RankRun
 
 GIB = 1 << 30
 FIRST = RankRun(0, 0, 9.0, 3 * GIB, 4 * GIB, {"PARAMETER": 2 * GIB, "ACTIVATION": GIB})

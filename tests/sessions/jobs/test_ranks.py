@@ -19,7 +19,7 @@ from tracer.errors import Terminated
 from tracer.null_gpu.cards import CONTEXT_BYTES, devices_of
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.files import RANK_JSON
-from tracer.results.null_job import NullJob, RankRun
+from tracer.results.jobs import NullJob, RankRun
 from tracer.sessions.jobs.ranks import (
     GpuPart,
     Rank,

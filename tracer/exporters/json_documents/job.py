@@ -10,8 +10,7 @@ from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.results.gpu_sums import GpuSum, recorded_sums
-from tracer.results.null_job import NullJob
+from tracer.results.jobs import GpuSum, NullJob, recorded_sums
 from tracer.results.null_run import CAVEAT
 
 VERSION = 1

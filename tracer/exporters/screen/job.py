@@ -15,8 +15,7 @@ from tracer.exporters.screen.paths import behind
 from tracer.exporters.screen.text import print_section, print_table, say
 from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.results.failure import without_gpu
-from tracer.results.gpu_sums import GpuSum, Holding, fullest, recorded_sums
-from tracer.results.null_job import NullJob, RankRun
+from tracer.results.jobs import GpuSum, Holding, NullJob, RankRun, fullest, recorded_sums
 from tracer.units import format_bytes, format_range, some
 
 _MAX_NAMED = 12

@@ -27,7 +27,7 @@ from tracer.results.run_results import RunResults
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.results.gpu_sums import GpuSum, Holding
+    from tracer.results.jobs import GpuSum, Holding
     from tracer.results.watch_report import WatchReport
 
 
@@ -180,7 +180,7 @@ class RanksSummary:
     @property
     def gpus(self) -> tuple[GpuSum, ...]:
         """Memory on each GPU that ranks have reported."""
-        from tracer.results.gpu_sums import Holding, sums_of
+        from tracer.results.jobs import Holding, sums_of
 
         parts = [(rank, part) for rank in self.ranks for part in rank.held]
         places = {(rank.place[0], part.gpu): rank.place for rank, part in reversed(parts) if part.is_own}

@@ -30,7 +30,7 @@ from tracer.null_gpu.job.place import (
     taken_left,
 )
 from tracer.results.files import RANK_JSON
-from tracer.results.null_job import NullJob, RankRun
+from tracer.results.jobs import NullJob, RankRun
 from tracer.sessions.jobs.child_processes import ChildProcesses, end_with_parent
 from tracer.sessions.jobs.ranks import RanksSummary, failure_left, rank_folder, read_ranks, write_ranks
 from tracer.sessions.termination import Termination
