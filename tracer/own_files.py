@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,8 @@ from typing import Final
 _PACKAGE: Final = Path(__file__).resolve().parent
 _SHIPPED_MODELS: Final = "_models"
 _PACKAGE_FOLDERS: Final = ("site-packages", "dist-packages")
+_COMMANDS: Final = "commands"
+_STARTS_SCRIPTS: Final = ("<frozen runpy>", "runpy.py")
 _MOST_FILES: Final = 4096  # Remembered: millions of frames have a few hundred files
 
 
@@ -27,3 +30,21 @@ def is_own_file(file: str) -> bool:
             is_sure = len(inner) > 1 or at == 0 or parts[at - 1] in _PACKAGE_FOLDERS or Path(file).parent == _PACKAGE
             return inner[0] != _SHIPPED_MODELS and is_sure and _PACKAGE.joinpath(*inner).is_file()
     return False
+
+
+def frames_of_program(files: Sequence[str]) -> list[int]:
+    """Return the rows of a stack's frames, innermost first, that are the program's: none of ours, none that starts it.
+
+    Example:
+        A script that `run` started has `train.py`, `<frozen runpy>`, `tracer/commands/script.py`, and then typer's
+        files in its stack: row 0 is the program's.
+
+    Args:
+        files: File of each frame, innermost first [F].
+    """
+    own = [is_own_file(file) for file in files]
+    ours = (at for at, file in enumerate(files) if own[at] and _COMMANDS in file.replace("\\", "/").split("/")[:-1])
+    end = next(ours, len(files))
+    while 0 < end < len(files) and (own[end - 1] or files[end - 1].endswith(_STARTS_SCRIPTS)):
+        end -= 1
+    return [at for at in range(end) if not own[at]]

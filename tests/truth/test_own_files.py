@@ -15,7 +15,7 @@ from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.sites import Sites
 from tracer.capture import recording as wrapper
 from tracer.exporters.json_documents.snapshot import snapshot_json
-from tracer.own_files import is_own_file
+from tracer.own_files import frames_of_program, is_own_file
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory
 
@@ -78,3 +78,19 @@ def test_wrappers_of_ours_in_a_snapshots_stacks_are_passed_over() -> None:
     named = {sites.site(stack).file for stack in range(len(snapshot.stacks))}
     assert named == {None, theirs["filename"], inner["filename"]}
     assert not [file for file in files_in(explained(snapshot)) if is_own_file(file)]
+
+
+@pytest.mark.parametrize(
+    ("files", "rows"),
+    [
+        (["torch/nn/modules/linear.py", "train.py"], [0, 1]),
+        (["train.py", "<frozen runpy>", "tracer/commands/script.py", "site-packages/typer/main.py"], [0]),
+        (["train.py", "tracer/capture/recording.py", "train.py", "runpy.py", "tracer/commands/script.py"], [0, 2]),
+        (["model.py", "tracer/sessions/workload_run.py", "tracer/commands/profile.py", "main.py"], [0]),
+        (["train.py", "<frozen runpy>"], [0, 1]),
+        (["tracer/commands/script.py", "main.py"], []),
+        ([], []),
+    ],
+)
+def test_what_starts_a_program_is_no_frame_of_its(files: list[str], rows: list[int]) -> None:
+    assert frames_of_program(files) == rows

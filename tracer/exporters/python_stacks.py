@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracer.analysis.profiles.labels import Frame
 from tracer.capture.recording import CallKind, Recording
+from tracer.own_files import frames_of_program
 
 if TYPE_CHECKING:
     from tracer.analysis.profiles.peak import PeakReport
@@ -60,10 +61,10 @@ class PythonStacks:
         return self.of_call[key]
 
     def words_of(self, allocation: int) -> tuple[str, ...]:
-        """The same as text: `forward (model.py:7)`."""
-        return tuple(
-            f"{frame['name']} ({frame['filename']}:{frame['line']})" for frame in self.of_allocation(allocation)
-        )
+        """Frames of the program's as text, innermost first: `forward (model.py:7)`."""
+        frames = self.of_allocation(allocation)
+        shown = [frames[at] for at in frames_of_program([frame["filename"] for frame in frames])]
+        return tuple(f"{frame['name']} ({frame['filename']}:{frame['line']})" for frame in shown)
 
 
 def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num_frames: int) -> list[list[str] | None]:
@@ -84,5 +85,5 @@ def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num
     for row, total in enumerate(totals):
         if total:
             ((largest, _),) = total.most_common(1)
-            stacks_by_row[row] = list(stacks.words_of(allocation_of[largest])[:num_frames])
+            stacks_by_row[row] = list(stacks.words_of(allocation_of[largest])[:num_frames]) or None
     return stacks_by_row

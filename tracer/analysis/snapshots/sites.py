@@ -30,7 +30,7 @@ from tracer.analysis.snapshots.stack_facts import (
     model_calls_of_stacks,
 )
 from tracer.arrays import Bools, Ints
-from tracer.own_files import is_own_file
+from tracer.own_files import frames_of_program, is_own_file
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 
 NO_FRAMES: Final = "no stack recorded"
@@ -136,9 +136,9 @@ class Sites:
         return any((frame.name, frame.file) == (caller.name, caller.file) for frame in self._stacks[stack])
 
     def readable(self, stack: int) -> tuple[str, ...]:
-        """A stack for people, innermost first, without the plumbing."""
-        frames = self._stacks[stack]
-        return tuple(_spelled(frame) for frame in frames if not _is_plumbing(frame) and not is_own_file(frame.file))
+        """A stack for people, innermost first, without the plumbing and the program's start."""
+        frames = [frame for frame in self._stacks[stack] if not _is_plumbing(frame)]
+        return tuple(_spelled(frames[at]) for at in frames_of_program([frame.file for frame in frames]))
 
     def operation(self, stack: int) -> str:
         """The autograd node or the operation that the C++ frames of a stack name, or the empty text."""
