@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from tests.driver_places import SEGMENTS
-from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.sessions.watch_report import limit_of
 
 GIB = 1 << 30
@@ -353,21 +352,6 @@ def workers_of_a_loader() -> None:
         batches = [batch for (batch,) in loader]
         assert all(batch.is_pinned() for batch in batches)
         assert torch.cat(batches).tolist() == list(range(64))
-
-
-def _reader(queue: torch.multiprocessing.Queue, tensor: torch.Tensor) -> None:
-    queue.put((tensor.tolist(), torch.cuda.mem_get_info()[0]))
-
-
-def a_tensor_of_another_process() -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    queue, tensor = context.Queue(), torch.arange(6).cuda()
-    process = context.Process(target=_reader, args=(queue, tensor))
-    process.start()
-    values, free = queue.get(timeout=300)
-    process.join()
-    assert (values, process.exitcode) == (list(range(6)), 0)
-    assert torch.cuda.mem_get_info()[0] - free == CONTEXT_BYTES, "the bytes count once, for the process that made them"
 
 
 def children_end_well() -> None:

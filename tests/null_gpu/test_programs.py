@@ -21,7 +21,6 @@ ALONE = {
     "expandable_segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     "pools_of_the_driver": {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
     "workers_of_a_loader": {},
-    "a_tensor_of_another_process": {},
     "children_end_well": {},
     "compiled": {},
 }
