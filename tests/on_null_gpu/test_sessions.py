@@ -2,16 +2,586 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.checkpoint import checkpoint
 
-from tests.on_null_gpu import jobs_sessions
-from tests.on_null_gpu.jobs_sessions import Told
+from tests.on_null_gpu.small_cards import leave_bytes
 from tests.truth.isolate import Elsewhere
+from tracer import TimelineTracer
+from tracer.analysis.profiles.allocator_join import reserved_ranges
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
+from tracer.capture.torch_private.torch_history import allocator_history_enabled
 from tracer.errors import Terminated
+from tracer.exporters.screen.profile import headline, parallelism_sentences
+from tracer.exporters.screen.run import failure_lines
+from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.schedule import Schedule
+from tracer.sessions.stored_results import kept_run, results_of
+from tracer.sessions.training_profile import TrainingProfile, profile_training
+
+PLAN = Schedule(1, 1, 2, 1)
+DEVICES = ("cuda:0", "cuda:1")
+Step = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a profile said, and what the allocators counted over the recorded steps."""
+
+    device: str
+    peak_bytes: int
+    rows_bytes: int
+    counted: tuple[int, int]
+    joined: tuple[int, int] | None
+    pending_bytes: int
+    by_category: dict[str, int]
+    notes: tuple[str, ...]
+    other_devices: dict[str, int]
+    files: tuple[str, ...]
+    failed_files: tuple[str, ...]
+    pages: tuple[tuple[str, int, bool], ...]
+    reserved: tuple[int, int]
+
+
+def pages_in(path: Path) -> tuple[tuple[str, int, bool], ...]:
+    """Of each device in a page: its name, its peak and whether its segments are there."""
+    _, _, text = path.read_text().partition('id="data">')
+    pages = json.loads(text.partition("</script>")[0])["pages"]
+    return tuple((page["device"], page["peak"]["bytes"], page["space"] is not None) for page in pages)
+
+
+def reserved_over(cycle: CycleFindings) -> tuple[int, int]:
+    """At how many events the history's segments sum to what the profiler says is reserved, and of how many."""
+    found = reserved_ranges(cycle.history, cycle.lifetimes) if cycle.history is not None else None
+    if found is None:
+        return 0, 0
+    events = cycle.lifetimes.events
+    level = np.zeros(len(events) + 1, np.int64)
+    np.add.at(level, np.maximum(found.begin, 0), found.size_bytes)
+    np.add.at(level, found.end, -found.size_bytes)
+    counted = cycle.recording.allocations.total_reserved_bytes[events]
+    same = np.cumsum(level)[:-1] == counted
+    return int(same[found.known_from :].sum()), len(events) - found.known_from
+
+
+def told(session: TrainingProfile, counted: list[tuple[int, int]]) -> Told:
+    """What is compared of a finished session."""
+    assert session.results is not None and session.results.findings is not None, session.results
+    findings = session.results.findings
+    peak = findings.worst.peak
+    history = peak.allocator
+    return Told(
+        device=findings.device,
+        peak_bytes=peak.allocator_peak_bytes,
+        rows_bytes=sum(row.bytes for row in peak.rows),
+        counted=(max(first for first, _ in counted), max(second for _, second in counted)),
+        joined=None if history is None else (history.num_joined, history.num_blocks),
+        pending_bytes=0 if history is None else history.pending_bytes,
+        by_category=peak.by_category(),
+        notes=session.results.notes,
+        other_devices=dict(findings.other_devices),
+        files=tuple(sorted(path.name for path in session.folder.iterdir())),
+        failed_files=tuple(str(each.error) for each in session.written if each.error is not None),
+        pages=pages_in(session.folder / "memory_timeline.html"),
+        reserved=reserved_over(findings.cycles[-1]),
+    )
+
+
+def train(
+    model: nn.Module, step: Step, optimizer: torch.optim.Optimizer | None = None, device: str | None = None
+) -> Told:
+    """Profile a loop of steps."""
+    counted = []
+    with tempfile.TemporaryDirectory() as folder:
+        session = profile_training(model, optimizer, save_dir=folder, schedule=PLAN, device=device)
+        with session:
+            for index in range(PLAN.num_steps):
+                for number in range(2):
+                    torch.accelerator.reset_peak_memory_stats(number)
+                step(index)
+                if 2 <= index < 4:
+                    first, second = (torch.accelerator.max_memory_allocated(number) for number in range(2))
+                    counted.append((first, second))
+                session.step()
+        return told(session, counted)
+
+
+class Split(nn.Module):
+    """Layers on one device after another."""
+
+    def __init__(self, *places: tuple[str, int]) -> None:
+        super().__init__()
+        widths = [16, *(width for _, width in places)]
+        pairs = zip(places, widths, strict=False)
+        self.layers = nn.ModuleList(nn.Linear(before, width, device=place) for (place, width), before in pairs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x.to(next(layer.parameters()).device)))
+        return x
+
+
+def usual_step(model: nn.Module, optimizer: torch.optim.Optimizer, place: str = "cuda:0") -> Step:
+    """Forward, backward, optimizer."""
+
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(32, 16, device=place)).pow(2).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def train_split(*widths: int, device: str | None = None) -> Told:
+    """A model whose layers take turns on the two devices."""
+    model = Split(*((DEVICES[number % 2], width) for number, width in enumerate(widths)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    return train(model, usual_step(model, optimizer), optimizer, device)
+
+
+def train_behind_an_embedding_on_the_cpu() -> Told:
+    """The first parameter, and most of all bytes, are on the CPU."""
+    embedding, top = nn.EmbeddingBag(20_000, 16), nn.Linear(16, 64, device="cuda:0")
+    optimizer = torch.optim.SGD([*embedding.parameters(), *top.parameters()], lr=0.1)
+
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        top(embedding(torch.randint(0, 20_000, (32, 4), device="cpu")).to("cuda:0")).sum().backward()
+        optimizer.step()
+
+    return train(nn.Sequential(embedding, top), step, optimizer)
+
+
+def train_on_the_current_device() -> tuple[Told, str]:
+    """`device="cuda"` while the second device is the current one, in a session and in the bare callback."""
+    torch.cuda.set_device(1)
+    model = nn.Linear(16, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = usual_step(model, optimizer, "cuda")
+    found = train(model, step, optimizer, "cuda")
+    tracer = TimelineTracer(device="cuda")
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+        profile_memory=True,
+        record_shapes=True,
+        with_stack=True,
+        on_trace_ready=tracer,
+    ) as profiler:
+        for index in range(3):
+            step(index)
+            profiler.step()
+    return found, tracer.findings.device
+
+
+def train_without_allocating() -> Told:
+    """As a replayed CUDA graph: everything is where it was, and nobody allocates."""
+    model, held = nn.Linear(16, 64, device="cuda:0"), torch.zeros(5000, device="cuda:0")
+
+    def step(index: int) -> None:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), held):
+                tensor.zero_()
+
+    return train(model, step)
+
+
+# ---- out of memory ---------------------------------------------------------------------------------------------------
+
+
+class _Greedy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ask: Callable[[], None]) -> Tensor:
+        ctx.ask = ask
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.ask()
+        return gradients[0], None
+
+
+@dataclass(frozen=True)
+class RanOut:
+    """What is said of a loop that ran out of memory, and the allocator's counters at that moment."""
+
+    device: str
+    asked_bytes: int
+    device_free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    groups: tuple[tuple[str, int], ...]
+    group_bytes: int
+    requested_bytes: int
+    state: dict[str, int]
+    lines: tuple[str, ...]
+    counted: dict[str, int]
+    capacity: int
+    file: str | None
+
+
+def run_out_in(where: str, at_step: int = 2, on: int = 0) -> RanOut:
+    """Ask for too much in one of the phases of a step; step 2 is recorded, step 0 is not.
+
+    Args:
+        where: forward, backward or optimizer.
+        at_step: In which step.
+        on: On which device; the model is on the first.
+    """
+    capacity, counted = 64 << 20, dict[str, int]()
+    leave_bytes(on, capacity)
+    model = nn.Sequential(nn.Linear(16, 4096), nn.GELU(), nn.Linear(4096, 16)).to("cuda:0")
+
+    def ask(now: str, index: int) -> None:
+        if (now, index) != (where, at_step):
+            return
+        try:
+            torch.empty(100 << 20, dtype=torch.uint8, device=torch.device("cuda", on))
+        except torch.OutOfMemoryError:
+            stats = torch.accelerator.memory_stats(on)
+            counted.update(
+                {name: stats[f"{name}_bytes.all.current"] for name in ("allocated", "reserved", "requested")}
+            )
+            raise
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.register_step_pre_hook(lambda *_: ask("optimizer", index))
+    index = 0
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        suppress(torch.OutOfMemoryError),
+        profile_training(model, optimizer, save_dir=folder, schedule=PLAN) as session,
+    ):
+        for index in range(PLAN.num_steps):
+            optimizer.zero_grad()
+            y = model(torch.randn(32, 16, device="cuda:0"))
+            ask("forward", index)
+            y = _Greedy.apply(y, partial(ask, "backward", index))  # type: ignore[no-untyped-call]
+            y.pow(2).mean().backward()
+            optimizer.step()
+            session.step()
+    results: Any = session.results
+    failed = results.failed_allocation.event
+    return RanOut(
+        device=results.device,
+        asked_bytes=failed.asked_bytes,
+        device_free_bytes=failed.device_free_bytes,
+        allocated_bytes=failed.allocated_bytes,
+        reserved_bytes=failed.reserved_bytes,
+        groups=tuple((group.kind.words, group.bytes) for group in failed.groups),
+        group_bytes=sum(group.bytes for group in failed.groups),
+        requested_bytes=failed.requested_bytes,
+        state=dict(results.failure.allocator),
+        lines=tuple(failure_lines(results)),
+        counted=counted,
+        capacity=capacity,
+        file=failed.site.file,
+    )
+
+
+def run_out_while_validating(*, with_gradients: bool = True, trains_in: str = "training") -> tuple[str, str, str]:
+    """A validation that adds up its losses: what is advised, what is to be tried first, and the advice read again.
+
+    Args:
+        with_gradients: Whether its calls record them; if not, memory ends at a request of its own.
+        trains_in: The mode that the training is in.
+    """
+    leave_bytes(0, 64 << 20)
+    model = nn.Sequential(nn.Linear(16, 1024), nn.GELU(), nn.Linear(1024, 16)).to("cuda:0")
+    model.train(trains_in == "training")
+    optimizer = torch.optim.SGD(model.parameters())
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        suppress(torch.OutOfMemoryError),
+        profile_training(model, optimizer, save_dir=folder, schedule=PLAN) as session,
+    ):
+        for _ in range(3):
+            model(torch.randn(32, 16, device="cuda:0")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+        model.eval()
+        total = torch.zeros((), device="cuda:0")
+        with torch.set_grad_enabled(with_gradients):
+            for _ in range(20):
+                total = total + model(torch.randn(1024, 16, device="cuda:0")).square().mean()
+        torch.empty(100 << 20, dtype=torch.uint8, device="cuda:0")
+    results: Any = session.results
+    again = results_of(kept_run(results)).failed_allocation.event
+    assert again is not None
+    first = results.failed_allocation.first.changes
+    return results.failed_allocation.event.advice, first[0].words if first else "", again.advice
+
+
+def multiply() -> tuple[list[tuple[str, str | None, str | None, int]], set[str], str]:
+    """Return a small layer's rows of scratch memory, the modules of all others, and sentences of the screen."""
+    model = nn.Sequential(nn.Linear(16, 16)).to("cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = usual_step(model, optimizer)
+    with tempfile.TemporaryDirectory() as folder, profile_training(model, optimizer, save_dir=folder) as session:
+        for index in range(8):
+            step(index)
+            session.step()
+    assert session.results is not None and session.results.findings is not None
+    cycle = session.results.findings.worst
+    is_scratch = [row.category == "WORKSPACE" for row in cycle.peak.rows]
+    rows = [row for row, chosen in zip(cycle.peak.rows, is_scratch, strict=True) if chosen]
+    others = {row.module or "" for row, chosen in zip(cycle.peak.rows, is_scratch, strict=True) if not chosen}
+    found = [(row.category, row.module, row.name, row.bytes) for row in rows]
+    return found, others, " ".join(parallelism_sentences(cycle))
+
+
+def history_of_somebody_else() -> tuple[bool, int]:
+    """Whether a history that the program records itself is still on behind a session, and its first entry there."""
+    record_from_start()
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    first = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
+    model = nn.Linear(16, 64, device="cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, usual_step(model, optimizer), optimizer)
+    entries = [entry for entry in torch.cuda.memory._snapshot()["device_traces"][0] if entry["action"] == "alloc"]
+    del first
+    return allocator_history_enabled(torch.device(DEVICES[0])), entries[0]["size"]
+
+
+def history_from_start() -> tuple[bool, dict[str, int], int]:
+    """Whether one that is on since before a session is still on behind it, and what had which line at a failure."""
+    record_from_start()
+    table = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
+    line = sys._getframe().f_lineno - 1
+    model = nn.Linear(16, 64, device="cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        suppress(torch.OutOfMemoryError),
+        profile_training(model, optimizer, save_dir=folder, schedule=Schedule(0, 0, 1, 1)) as session,
+    ):
+        model(torch.randn(32, 16, device="cuda:0"))
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
+    results: Any = session.results
+    rows = results.failed_allocation.in_use.rows
+    lines = {f"{row.category} {row.line}": row.bytes for row in rows if row.phase == "before recording"}
+    del table
+    return allocator_history_enabled(torch.device(DEVICES[0])), lines, line
+
+
+def run_out_behind_the_recorded_steps() -> tuple[int, bool]:
+    """In the step that a script's session has behind its cycles: its number, and whether the failure is explained."""
+    model = nn.Linear(16, 64, device="cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step, plan = usual_step(model, optimizer), Schedule(0, 1, 1, 2)
+    with (
+        suppress(torch.OutOfMemoryError),
+        ProfileSession(model, optimizer, schedule=plan, steps_are_found=True) as session,
+    ):
+        for index in range(plan.num_steps - 1):
+            step(index)
+            session.step()
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
+    return session.num_steps_done, session.failed_allocation is not None
+
+
+def run_out_behind_a_dropped_recording() -> tuple[int, int | None]:
+    """In the step whose recording was dropped for its imports: how many cycles are explained, and bytes asked for."""
+    model = nn.Linear(16, 64, device="cuda:0")
+    with (
+        suppress(torch.OutOfMemoryError),
+        ProfileSession(model, schedule=Schedule(0, 0, 2, 1), steps_are_found=True) as session,
+    ):
+        model(torch.ones(1, 16, device="cuda:0"))
+        for index in range(200):
+            with suppress(ImportError):
+                import_module(f"no_module_{index}")
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
+    failed = session.failed_allocation
+    return len(session.findings.cycles), failed.event.asked_bytes if failed is not None else None
+
+
+def begin_on_the_cpu() -> tuple[str, bool, tuple[str, ...]]:
+    """A model steps on the CPU, then another one on the device: which is explained, has it a history, and the notes."""
+    record_from_start()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        profile_training(nn.Linear(16, 8), save_dir=folder, schedule=Schedule(0, 0, 2, 1)) as session,
+    ):
+        for device in ("cpu", "cuda"):
+            model = nn.Linear(16, 64, device=device)
+            optimizer = torch.optim.Adam(model.parameters())
+            model(torch.randn(32, 16, device=device)).sum().backward()
+            optimizer.step()
+            session.step()
+    findings = session.results.findings
+    assert findings is not None
+    return findings.device, findings.worst.peak.allocator is not None, session.results.notes
+
+
+def train_on_the_cpu(freed: str, device: str | None = None) -> tuple[str, int]:
+    """While a tensor lies on the GPU, or after one that was read.
+
+    Args:
+        freed: When it is: `before`, `within` the step that is recorded, or `behind` it, where no step ends.
+
+    Returns:
+        The headline, and the bytes of the rows.
+    """
+    there = [torch.ones(4, device="cuda")]
+    float(there[0].sum())
+    if freed == "before":
+        there.clear()
+    model = nn.Linear(16, 64)
+    optimizer = torch.optim.Adam(model.parameters())
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        profile_training(model, optimizer, device=device, save_dir=folder, schedule=Schedule(0, 0, 1, 2)) as session,
+    ):
+        model(torch.randn(32, 16)).sum().backward()
+        if freed == "within":
+            there.clear()
+        optimizer.step()
+        session.step()
+        there.clear()
+    findings = session.results.findings
+    assert findings is not None
+    return headline(findings), sum(row.bytes for row in findings.worst.peak.rows)
+
+
+class PythonInBackward(torch.autograd.Function):
+    """Sends this process a signal in its own backward, where asked to, and then calls Python functions."""
+
+    signal_now: ClassVar[int | None] = None
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        """Return a copy."""
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Return the gradient, after the calls."""
+        number, PythonInBackward.signal_now = PythonInBackward.signal_now, None
+        if number is not None:
+            assert threading.current_thread() is not threading.main_thread(), "or there is nothing to be seen"
+            os.kill(os.getpid(), number)
+            for _ in range(20_000):
+                _function()
+        return gradients[0]
+
+
+def _function() -> None:
+    """Be called."""
+
+
+def sent_in_backward(number: int, raised: type[BaseException], *, is_handled_by_program: bool) -> tuple[int, set[str]]:
+    """Send a signal in the backward of a recorded step.
+
+    Returns:
+        Steps that ended before, and names of the files.
+    """
+
+    def limit(number: int, frame: object) -> None:
+        raise raised
+
+    before = signal.signal(number, limit) if is_handled_by_program else signal.getsignal(number)
+    model = nn.Linear(64, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters())
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with profile_training(
+                model, optimizer, save_dir=folder, schedule=Schedule(1, 1, 2, 1), screen="none"
+            ) as session:
+                for step in range(5):
+                    if step == 2:
+                        PythonInBackward.signal_now = number
+                    PythonInBackward.apply(model(torch.rand(8, 64, device="cuda"))).sum().backward()
+                    optimizer.step()
+                    session.step()
+        except raised:
+            pass
+        finally:
+            signal.signal(number, before)
+        return session.num_steps_done, {path.name for path in Path(folder).iterdir()}
+
+
+def rows_and_count(schedule: Schedule) -> list[tuple[int, int, int]]:
+    """Of each cycle its rows' bytes, its peak, and torch's highest counter over its steps.
+
+    The gradient of 4,096,000 bytes takes a hole of 4 MiB, of which the rest is too little to split off. It is in use at
+    the peak, in the next step's forward, and a recording of one step has not seen it being allocated.
+    """
+    model = nn.Linear(1024, 1000, bias=False).cuda()
+    hole, behind = (torch.empty(size, dtype=torch.uint8, device="cuda") for size in (4 << 20, 3 << 19))
+    del hole
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    counted: list[int] = []
+    with ProfileSession(model, optimizer, schedule=schedule) as session:
+        for _ in range(schedule.num_steps):
+            torch.cuda.reset_peak_memory_stats()
+            loss = model(torch.randn(64, 1024, device="cuda")).square().mean()
+            torch.empty(32 << 20, device="cuda")  # the peak
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            del loss
+            counted.append(torch.cuda.max_memory_allocated())
+            session.step()
+    del behind
+    length = schedule.num_wait_steps + schedule.num_warmup_steps + schedule.num_active_steps
+    found = []
+    for number, cycle in enumerate(session.findings.cycles):
+        recorded = counted[(number + 1) * length - schedule.num_active_steps : (number + 1) * length]
+        rows = sum(row.bytes for row in cycle.peak.rows)
+        found.append((rows, cycle.peak.allocator_peak_bytes, max(recorded)))
+    return found
+
+
+def all_schedules() -> dict[tuple[int, int], list[tuple[int, int, int]]]:
+    """The same for some numbers of steps and cycles."""
+    return {
+        (steps, cycles): rows_and_count(Schedule(1, 1, steps, cycles))
+        for steps, cycles in ((1, 1), (1, 4), (2, 1), (4, 2))
+    }
+
+
+def train_with_checkpointed_loss() -> list[str]:
+    """The failure of three steps whose loss is computed again in backward, and the notes."""
+    head = nn.Linear(512, 3000, bias=False, device="cuda")
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+
+    def loss_of(hidden: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(head(hidden), wanted)
+
+    with tempfile.TemporaryDirectory() as folder, profile_training(head, optimizer, save_dir=Path(folder)) as session:
+        for _ in range(3):
+            hidden = torch.randn(512, 512, device="cuda", requires_grad=True)
+            checkpoint(loss_of, hidden, torch.randint(0, 3000, (512,), device="cuda"), use_reentrant=False).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+    assert session.results is not None
+    return [str(session.results.failure), *session.results.notes]
+
 
 MIB = 1 << 20
 
@@ -31,13 +601,13 @@ def assert_laws(found: Told, device: int) -> None:
 
 def test_the_rows_sum_to_the_count_in_every_schedule(elsewhere: Elsewhere) -> None:
     """Of blocks from before a recording the history has what was requested, and a look what the allocator gave."""
-    for (steps, cycles), found in elsewhere(jobs_sessions.all_schedules).items():
+    for (steps, cycles), found in elsewhere(all_schedules).items():
         assert len(found) == cycles
         assert all(rows == peak == counted for rows, peak, counted in found), (steps, cycles, found)
 
 
 def test_the_workspace_of_cublas_is_no_modules_and_said_not_to_grow(elsewhere: Elsewhere) -> None:
-    rows, other_rows, screen = elsewhere(jobs_sessions.multiply)
+    rows, other_rows, screen = elsewhere(multiply)
     if are_workspaces_kept():
         assert rows == [] and "cuBLAS" not in screen
         return
@@ -48,13 +618,13 @@ def test_the_workspace_of_cublas_is_no_modules_and_said_not_to_grow(elsewhere: E
 
 def test_a_checkpointed_loss_goes_through_beside_a_history_with_stacks_of_frees(elsewhere: Elsewhere) -> None:
     """With torch 2.11 such a stack loses the error by which a recomputation ends: the backward would raise another."""
-    failure, *notes = elsewhere(jobs_sessions.train_with_checkpointed_loss)
+    failure, *notes = elsewhere(train_with_checkpointed_loss)
     assert failure == "None", notes
 
 
 def test_of_two_devices_the_one_that_holds_most_is_explained_and_the_other_named(elsewhere: Elsewhere) -> None:
     """A small first layer, which has the first parameter, and large ones on the other device."""
-    found = elsewhere(jobs_sessions.train_split, 8, 4096)
+    found = elsewhere(train_split, 8, 4096)
     assert_laws(found, 1)
     assert found.other_devices == {"cuda:0": found.counted[0]}
     (note,) = (note for note in found.notes if "Other devices" in note)
@@ -64,31 +634,31 @@ def test_of_two_devices_the_one_that_holds_most_is_explained_and_the_other_named
 
 
 def test_a_device_that_was_named_is_explained_whatever_others_hold(elsewhere: Elsewhere) -> None:
-    found = elsewhere(jobs_sessions.train_split, 8, 4096, device="cuda:0")
+    found = elsewhere(train_split, 8, 4096, device="cuda:0")
     assert_laws(found, 0)
     assert found.other_devices == {"cuda:1": found.counted[1]}
 
 
 def test_a_model_split_over_both(elsewhere: Elsewhere) -> None:
-    found = elsewhere(jobs_sessions.train_split, 8192, 8, 4096)
+    found = elsewhere(train_split, 8192, 8, 4096)
     assert_laws(found, 0)
     assert found.by_category["PARAMETER"] > 0 and found.by_category["OPTIMIZER_STATE"] > 0
     assert "BEFORE_RECORDING" not in found.by_category and "UNKNOWN" not in found.by_category
 
 
 def test_an_embedding_on_the_cpu_makes_no_run_of_the_cpu(elsewhere: Elsewhere) -> None:
-    assert_laws(elsewhere(jobs_sessions.train_behind_an_embedding_on_the_cpu), 0)
+    assert_laws(elsewhere(train_behind_an_embedding_on_the_cpu), 0)
 
 
 def test_a_device_without_a_number_is_the_current_one(elsewhere: Elsewhere) -> None:
-    found, alone = elsewhere(jobs_sessions.train_on_the_current_device)
+    found, alone = elsewhere(train_on_the_current_device)
     assert_laws(found, 1)
     assert alone == "cuda:1"
 
 
 def test_steps_that_allocate_nothing_are_told_what_the_device_holds(elsewhere: Elsewhere) -> None:
     """Weight and bias of 4096 and 256 bytes, and 20,000 bytes that a local variable holds, rounded up to 20,480."""
-    found = elsewhere(jobs_sessions.train_without_allocating)
+    found = elsewhere(train_without_allocating)
     assert_laws(found, 0)
     assert found.peak_bytes == 4096 + 512 + 20480
     assert found.by_category == {"HELD": 20480, "PARAMETER": 4608}
@@ -97,14 +667,14 @@ def test_steps_that_allocate_nothing_are_told_what_the_device_holds(elsewhere: E
 @pytest.mark.parametrize("step", [0, 2])
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
 def test_out_of_memory_is_explained_with_the_allocators_numbers(elsewhere: Elsewhere, where: str, step: int) -> None:
-    found = elsewhere(jobs_sessions.run_out_in, where, step)
+    found = elsewhere(run_out_in, where, step)
     assert found.device == "cuda:0"
     assert found.asked_bytes == 100 * MIB
     assert found.allocated_bytes == found.counted["allocated"]
     assert found.reserved_bytes == found.counted["reserved"]
     assert found.group_bytes == found.requested_bytes == found.counted["requested"]
     assert found.device_free_bytes == found.capacity - found.reserved_bytes == found.state["free on the device"]
-    assert found.file is not None and found.file.endswith("jobs_sessions.py")
+    assert found.file is not None and found.file.endswith("test_sessions.py")
     kinds = {kind for kind, _ in found.groups}
     assert "parameter" in kinds
     if step == 2:  # recorded: what each block is, is known from the recording
@@ -117,7 +687,7 @@ def test_out_of_memory_is_explained_with_the_allocators_numbers(elsewhere: Elsew
 
 
 def test_out_of_memory_on_the_second_device_is_about_that_one(elsewhere: Elsewhere) -> None:
-    found = elsewhere(jobs_sessions.run_out_in, "forward", 2, on=1)
+    found = elsewhere(run_out_in, "forward", 2, on=1)
     assert found.asked_bytes == 100 * MIB
     assert (found.allocated_bytes, found.reserved_bytes) == (0, 0)
     assert found.device_free_bytes == found.state["free on the device"] == 64 * MIB
@@ -125,35 +695,35 @@ def test_out_of_memory_on_the_second_device_is_about_that_one(elsewhere: Elsewhe
 
 
 def test_a_history_of_somebody_elses_is_left_on(elsewhere: Elsewhere) -> None:
-    assert elsewhere(jobs_sessions.history_of_somebody_else) == (True, 12345)
+    assert elsewhere(history_of_somebody_else) == (True, 12345)
 
 
 def test_a_history_that_is_on_from_the_start_ends_with_the_first_session(elsewhere: Elsewhere) -> None:
-    is_on, lines, line_of_table = elsewhere(jobs_sessions.history_from_start)
+    is_on, lines, line_of_table = elsewhere(history_from_start)
     assert not is_on and lines[f"HELD {line_of_table}"] == 12800  # 12,345, rounded
 
 
 def test_a_failure_right_behind_the_recorded_steps_is_explained(elsewhere: Elsewhere) -> None:
-    assert elsewhere(jobs_sessions.run_out_behind_the_recorded_steps) == (4, True)
+    assert elsewhere(run_out_behind_the_recorded_steps) == (4, True)
 
 
 def test_a_failure_behind_a_recording_that_was_dropped_is_explained(elsewhere: Elsewhere) -> None:
-    assert elsewhere(jobs_sessions.run_out_behind_a_dropped_recording) == (1, 1 << 40)
+    assert elsewhere(run_out_behind_a_dropped_recording) == (1, 1 << 40)
 
 
 def test_a_session_that_begins_on_the_cpu_goes_over_to_the_history_of_the_gpu(elsewhere: Elsewhere) -> None:
-    device, has_history, notes = elsewhere(jobs_sessions.begin_on_the_cpu)
+    device, has_history, notes = elsewhere(begin_on_the_cpu)
     assert (device, has_history) == ("cuda:0", True)
     assert not any("does not offer" in note for note in notes)
 
 
 def test_training_on_the_cpu_beside_a_tensor_of_the_gpu_and_after_it(elsewhere: Elsewhere) -> None:
     """The view of all memory, by which the null GPU reads values, is no memory of the CPU's."""
-    beside, num_bytes = elsewhere(jobs_sessions.train_on_the_cpu, "behind")
+    beside, num_bytes = elsewhere(train_on_the_cpu, "behind")
     assert beside.startswith("Peak: 512 B on cuda:0 ") and num_bytes == 512
-    after, num_bytes = elsewhere(jobs_sessions.train_on_the_cpu, "before")
+    after, num_bytes = elsewhere(train_on_the_cpu, "before")
     assert " on cpu in " in after and 0 < num_bytes < MIB
-    named, num_bytes = elsewhere(jobs_sessions.train_on_the_cpu, "within", device="cuda")
+    named, num_bytes = elsewhere(train_on_the_cpu, "within", device="cuda")
     assert named.startswith("The recorded steps allocated nothing on cuda:0.") and num_bytes == 0
 
 
@@ -166,14 +736,14 @@ def test_training_on_the_cpu_beside_a_tensor_of_the_gpu_and_after_it(elsewhere: 
 )
 def test_a_validation_with_gradients_on_is_told_of_no_grad(mode: str, cause: str, elsewhere: Elsewhere) -> None:
     """First of all, by a replay without what it keeps, and again where a kept recording is read; in whatever mode."""
-    advice, first, again = elsewhere(jobs_sessions.run_out_while_validating, trains_in=mode)
+    advice, first, again = elsewhere(run_out_while_validating, trains_in=mode)
     assert re.search(cause, advice)
     assert first.startswith("evaluate under `with torch.no_grad():`")
     assert again == advice
 
 
 def test_nothing_is_said_of_it_without_gradients(elsewhere: Elsewhere) -> None:
-    advice, first, again = elsewhere(jobs_sessions.run_out_while_validating, with_gradients=False)
+    advice, first, again = elsewhere(run_out_while_validating, with_gradients=False)
     assert "no_grad" not in advice + first
     assert again == advice
 
@@ -190,8 +760,6 @@ def test_a_signal_while_autograds_thread_runs_python_ends_the_step_and_not_the_r
     number: int, raised: type[BaseException], is_handled_by_program: bool, elsewhere: Elsewhere
 ) -> None:
     """CPython 3.11 would run that thread in circles until the main thread, which waits for it, has run the handler."""
-    num_steps, files = elsewhere(
-        jobs_sessions.sent_in_backward, number, raised, is_handled_by_program=is_handled_by_program
-    )
+    num_steps, files = elsewhere(sent_in_backward, number, raised, is_handled_by_program=is_handled_by_program)
     assert num_steps == 2
     assert {"peak.json", "memory_timeline.html", "memory_snapshot.pkl"} <= files
