@@ -46,19 +46,16 @@ class OwnFolder:
 
     def take(self) -> Path:
         """Lock the folder, or one of its own below it if another session has it; returns the one locked."""
-        with own_files():
-            return self._take()
-
-    def _take(self) -> Path:
         path = self.path
-        if not self._has_locked(path):
-            self.is_another = True
-            path /= f"process{os.getpid()}"
-            number = 1
-            while not self._has_locked(path):
-                number += 1
-                path = path.with_name(f"process{os.getpid()}_{number}")
-            self._path = AnchoredPath(path)
+        with own_files():
+            if not self._has_locked(path):
+                self.is_another = True
+                path /= f"process{os.getpid()}"
+                number = 1
+                while not self._has_locked(path):
+                    number += 1
+                    path = path.with_name(f"process{os.getpid()}_{number}")
+                self._path = AnchoredPath(path)
         return path
 
     def _has_locked(self, path: Path) -> bool:
