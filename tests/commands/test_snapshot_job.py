@@ -133,7 +133,7 @@ def test_a_dask_cluster_finds_what_this_machine_finds(tmp_path: Path) -> None:
     files = recordings([job(tmp_path / "job")])
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
         there = read_job(files, dask=cluster.scheduler_address)
-    here = read_job(files, num_processes=1)
+    here = read_job(files)
     assert sorted(there, key=lambda one: one.file) == sorted(here, key=lambda one: one.file)
 
 
@@ -150,9 +150,10 @@ def test_planted_ranks_are_found_and_a_broken_file_costs_only_itself(tmp_path: P
     assert "is truncated" in broken["problem"]
 
 
-def test_a_process_that_dies_costs_only_its_own_rank(tmp_path: Path) -> None:
+def test_a_process_that_dies_costs_only_its_own_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "num_processes_for", lambda files: 2)
     files = recordings([job(tmp_path / "job")])[1:6]
-    found = read_job(files, num_processes=2, read=dying_reader)
+    found = read_job(files, read=dying_reader)
     problems = {one.rank: one.problem for one in found if one.problem}
     assert {one.rank for one in found} == {1, 2, 3, 4, 5} and problems.keys() == {3, 5}
     assert problems[3] == "The process that read it has died."

@@ -90,7 +90,6 @@ def read_job(
     *,
     device: int | None = None,
     dask: str | None = None,
-    num_processes: int | None = None,
     read: Reader = read_rank,
 ) -> list[RankPeak]:
     """Read all ranks.
@@ -98,11 +97,10 @@ def read_job(
     Args:
         files: Recordings. Of a Dask cluster the workers have to see them under the same paths.
         dask: Address of a Dask scheduler; without one the processes are this machine's.
-        num_processes: How many at once; by default as many as there are cores, and memory for.
     """
     # Addresses of files are relative to this process's folder, which a worker elsewhere need not have.
     left = [str(path.absolute()) if dask is not None else str(path) for path in files]
-    at_once = num_processes or num_processes_for(files)
+    at_once = num_processes_for(files)
     peaks: list[RankPeak] = []
     is_first = True
     while left:
