@@ -63,332 +63,279 @@ def classified(*blocks: dict[str, Any], rules: Any = RULES) -> list[tuple[Kind, 
 
 
 # One row per rule, in the table's order: blocks that this rule decides, and what they are.
-EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
+EXAMPLES: tuple[tuple[Any, ...], ...] = (
     (
         Evidence.HELD_OBJECT,
-        [
-            ({"role": Role.PARAMETER}, Kind.PARAMETER),
-            ({"role": Role.BUFFER}, Kind.BUFFER),
-            ({"role": Role.GRADIENT, **FORWARD}, Kind.GRADIENT),
-            ({"role": Role.OPTIMIZER_STATE, "category": Category.TEMPORARY}, Kind.OPTIMIZER_STATE),
-            ({"role": Role.INPUT, **BEFORE}, Kind.INPUT),
-            # Somebody said that it is the batch, whatever it was computed from.
-            ({"role": Role.INPUT, "is_computed": True}, Kind.INPUT),
-            ({"role": Role.INPUT, **BEFORE, "is_source": True}, Kind.INPUT),
-            # numpy made it in the step, and the model is called with it.
-            ({"role": Role.ARGUMENT, **BEFORE, "is_made_unseen": True}, Kind.INPUT),
-            ({"role": Role.ARGUMENT, "used_by_backward": True}, Kind.INPUT),
-            # What FSDP reduced gradients to is the gradient of its shard; a view of DDP's bucket is one too.
-            ({"role": Role.GRADIENT, **BACKWARD, "is_of_collective": True}, Kind.GRADIENT),
-            # A leaf of nobody's is a parameter if it is trained, else points at which something is asked to hold.
-            ({"role": Role.LEAF, **BEFORE, "is_trained": True, "is_over": True}, Kind.PARAMETER),
-            ({"role": Role.LEAF, **BEFORE}, Kind.INPUT),
-        ],
+        ({"role": Role.PARAMETER}, Kind.PARAMETER),
+        ({"role": Role.BUFFER}, Kind.BUFFER),
+        ({"role": Role.GRADIENT, **FORWARD}, Kind.GRADIENT),
+        ({"role": Role.OPTIMIZER_STATE, "category": Category.TEMPORARY}, Kind.OPTIMIZER_STATE),
+        ({"role": Role.INPUT, **BEFORE}, Kind.INPUT),
+        # Somebody said that it is the batch, whatever it was computed from.
+        ({"role": Role.INPUT, "is_computed": True}, Kind.INPUT),
+        ({"role": Role.INPUT, **BEFORE, "is_source": True}, Kind.INPUT),
+        # numpy made it in the step, and the model is called with it.
+        ({"role": Role.ARGUMENT, **BEFORE, "is_made_unseen": True}, Kind.INPUT),
+        ({"role": Role.ARGUMENT, "used_by_backward": True}, Kind.INPUT),
+        # What FSDP reduced gradients to is the gradient of its shard; a view of DDP's bucket is one too.
+        ({"role": Role.GRADIENT, **BACKWARD, "is_of_collective": True}, Kind.GRADIENT),
+        # A leaf of nobody's is a parameter if it is trained, else points at which something is asked to hold.
+        ({"role": Role.LEAF, **BEFORE, "is_trained": True, "is_over": True}, Kind.PARAMETER),
+        ({"role": Role.LEAF, **BEFORE}, Kind.INPUT),
     ),
     (
         Evidence.OF_COLLECTIVE,
-        [
-            ({**FORWARD, "is_of_collective": True, "freed": Phase.BACKWARD}, Kind.COMMUNICATION),
-            # A module has what FSDP has gathered as its parameters, and what another stage has sent as its argument.
-            ({**FORWARD, "is_of_collective": True, "role": Role.PARAMETER}, Kind.COMMUNICATION),
-            ({"is_of_collective": True, "role": Role.ARGUMENT}, Kind.COMMUNICATION),
-            # A module lists what FSDP has gathered as its parameters.
-            ({"is_of_collective": True, "is_listed": True, "category": Category.PARAMETER}, Kind.COMMUNICATION),
-            ({**BACKWARD, "is_of_collective": True}, Kind.COMMUNICATION),
-            # The weights of a recurrent layer, which FSDP gathers as bytes.
-            ({**FORWARD, "is_of_collective": True, "is_dropout_state": True}, Kind.COMMUNICATION),
-            # A graph from before the recording keeps what was gathered for it.
-            ({**FORWARD, "is_of_collective": True, "role": Role.SAVED}, Kind.COMMUNICATION),
-        ],
+        ({**FORWARD, "is_of_collective": True, "freed": Phase.BACKWARD}, Kind.COMMUNICATION),
+        # A module has what FSDP has gathered as its parameters, and what another stage has sent as its argument.
+        ({**FORWARD, "is_of_collective": True, "role": Role.PARAMETER}, Kind.COMMUNICATION),
+        ({"is_of_collective": True, "role": Role.ARGUMENT}, Kind.COMMUNICATION),
+        # A module lists what FSDP has gathered as its parameters.
+        ({"is_of_collective": True, "is_listed": True, "category": Category.PARAMETER}, Kind.COMMUNICATION),
+        ({**BACKWARD, "is_of_collective": True}, Kind.COMMUNICATION),
+        # The weights of a recurrent layer, which FSDP gathers as bytes.
+        ({**FORWARD, "is_of_collective": True, "is_dropout_state": True}, Kind.COMMUNICATION),
+        # A graph from before the recording keeps what was gathered for it.
+        ({**FORWARD, "is_of_collective": True, "role": Role.SAVED}, Kind.COMMUNICATION),
     ),
     (
         Evidence.LIBRARYS_STATE,
-        [
-            # Used beside parameters, as a batch is.
-            ({**BEFORE, **INPUT, "is_target": True, "is_dropout_state": True}, Kind.WORKSPACE),
-            ({"role": Role.SAVED, **BEFORE, "is_dropout_state": True}, Kind.WORKSPACE),
-        ],
+        # Used beside parameters, as a batch is.
+        ({**BEFORE, **INPUT, "is_target": True, "is_dropout_state": True}, Kind.WORKSPACE),
+        ({"role": Role.SAVED, **BEFORE, "is_dropout_state": True}, Kind.WORKSPACE),
     ),
     (
         Evidence.HELD_BY_GRAPH,
-        [
-            ({"role": Role.SAVED, **BEFORE}, Kind.ACTIVATION),
-            ({"role": Role.SAVED, **BEFORE, "is_made_unseen": True, "used_by_backward": True}, Kind.ACTIVATION),
-        ],
+        ({"role": Role.SAVED, **BEFORE}, Kind.ACTIVATION),
+        ({"role": Role.SAVED, **BEFORE, "is_made_unseen": True, "used_by_backward": True}, Kind.ACTIVATION),
     ),
     (
         Evidence.LIBRARYS,
-        [
-            ({"role": Role.WORKSPACE, **BEFORE, "has_tensor": False}, Kind.WORKSPACE),
-            ({"role": Role.WORKSPACE, **FORWARD, "has_tensor": False}, Kind.WORKSPACE),
-            # As large as a tensor that an operator uses, which NEARLY has.
-            ({"role": Role.WORKSPACE, **FORWARD, "used_by_backward": True, "has_tensor": False}, Kind.WORKSPACE),
-        ],
+        ({"role": Role.WORKSPACE, **BEFORE, "has_tensor": False}, Kind.WORKSPACE),
+        ({"role": Role.WORKSPACE, **FORWARD, "has_tensor": False}, Kind.WORKSPACE),
+        # As large as a tensor that an operator uses, which NEARLY has.
+        ({"role": Role.WORKSPACE, **FORWARD, "used_by_backward": True, "has_tensor": False}, Kind.WORKSPACE),
     ),
-    (Evidence.DATA_FLOW, [({**BEFORE, "category": Category.PARAMETER, "names_no_parameter": True}, Kind.PARAMETER)]),
+    (Evidence.DATA_FLOW, ({**BEFORE, "category": Category.PARAMETER, "names_no_parameter": True}, Kind.PARAMETER)),
     (
         Evidence.DATA_FLOW,
-        [
-            ({**BEFORE, **INPUT, "is_target": True}, Kind.INPUT),
-            ({**BEFORE, **INPUT, "is_target": True}, Kind.INPUT),
-            # numpy's, as a target.
-            ({**BEFORE, **INPUT, "is_target": True, "is_made_unseen": True, "used_by_backward": True}, Kind.INPUT),
-        ],
+        ({**BEFORE, **INPUT, "is_target": True}, Kind.INPUT),
+        ({**BEFORE, **INPUT, "is_target": True}, Kind.INPUT),
+        # numpy's, as a target.
+        ({**BEFORE, **INPUT, "is_target": True, "is_made_unseen": True, "used_by_backward": True}, Kind.INPUT),
     ),
     (
         Evidence.GIVEN_TO_REDUCER,
-        [
-            # A communication hook has seen it, and C++ keeps its tensor of Python's.
-            ({**BEFORE, "is_given_to_reducer": True, "is_reached": True}, Kind.COMMUNICATION),
-            # Nobody has seen it.
-            ({**BEFORE, "is_given_to_reducer": True}, Kind.COMMUNICATION),
-            (
-                {**BEFORE, "is_given_to_reducer": True, "is_made_unseen": True, "used_by_backward": True},
-                Kind.COMMUNICATION,
-            ),
-        ],
+        # A communication hook has seen it, and C++ keeps its tensor of Python's.
+        ({**BEFORE, "is_given_to_reducer": True, "is_reached": True}, Kind.COMMUNICATION),
+        # Nobody has seen it.
+        ({**BEFORE, "is_given_to_reducer": True}, Kind.COMMUNICATION),
+        (
+            {**BEFORE, "is_given_to_reducer": True, "is_made_unseen": True, "used_by_backward": True},
+            Kind.COMMUNICATION,
+        ),
     ),
-    (Evidence.UNSEEN_SAVED, [({**BEFORE, "is_made_unseen": True, "used_by_backward": True, **INPUT}, Kind.ACTIVATION)]),
+    (Evidence.UNSEEN_SAVED, ({**BEFORE, "is_made_unseen": True, "used_by_backward": True, **INPUT}, Kind.ACTIVATION)),
     (
         Evidence.UNSEEN,
-        [
-            ({**BEFORE, "is_made_unseen": True}, Kind.UNKNOWN),
-            # torch takes what another thread has made for an input.
-            ({**BEFORE, "is_made_unseen": True, **INPUT}, Kind.UNKNOWN),
-            # It was made during the recording: no weight of a model from before.
-            (
-                {**BEFORE, "is_made_unseen": True, "category": Category.PARAMETER, "names_no_parameter": True},
-                Kind.UNKNOWN,
-            ),
-            ({**BEFORE, "is_made_unseen": True, "category": Category.GRADIENT, "is_listed": True}, Kind.UNKNOWN),
-            ({**BEFORE, "is_made_unseen": True, "is_taken_over_by_compiled": True}, Kind.UNKNOWN),
-            ({**BEFORE, "is_made_unseen": True, "is_recomputed_by_compiled": True}, Kind.UNKNOWN),
-        ],
+        ({**BEFORE, "is_made_unseen": True}, Kind.UNKNOWN),
+        # torch takes what another thread has made for an input.
+        ({**BEFORE, "is_made_unseen": True, **INPUT}, Kind.UNKNOWN),
+        # It was made during the recording: no weight of a model from before.
+        (
+            {**BEFORE, "is_made_unseen": True, "category": Category.PARAMETER, "names_no_parameter": True},
+            Kind.UNKNOWN,
+        ),
+        ({**BEFORE, "is_made_unseen": True, "category": Category.GRADIENT, "is_listed": True}, Kind.UNKNOWN),
+        ({**BEFORE, "is_made_unseen": True, "is_taken_over_by_compiled": True}, Kind.UNKNOWN),
+        ({**BEFORE, "is_made_unseen": True, "is_recomputed_by_compiled": True}, Kind.UNKNOWN),
     ),
     (
         Evidence.COMPILED_RECOMPUTED,
-        [
-            ({**BACKWARD, "is_recomputed_by_compiled": True}, Kind.ACTIVATION),
-            # Also where the compiled backward puts it into memory of forward's.
-            ({**FORWARD, "is_recomputed_by_compiled": True, "is_taken_over_by_compiled": True}, Kind.ACTIVATION),
-        ],
+        ({**BACKWARD, "is_recomputed_by_compiled": True}, Kind.ACTIVATION),
+        # Also where the compiled backward puts it into memory of forward's.
+        ({**FORWARD, "is_recomputed_by_compiled": True, "is_taken_over_by_compiled": True}, Kind.ACTIVATION),
     ),
     (
         Evidence.COMPILED_TAKEN_OVER,
-        [
-            ({**FORWARD, "is_taken_over_by_compiled": True, "used_by_backward": True}, Kind.AUTOGRAD_DETAIL),
-            ({**FORWARD, "is_taken_over_by_compiled": True, "is_saved_by_compiled": True}, Kind.AUTOGRAD_DETAIL),
-            # Backward has put the gradient of a parameter there.
-            ({**FORWARD, "is_taken_over_by_compiled": True, "is_gradient": True}, Kind.GRADIENT),
-        ],
+        ({**FORWARD, "is_taken_over_by_compiled": True, "used_by_backward": True}, Kind.AUTOGRAD_DETAIL),
+        ({**FORWARD, "is_taken_over_by_compiled": True, "is_saved_by_compiled": True}, Kind.AUTOGRAD_DETAIL),
+        # Backward has put the gradient of a parameter there.
+        ({**FORWARD, "is_taken_over_by_compiled": True, "is_gradient": True}, Kind.GRADIENT),
     ),
     (
         Evidence.COMPILED_SAVED,
-        [
-            ({**FORWARD, "is_saved_by_compiled": True, "has_tensor": False}, Kind.ACTIVATION),
-            ({"is_saved_by_compiled": True, "is_listed": True, "category": Category.PARAMETER}, Kind.ACTIVATION),
-            ({**FORWARD, "is_saved_by_compiled": True}, Kind.ACTIVATION),
-            # A compiled step function is called outside of all modules.
-            ({"is_saved_by_compiled": True, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION),
-        ],
+        ({**FORWARD, "is_saved_by_compiled": True, "has_tensor": False}, Kind.ACTIVATION),
+        ({"is_saved_by_compiled": True, "is_listed": True, "category": Category.PARAMETER}, Kind.ACTIVATION),
+        ({**FORWARD, "is_saved_by_compiled": True}, Kind.ACTIVATION),
+        # A compiled step function is called outside of all modules.
+        ({"is_saved_by_compiled": True, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION),
     ),
     (
         Evidence.LISTED,
-        [
-            ({**BEFORE, "category": Category.PARAMETER, "is_listed": True}, Kind.PARAMETER),
-            ({"category": Category.PARAMETER, "is_listed": True}, Kind.PARAMETER),
-            ({**BEFORE, "category": Category.OPTIMIZER_STATE, "is_listed": True}, Kind.OPTIMIZER_STATE),
-            ({**BEFORE, "category": Category.PARAMETER, "is_listed": True, "is_reached": True}, Kind.PARAMETER),
-        ],
+        ({**BEFORE, "category": Category.PARAMETER, "is_listed": True}, Kind.PARAMETER),
+        ({"category": Category.PARAMETER, "is_listed": True}, Kind.PARAMETER),
+        ({**BEFORE, "category": Category.OPTIMIZER_STATE, "is_listed": True}, Kind.OPTIMIZER_STATE),
+        ({**BEFORE, "category": Category.PARAMETER, "is_listed": True, "is_reached": True}, Kind.PARAMETER),
     ),
     (
         Evidence.REACHED,
-        [
-            ({**BEFORE, **INPUT, "is_reached": True}, Kind.HELD),
-            # A metric that the program has reduced over all ranks.
-            ({**BEFORE, "is_reached": True}, Kind.HELD),
-        ],
+        ({**BEFORE, **INPUT, "is_reached": True}, Kind.HELD),
+        # A metric that the program has reduced over all ranks.
+        ({**BEFORE, "is_reached": True}, Kind.HELD),
     ),
     (
         Evidence.SEEN_BEFORE,
-        [
-            (BEFORE, Kind.BEFORE_RECORDING),
-            # A data set, of which batches are taken.
-            ({**BEFORE, **INPUT}, Kind.BEFORE_RECORDING),
-            # A queue of keys beside the network: torch's data flow takes it for a parameter.
-            ({**BEFORE, "category": Category.PARAMETER}, Kind.BEFORE_RECORDING),
-            # The batch of an earlier step.
-            ({**BEFORE, "role": Role.ARGUMENT, "is_over": True}, Kind.BEFORE_RECORDING),
-        ],
+        (BEFORE, Kind.BEFORE_RECORDING),
+        # A data set, of which batches are taken.
+        ({**BEFORE, **INPUT}, Kind.BEFORE_RECORDING),
+        # A queue of keys beside the network: torch's data flow takes it for a parameter.
+        ({**BEFORE, "category": Category.PARAMETER}, Kind.BEFORE_RECORDING),
+        # The batch of an earlier step.
+        ({**BEFORE, "role": Role.ARGUMENT, "is_over": True}, Kind.BEFORE_RECORDING),
     ),
     (
         Evidence.NO_TENSOR,
-        [
-            ({**FORWARD, "freed": Phase.FORWARD, "has_tensor": False, "freed_by_maker": True}, Kind.WORKSPACE),
-            # AccumulateGrad's own scratch memory is no gradient.
-            (
-                {**BACKWARD, "freed": Phase.BACKWARD, "has_tensor": False, "freed_by_maker": True, "is_gradient": True},
-                Kind.WORKSPACE,
-            ),
-        ],
+        ({**FORWARD, "freed": Phase.FORWARD, "has_tensor": False, "freed_by_maker": True}, Kind.WORKSPACE),
+        # AccumulateGrad's own scratch memory is no gradient.
+        (
+            {**BACKWARD, "freed": Phase.BACKWARD, "has_tensor": False, "freed_by_maker": True, "is_gradient": True},
+            Kind.WORKSPACE,
+        ),
     ),
     (
         Evidence.FREED_BY_MAKER,
-        [
-            (
-                {
-                    **FORWARD,
-                    "has_tensor": False,
-                    "freed_by_maker": True,
-                    "freed": Phase.FORWARD,
-                    "is_without_grad": True,
-                    "knows_uses": False,
-                },
-                Kind.TEMPORARY,
-            ),
-            # In backward it may be a gradient of an activation, and nothing shows it.
-            (
-                {**BACKWARD, "has_tensor": False, "freed_by_maker": True, "freed": Phase.BACKWARD, "knows_uses": False},
-                Kind.TEMPORARY,
-            ),
-        ],
+        (
+            {
+                **FORWARD,
+                "has_tensor": False,
+                "freed_by_maker": True,
+                "freed": Phase.FORWARD,
+                "is_without_grad": True,
+                "knows_uses": False,
+            },
+            Kind.TEMPORARY,
+        ),
+        # In backward it may be a gradient of an activation, and nothing shows it.
+        (
+            {**BACKWARD, "has_tensor": False, "freed_by_maker": True, "freed": Phase.BACKWARD, "knows_uses": False},
+            Kind.TEMPORARY,
+        ),
     ),
-    (Evidence.ACCUMULATED, [({**BACKWARD, "is_gradient": True, "is_recomputed": True, **INPUT}, Kind.GRADIENT)]),
+    (Evidence.ACCUMULATED, ({**BACKWARD, "is_gradient": True, "is_recomputed": True, **INPUT}, Kind.GRADIENT)),
     (
         Evidence.RECOMPUTED,
-        [
-            ({**BACKWARD, "is_recomputed": True, "category": Category.AUTOGRAD_DETAIL}, Kind.ACTIVATION),
-            ({**BACKWARD, "is_recomputed": True, "used_by_later_backward": True}, Kind.ACTIVATION),
-        ],
+        ({**BACKWARD, "is_recomputed": True, "category": Category.AUTOGRAD_DETAIL}, Kind.ACTIVATION),
+        ({**BACKWARD, "is_recomputed": True, "used_by_later_backward": True}, Kind.ACTIVATION),
     ),
-    (Evidence.LATER_BACKWARD, [({**BACKWARD, "used_by_later_backward": True}, Kind.ACTIVATION)]),
+    (Evidence.LATER_BACKWARD, ({**BACKWARD, "used_by_later_backward": True}, Kind.ACTIVATION)),
     (
         Evidence.FREED_BY_ZERO_GRAD,
-        [
-            ({**BACKWARD, **TRACED, "freed_by_zero_grad": True}, Kind.GRADIENT),
-            ({**BACKWARD, **TRACED, **LEFT, "freed_by_zero_grad": True}, Kind.GRADIENT),
-        ],
+        ({**BACKWARD, **TRACED, "freed_by_zero_grad": True}, Kind.GRADIENT),
+        ({**BACKWARD, **TRACED, **LEFT, "freed_by_zero_grad": True}, Kind.GRADIENT),
     ),
-    (Evidence.BACKWARD_TO_STEP, [({**BACKWARD, **TRACED, **LEFT}, Kind.GRADIENT)]),
+    (Evidence.BACKWARD_TO_STEP, ({**BACKWARD, **TRACED, **LEFT}, Kind.GRADIENT)),
     (
         Evidence.MADE_IN_BACKWARD,
-        [
-            (BACKWARD, Kind.AUTOGRAD_DETAIL),
-            # What compiled code makes on its way through backward, no operator is given.
-            (
-                {**BACKWARD, "has_tensor": False, "freed_by_maker": True, "is_compiled_buffer": True},
-                Kind.AUTOGRAD_DETAIL,
-            ),
-            # Siblings are one kind, whichever of them torch saw one node make and free.
-            ({**BACKWARD, "category": Category.TEMPORARY}, Kind.AUTOGRAD_DETAIL),
-            ({**BACKWARD, "category": Category.GRADIENT}, Kind.AUTOGRAD_DETAIL),
-            ({**BACKWARD, **INPUT, "is_source": True}, Kind.AUTOGRAD_DETAIL),
-            ({**BACKWARD, "used_by_backward": True}, Kind.AUTOGRAD_DETAIL),
-        ],
+        (BACKWARD, Kind.AUTOGRAD_DETAIL),
+        # What compiled code makes on its way through backward, no operator is given.
+        (
+            {**BACKWARD, "has_tensor": False, "freed_by_maker": True, "is_compiled_buffer": True},
+            Kind.AUTOGRAD_DETAIL,
+        ),
+        # Siblings are one kind, whichever of them torch saw one node make and free.
+        ({**BACKWARD, "category": Category.TEMPORARY}, Kind.AUTOGRAD_DETAIL),
+        ({**BACKWARD, "category": Category.GRADIENT}, Kind.AUTOGRAD_DETAIL),
+        ({**BACKWARD, **INPUT, "is_source": True}, Kind.AUTOGRAD_DETAIL),
+        ({**BACKWARD, "used_by_backward": True}, Kind.AUTOGRAD_DETAIL),
     ),
     (
         Evidence.OPTIMIZER_KEPT,
-        [(OPTIMIZER, Kind.OPTIMIZER_STATE), ({**OPTIMIZER, "freed": Phase.OPTIMIZER}, Kind.OPTIMIZER_STATE)],
+        (OPTIMIZER, Kind.OPTIMIZER_STATE),
+        ({**OPTIMIZER, "freed": Phase.OPTIMIZER}, Kind.OPTIMIZER_STATE),
     ),
     (
         Evidence.WITHIN_OPTIMIZER,
-        [
-            ({**OPTIMIZER, "freed": Phase.OPTIMIZER, "outlived_step": False}, Kind.TEMPORARY),
-            ({**OPTIMIZER, "freed": Phase.BACKWARD, "outlived_step": False, **INPUT}, Kind.TEMPORARY),
-            ({**OPTIMIZER, "outlived_step": False, **INPUT, "is_source": True}, Kind.TEMPORARY),
-        ],
+        ({**OPTIMIZER, "freed": Phase.OPTIMIZER, "outlived_step": False}, Kind.TEMPORARY),
+        ({**OPTIMIZER, "freed": Phase.BACKWARD, "outlived_step": False, **INPUT}, Kind.TEMPORARY),
+        ({**OPTIMIZER, "outlived_step": False, **INPUT, "is_source": True}, Kind.TEMPORARY),
     ),
     (
         Evidence.FROM_OUTSIDE,
-        [
-            ({**INPUT, "is_source": True}, Kind.INPUT),
-            # The loss's backward uses its target; torch.func leaves no gradient that it could lead to.
-            ({"is_source": True, "used_by_backward": True}, Kind.INPUT),
-            # The indices of a sparse gradient are the batch.
-            ({"role": Role.GRADIENT, "is_source": True, "used_by_backward": True}, Kind.INPUT),
-            ({**INPUT, "is_source": True, **FORWARD, "used_by_backward": True}, Kind.INPUT),
-        ],
+        ({**INPUT, "is_source": True}, Kind.INPUT),
+        # The loss's backward uses its target; torch.func leaves no gradient that it could lead to.
+        ({"is_source": True, "used_by_backward": True}, Kind.INPUT),
+        # The indices of a sparse gradient are the batch.
+        ({"role": Role.GRADIENT, "is_source": True, "used_by_backward": True}, Kind.INPUT),
+        ({**INPUT, "is_source": True, **FORWARD, "used_by_backward": True}, Kind.INPUT),
     ),
     (
         Evidence.SAVED,
-        [
-            ({**FORWARD, "freed": Phase.BACKWARD}, Kind.ACTIVATION),
-            ({**FORWARD, "used_by_backward": True, "freed": Phase.OPTIMIZER}, Kind.ACTIVATION),
-            # Noise that the loop has added to the batch: the model is called with it, and it is not the batch.
-            ({"role": Role.ARGUMENT, "is_computed": True, "used_by_backward": True, **INPUT}, Kind.ACTIVATION),
-            # Made in forward contradicts a gradient, whichever storages share its id.
-            ({**FORWARD, "used_by_backward": True, "category": Category.GRADIENT}, Kind.ACTIVATION),
-            # A teacher's output is kept for the student's backward.
-            ({**FORWARD, "used_by_backward": True, "is_without_grad": True}, Kind.ACTIVATION),
-        ],
+        ({**FORWARD, "freed": Phase.BACKWARD}, Kind.ACTIVATION),
+        ({**FORWARD, "used_by_backward": True, "freed": Phase.OPTIMIZER}, Kind.ACTIVATION),
+        # Noise that the loop has added to the batch: the model is called with it, and it is not the batch.
+        ({"role": Role.ARGUMENT, "is_computed": True, "used_by_backward": True, **INPUT}, Kind.ACTIVATION),
+        # Made in forward contradicts a gradient, whichever storages share its id.
+        ({**FORWARD, "used_by_backward": True, "category": Category.GRADIENT}, Kind.ACTIVATION),
+        # A teacher's output is kept for the student's backward.
+        ({**FORWARD, "used_by_backward": True, "is_without_grad": True}, Kind.ACTIVATION),
     ),
     (
         Evidence.WITHOUT_GRAD,
-        [
-            ({**FORWARD, "is_without_grad": True}, Kind.EVALUATION),
-            ({**FORWARD, "is_without_grad": True, "category": Category.ACTIVATION}, Kind.EVALUATION),
-            # The cache of generate().
-            (
-                {**FORWARD, "role": Role.ARGUMENT, "is_computed": True, "is_without_grad": True, **INPUT},
-                Kind.EVALUATION,
-            ),
-            ({**TRAINED, "is_without_grad": True, "freed": Phase.FORWARD}, Kind.EVALUATION),
-        ],
+        ({**FORWARD, "is_without_grad": True}, Kind.EVALUATION),
+        ({**FORWARD, "is_without_grad": True, "category": Category.ACTIVATION}, Kind.EVALUATION),
+        # The cache of generate().
+        (
+            {**FORWARD, "role": Role.ARGUMENT, "is_computed": True, "is_without_grad": True, **INPUT},
+            Kind.EVALUATION,
+        ),
+        ({**TRAINED, "is_without_grad": True, "freed": Phase.FORWARD}, Kind.EVALUATION),
     ),
     (
         Evidence.WITHIN_FORWARD,
-        [
-            ({**TRAINED, "freed": Phase.FORWARD}, Kind.TEMPORARY),
-            ({**TRAINED, "freed": Phase.FORWARD, "knows_uses": False, "outlived_step": False}, Kind.TEMPORARY),
-            # A spectrum: torch says parameter, and it is made and freed in a step.
-            ({**TRAINED, "freed": Phase.FORWARD, "category": Category.PARAMETER}, Kind.TEMPORARY),
-            ({**TRAINED, "freed": Phase.OTHER, "category": Category.ACTIVATION}, Kind.TEMPORARY),
-        ],
+        ({**TRAINED, "freed": Phase.FORWARD}, Kind.TEMPORARY),
+        ({**TRAINED, "freed": Phase.FORWARD, "knows_uses": False, "outlived_step": False}, Kind.TEMPORARY),
+        # A spectrum: torch says parameter, and it is made and freed in a step.
+        ({**TRAINED, "freed": Phase.FORWARD, "category": Category.PARAMETER}, Kind.TEMPORARY),
+        ({**TRAINED, "freed": Phase.OTHER, "category": Category.ACTIVATION}, Kind.TEMPORARY),
     ),
-    (Evidence.KEPT_BEHIND_BACKWARD, [({**TRAINED, **TRACED, **BEHIND, "is_past_release": True}, Kind.UNKNOWN)]),
+    (Evidence.KEPT_BEHIND_BACKWARD, ({**TRAINED, **TRACED, **BEHIND, "is_past_release": True}, Kind.UNKNOWN)),
     # A transform of torch.func is a backward pass of which no use is recorded.
-    (Evidence.FREED_BEHIND_BACKWARD, [({**TRAINED, **TRACED, **BEHIND}, Kind.ACTIVATION)]),
+    (Evidence.FREED_BEHIND_BACKWARD, ({**TRAINED, **TRACED, **BEHIND}, Kind.ACTIVATION)),
     (
         Evidence.HELD_AFTER_BACKWARD,
-        [
-            ({**TRAINED, "outlived_backward": True}, Kind.HELD),
-            ({**TRAINED, "outlived_backward": True, "knows_uses": False}, Kind.HELD),
-            # A clone that a hook keeps.
-            ({**TRAINED, "outlived_backward": True, "category": Category.ACTIVATION}, Kind.HELD),
-            ({**TRAINED, "outlived_backward": True, "freed": Phase.FORWARD}, Kind.HELD),
-        ],
+        ({**TRAINED, "outlived_backward": True}, Kind.HELD),
+        ({**TRAINED, "outlived_backward": True, "knows_uses": False}, Kind.HELD),
+        # A clone that a hook keeps.
+        ({**TRAINED, "outlived_backward": True, "category": Category.ACTIVATION}, Kind.HELD),
+        ({**TRAINED, "outlived_backward": True, "freed": Phase.FORWARD}, Kind.HELD),
     ),
     (
         Evidence.NO_BACKWARD_YET,
-        [
-            (FORWARD, Kind.ACTIVATION),
-            ({**FORWARD, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION),
-            # Of a call that the backward around it did not go back to: a teacher's.
-            (
-                {
-                    **FORWARD,
-                    "freed": Phase.OTHER,
-                    "knows_uses": False,
-                    "outlived_backward": True,
-                    "outlived_step": False,
-                },
-                Kind.ACTIVATION,
-            ),
-        ],
+        (FORWARD, Kind.ACTIVATION),
+        ({**FORWARD, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION),
+        # Of a call that the backward around it did not go back to: a teacher's.
+        (
+            {
+                **FORWARD,
+                "freed": Phase.OTHER,
+                "knows_uses": False,
+                "outlived_backward": True,
+                "outlived_step": False,
+            },
+            Kind.ACTIVATION,
+        ),
     ),
     (
         Evidence.AROUND_BACKWARD,
-        [({"knows_uses": False, "freed": Phase.OTHER, "outlived_backward": True, "outlived_step": False}, Kind.INPUT)],
+        ({"knows_uses": False, "freed": Phase.OTHER, "outlived_backward": True, "outlived_step": False}, Kind.INPUT),
     ),
-    (Evidence.UNTIL_NEXT_BATCH, [({**TRACED, "freed": Phase.OTHER, "is_replaced": True}, Kind.INPUT)]),
-    (Evidence.WITHIN_LOOP, [({"freed": Phase.OTHER, "outlived_step": False}, Kind.TEMPORARY)]),
+    (Evidence.UNTIL_NEXT_BATCH, ({**TRACED, "freed": Phase.OTHER, "is_replaced": True}, Kind.INPUT)),
+    (Evidence.WITHIN_LOOP, ({"freed": Phase.OTHER, "outlived_step": False}, Kind.TEMPORARY)),
     (
         Evidence.OUTSIDE,
-        [
-            ({}, Kind.HELD),
-            ({"freed": Phase.FORWARD, "is_gradient": True}, Kind.HELD),
-            ({"freed": Phase.OTHER}, Kind.HELD),
-        ],
+        ({}, Kind.HELD),
+        ({"freed": Phase.FORWARD, "is_gradient": True}, Kind.HELD),
+        ({"freed": Phase.OTHER}, Kind.HELD),
     ),
 )
 
@@ -477,12 +424,12 @@ def test_what_lacks_a_condition_is_something_else(block: dict[str, Any], kind: K
 
 
 def test_every_rule_has_an_example_in_the_tables_order() -> None:
-    assert [rule.evidence for rule in RULES] == [evidence for evidence, _ in EXAMPLES]
+    assert [rule.evidence for rule in RULES] == [evidence for evidence, *_ in EXAMPLES]
 
 
 @pytest.mark.parametrize("number", range(len(RULES)), ids=lambda number: f"{number} {RULES[number].evidence.name}")
 def test_a_rule_decides_its_examples(number: int) -> None:
-    evidence, blocks = EXAMPLES[number]
+    evidence, *blocks = EXAMPLES[number]
     for block, kind in blocks:
         assert classified(block) == [(kind, evidence)], block
 
@@ -490,7 +437,7 @@ def test_a_rule_decides_its_examples(number: int) -> None:
 @pytest.mark.parametrize("number", range(len(RULES) - 1), ids=lambda number: f"{number} {RULES[number].evidence.name}")
 def test_without_a_rule_its_examples_are_something_else(number: int) -> None:
     """The last rule stands for all that no other knows: what it says is what holds without it."""
-    _, blocks = EXAMPLES[number]
+    _, *blocks = EXAMPLES[number]
     others = (*RULES[:number], *RULES[number + 1 :])
     assert all(classified(block) != classified(block, rules=others) for block, _ in blocks)
 
@@ -524,7 +471,7 @@ def test_neighbours_that_overlap_cannot_change_places_unseen() -> None:
     holds = [rule.holds(drawn) for rule in RULES]
     overlapping = [number for number, (one, next_one) in enumerate(pairwise(holds)) if (one & next_one).any()]
     assert len(overlapping) > 10
-    blocks = [block for _, examples in EXAMPLES for block, _ in examples]
+    blocks = [block for _, *examples in EXAMPLES for block, _ in examples]
     for number in overlapping:
         swapped = (*RULES[:number], RULES[number + 1], RULES[number], *RULES[number + 2 :])
         assert classified(*blocks) != classified(*blocks, rules=swapped), RULES[number].evidence.name
@@ -551,7 +498,7 @@ WEAKER = [(number, name, when) for number, rule in enumerate(RULES) for name, wh
     ids=[f"{number} {RULES[number].evidence.name} without {name}" for number, name, _ in WEAKER],
 )
 def test_without_a_condition_some_block_is_something_else(number: int, when: tuple[str, ...]) -> None:
-    blocks = [*(block for _, examples in EXAMPLES for block, _ in examples), *(block for block, _, _ in NEARLY)]
+    blocks = [*(block for _, *examples in EXAMPLES for block, _ in examples), *(block for block, _, _ in NEARLY)]
     others = (*RULES[:number], replace(RULES[number], when=when), *RULES[number + 1 :])
     assert classified(*blocks) != classified(*blocks, rules=others)
 

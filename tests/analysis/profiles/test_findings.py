@@ -44,7 +44,7 @@ from tracer.analysis.profiles.findings import (
     put_together,
 )
 from tracer.analysis.profiles.graph_pools import graph_pools
-from tracer.analysis.profiles.line_memory import LineMemory, line_memory
+from tracer.analysis.profiles.line_memory import line_memory
 from tracer.analysis.profiles.peak import PeakReport, group_rows
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.snapshots.findings import replay_snapshot
@@ -109,10 +109,6 @@ def test_of_equal_peaks_the_first_cycle_is_the_worst() -> None:
 def test_no_cycle_is_an_error() -> None:
     with pytest.raises(RecordingError, match="before a single step was profiled"):
         put_together([])
-
-
-def test_without_a_history_no_entry_is_joined() -> None:
-    assert cycle(100).history is None
 
 
 # ---- Memory of each kind over time has the sizes that the rows of the peak have, and sums to the allocator's count.
@@ -264,21 +260,9 @@ def test_a_slow_count_agrees_on_a_lines_own_peak_and_on_where_it_was_freed(
         assert of_places[one.freed_in, one.freed_at] == max(of_places.values())
 
 
-def test_what_backward_frees_says_so(recorded: Callable[[str], Recorded]) -> None:
-    cycle = recorded("transformer").cycles[-1]
-    held = [one for one in line_memory(cycle) if one.peak_bytes]
-    assert _phases(held) <= {"forward", "backward", "optimizer", "other", None}
-    assert max(held, key=lambda one: one.backward_bytes).backward_bytes > 0
-    assert "backward" in _phases(held)
-
-
 def _lines(row: PeakRow) -> set[SourceLine]:
     places = ((row.file, row.line), (row.caller_file, row.caller_line))
     return {SourceLine(file, line) for file, line in places if file is not None and line is not None}
-
-
-def _phases(lines: list[LineMemory]) -> set[str | None]:
-    return {one.freed_in for one in lines}
 
 
 # ---- Memory of CUDA graphs, worked out by hand on other memory; captures are in tests/on_null_gpu/test_graphs.py.

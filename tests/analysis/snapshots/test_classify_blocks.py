@@ -44,258 +44,231 @@ FED = {**OUTSIDE, "is_fed": True}
 
 # One row per rule, in the table's order: blocks that this rule decides, and what they are. What a later rule knows too
 # is among them, so that the order is seen.
-EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
+EXAMPLES: tuple[tuple[Any, ...], ...] = (
     (
         Evidence.WORKSPACE_STACK,
         Kind.WORKSPACE,
-        [{"in_workspace": True}, {**STEP, "in_workspace": True, "in_state_setup": True}],
+        {"in_workspace": True},
+        {**STEP, "in_workspace": True, "in_state_setup": True},
     ),
     (
         Evidence.OPTIMIZER_STATE_STACK,
         Kind.OPTIMIZER_STATE,
-        [{**STEP, "in_state_setup": True}, {"in_state_setup": True, "in_accumulate": True}],
+        {**STEP, "in_state_setup": True},
+        {"in_state_setup": True, "in_accumulate": True},
     ),
     (
         Evidence.ACCUMULATE_GRAD_STACK,
         Kind.GRADIENT,
-        [{**BACKWARD, "in_accumulate": True}, {**BACKWARD, "in_accumulate": True, "freed_by_zero_grad": True}],
+        {**BACKWARD, "in_accumulate": True},
+        {**BACKWARD, "in_accumulate": True, "freed_by_zero_grad": True},
     ),
     (
         Evidence.FREED_BY_ZERO_GRAD,
         Kind.GRADIENT,
-        [
-            {**BACKWARD, **GONE, "freed_by_zero_grad": True},
-            {**BEFORE, **GONE, "freed_by_zero_grad": True},
-            {**BEFORE, **GONE, "freed_by_zero_grad": True, "data_was_set": True},
-            {**SILENT, **GONE, "freed_by_zero_grad": True},
-        ],
+        {**BACKWARD, **GONE, "freed_by_zero_grad": True},
+        {**BEFORE, **GONE, "freed_by_zero_grad": True},
+        {**BEFORE, **GONE, "freed_by_zero_grad": True, "data_was_set": True},
+        {**SILENT, **GONE, "freed_by_zero_grad": True},
     ),
     (
         Evidence.FREED_BY_DATA_ASSIGNMENT,
         Kind.PARAMETER,
-        [
-            {**BEFORE, **GONE, "data_was_set": True, "freed_in_step": True},
-            {**STEP, **GONE, "data_was_set": True, "outlives_step": True},
-            {**OUTSIDE, **GONE, "data_was_set": True, "takes_buffers_place": True},
-        ],
+        {**BEFORE, **GONE, "data_was_set": True, "freed_in_step": True},
+        {**STEP, **GONE, "data_was_set": True, "outlives_step": True},
+        {**OUTSIDE, **GONE, "data_was_set": True, "takes_buffers_place": True},
     ),
     (
         Evidence.REPLACES_BUFFER,
         Kind.BUFFER,
-        [
-            {**MODULE, "takes_buffers_place": True},
-            {**MODULE, **LET_GO, "takes_buffers_place": True},
-            {**MODULE, "takes_buffers_place": True, "takes_parameters_place": True},
-        ],
+        {**MODULE, "takes_buffers_place": True},
+        {**MODULE, **LET_GO, "takes_buffers_place": True},
+        {**MODULE, "takes_buffers_place": True, "takes_parameters_place": True},
     ),
     (
         Evidence.REPLACES_BY_LINE,
         Kind.PARAMETER,
-        [{**MODULE, "takes_parameters_place": True}, {**MODULE, **LET_GO, "takes_parameters_place": True}],
+        {**MODULE, "takes_parameters_place": True},
+        {**MODULE, **LET_GO, "takes_parameters_place": True},
     ),
     (
         Evidence.BACKWARD_TO_STEP,
         Kind.GRADIENT,
-        [
-            {**BACKWARD, "meets_step": True},
-            {**BACKWARD, **GONE, "meets_step": True, "data_was_set": True},
-            {**BACKWARD, **STEP, "meets_step": True, "outlives_step": True, "is_replacing": True},
-            # What FSDP reduced gradients to becomes the gradient of its shard.
-            {**BACKWARD, "in_collective": True, "meets_step": True},
-        ],
+        {**BACKWARD, "meets_step": True},
+        {**BACKWARD, **GONE, "meets_step": True, "data_was_set": True},
+        {**BACKWARD, **STEP, "meets_step": True, "outlives_step": True, "is_replacing": True},
+        # What FSDP reduced gradients to becomes the gradient of its shard.
+        {**BACKWARD, "in_collective": True, "meets_step": True},
     ),
     (
         Evidence.COLLECTIVE_STACK,
         Kind.COMMUNICATION,
-        [
-            {**MODULE, "in_collective": True},
-            {**BACKWARD, **RELEASED, "in_collective": True},
-            # An optimizer that steps inside backward.
-            {**STEP, "in_collective": True, "outlives_step": True, "is_replacing": True},
-        ],
+        {**MODULE, "in_collective": True},
+        {**BACKWARD, **RELEASED, "in_collective": True},
+        # An optimizer that steps inside backward.
+        {**STEP, "in_collective": True, "outlives_step": True, "is_replacing": True},
     ),
-    (Evidence.REPLACES_PARAMETER, Kind.PARAMETER, [{**STEP, "outlives_step": True, "is_replacing": True}]),
+    (Evidence.REPLACES_PARAMETER, Kind.PARAMETER, {**STEP, "outlives_step": True, "is_replacing": True}),
     (
         Evidence.OUTLIVED_STEP,
         Kind.OPTIMIZER_STATE,
-        [{**STEP, "outlives_step": True}, {**STEP, **GONE, "outlives_step": True}],
+        {**STEP, "outlives_step": True},
+        {**STEP, **GONE, "outlives_step": True},
     ),
-    (Evidence.WITHIN_STEP, Kind.TEMPORARY, [{**STEP, **GONE}]),
+    (Evidence.WITHIN_STEP, Kind.TEMPORARY, {**STEP, **GONE}),
     (
         Evidence.STEP_STACK_BEFORE,
         Kind.OPTIMIZER_STATE,
-        [
-            {**STEP, **BEFORE},
-            {**STEP, **BEFORE, **GONE, "freed_in_step": True},
-            # An optimizer that keeps state in a tensor's .grad: what it made is its own.
-            {**STEP, **BEFORE, **GONE, "freed_by_zero_grad": True},
-        ],
+        {**STEP, **BEFORE},
+        {**STEP, **BEFORE, **GONE, "freed_in_step": True},
+        # An optimizer that keeps state in a tensor's .grad: what it made is its own.
+        {**STEP, **BEFORE, **GONE, "freed_by_zero_grad": True},
     ),
     (
         Evidence.RELEASED_BY_AUTOGRAD,
         Kind.ACTIVATION,
-        [{**OUTSIDE, **RELEASED}, {**OUTSIDE, **RELEASED, "in_module_setup": True, "freed_in_step": True}],
+        {**OUTSIDE, **RELEASED},
+        {**OUTSIDE, **RELEASED, "in_module_setup": True, "freed_in_step": True},
     ),
     (
         Evidence.HELD_OVER_BACKWARD,
         Kind.HELD,
-        [
-            {**MODULE, **LET_GO},
-            {**LOSS, **LET_GO},
-            {**MODULE, **LET_GO, "in_module_setup": True, "freed_in_step": True},
-        ],
+        {**MODULE, **LET_GO},
+        {**LOSS, **LET_GO},
+        {**MODULE, **LET_GO, "in_module_setup": True, "freed_in_step": True},
     ),
     (
         Evidence.RECOMPUTED_STACK,
         Kind.ACTIVATION,
-        [
-            {**BACKWARD, **RELEASED, "in_module": True},
-            {**BACKWARD, **SAVED_TWICE, "in_module": True},
-            {**BACKWARD, **RELEASED, "in_recompute": True},
-        ],
+        {**BACKWARD, **RELEASED, "in_module": True},
+        {**BACKWARD, **SAVED_TWICE, "in_module": True},
+        {**BACKWARD, **RELEASED, "in_recompute": True},
     ),
     (
         Evidence.SAVED_IN_BACKWARD,
         Kind.ACTIVATION,
-        [{**BACKWARD, **SAVED_TWICE}, {**BACKWARD, **SAVED_TWICE, "in_parameter_copy": True}],
+        {**BACKWARD, **SAVED_TWICE},
+        {**BACKWARD, **SAVED_TWICE, "in_parameter_copy": True},
     ),
     (
         Evidence.WITHIN_BACKWARD,
         Kind.TEMPORARY,
-        [
-            {**BACKWARD, **RELEASED},
-            {**BACKWARD, **RELEASED, "in_module_setup": True, "freed_in_step": True},
-            {**BACKWARD, **BRIEF, **RELEASED, "has_cpp": True},
-            {**BACKWARD, **RELEASED, "has_cpp": False},
-        ],
+        {**BACKWARD, **RELEASED},
+        {**BACKWARD, **RELEASED, "in_module_setup": True, "freed_in_step": True},
+        {**BACKWARD, **BRIEF, **RELEASED, "has_cpp": True},
+        {**BACKWARD, **RELEASED, "has_cpp": False},
     ),
     (
         Evidence.MODULE_SETUP_STACK,
         Kind.PARAMETER,
-        [
-            {**OUTSIDE, "in_module_setup": True},
-            {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True},
-            {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True, "may_meet_backward": True},
-            {**OUTSIDE, **BRIEF, "in_module_setup": True, "freed_in_step": True},
-            # The layers of TransformerEncoder are copies of one.
-            {**OUTSIDE, "in_module_setup": True, "in_parameter_copy": True},
-        ],
+        {**OUTSIDE, "in_module_setup": True},
+        {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True},
+        {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True, "may_meet_backward": True},
+        {**OUTSIDE, **BRIEF, "in_module_setup": True, "freed_in_step": True},
+        # The layers of TransformerEncoder are copies of one.
+        {**OUTSIDE, "in_module_setup": True, "in_parameter_copy": True},
     ),
     (
         Evidence.COPIED_PARAMETER,
         Kind.PARAMETER,
-        [
-            {**OUTSIDE, "in_parameter_copy": True},
-            # A copy of the best weights so far, which the next takes the place of, and one that is never evaluated.
-            {**OUTSIDE, **UNCLEAR, "in_parameter_copy": True},
-            {**OUTSIDE, **GONE, "in_parameter_copy": True},
-            {**OUTSIDE, **BRIEF, "in_parameter_copy": True},
-        ],
+        {**OUTSIDE, "in_parameter_copy": True},
+        # A copy of the best weights so far, which the next takes the place of, and one that is never evaluated.
+        {**OUTSIDE, **UNCLEAR, "in_parameter_copy": True},
+        {**OUTSIDE, **GONE, "in_parameter_copy": True},
+        {**OUTSIDE, **BRIEF, "in_parameter_copy": True},
     ),
     (
         Evidence.WORKSPACE_BRIEF,
         Kind.WORKSPACE,
-        [
-            {**BRIEF, **OUTSIDE},
-            {**BRIEF, "in_silence": True, "freed_in_silence": True},
-            {**BRIEF, **BACKWARD, **RELEASED},
-        ],
+        {**BRIEF, **OUTSIDE},
+        {**BRIEF, "in_silence": True, "freed_in_silence": True},
+        {**BRIEF, **BACKWARD, **RELEASED},
     ),
-    (Evidence.WORKSPACE_KEPT, Kind.WORKSPACE, [{"is_workspace_kept": True}, {**BEFORE, "is_workspace_kept": True}]),
-    (Evidence.BEFORE_ANY_BACKWARD, Kind.TEMPORARY, [{**OUTSIDE, **GONE}, {**MODULE, **GONE, "freed_in_silence": True}]),
+    (Evidence.WORKSPACE_KEPT, Kind.WORKSPACE, {"is_workspace_kept": True}, {**BEFORE, "is_workspace_kept": True}),
+    (Evidence.BEFORE_ANY_BACKWARD, Kind.TEMPORARY, {**OUTSIDE, **GONE}, {**MODULE, **GONE, "freed_in_silence": True}),
     (
         Evidence.FREED_IN_STEP,
         Kind.OPTIMIZER_STATE,
-        [
-            {**BEFORE, **GONE, "freed_in_step": True},
-            {**BEFORE, **GONE, "freed_in_step": True, "has_cpp": False, "has_size_of_staying": True},
-        ],
+        {**BEFORE, **GONE, "freed_in_step": True},
+        {**BEFORE, **GONE, "freed_in_step": True, "has_cpp": False, "has_size_of_staying": True},
     ),
     (
         Evidence.BACKWARD_STACK_BEFORE,
         Kind.GRADIENT,
-        [{**BACKWARD, **BEFORE}, {**BACKWARD, **BEFORE, "stack_kind": Kind.TEMPORARY}],
+        {**BACKWARD, **BEFORE},
+        {**BACKWARD, **BEFORE, "stack_kind": Kind.TEMPORARY},
     ),
     (
         Evidence.RELEASED_IN_SILENCE,
         Kind.ACTIVATION,
-        [
-            {**OUTSIDE, **GONE, "freed_in_silence": True, "may_meet_backward": True},
-            {**OUTSIDE, **GONE, "freed_in_silence": True, "may_meet_backward": True, "stack_kind": Kind.TEMPORARY},
-        ],
+        {**OUTSIDE, **GONE, "freed_in_silence": True, "may_meet_backward": True},
+        {**OUTSIDE, **GONE, "freed_in_silence": True, "may_meet_backward": True, "stack_kind": Kind.TEMPORARY},
     ),
     (
         Evidence.SILENCE_TO_STEP,
         Kind.GRADIENT,
-        [
-            {**SILENT, "meets_step": True, "is_of_parameters_size": True},
-            {**SILENT, **GONE, "meets_step": True, "is_of_parameters_size": True, "freed_in_silence": True},
-            {**SILENT_TWICE, "meets_step": True, "is_of_parameters_size": True},
-        ],
+        {**SILENT, "meets_step": True, "is_of_parameters_size": True},
+        {**SILENT, **GONE, "meets_step": True, "is_of_parameters_size": True, "freed_in_silence": True},
+        {**SILENT_TWICE, "meets_step": True, "is_of_parameters_size": True},
     ),
-    (Evidence.SAVED_IN_SILENCE, Kind.ACTIVATION, [SILENT_TWICE]),
-    (Evidence.WITHIN_SILENCE, Kind.TEMPORARY, [{**SILENT, **GONE, "freed_in_silence": True}]),
+    (Evidence.SAVED_IN_SILENCE, Kind.ACTIVATION, SILENT_TWICE),
+    (Evidence.WITHIN_SILENCE, Kind.TEMPORARY, {**SILENT, **GONE, "freed_in_silence": True}),
     (
         Evidence.LEFT_BY_BACKWARD,
         Kind.GRADIENT,
-        [
-            {**BACKWARD, "is_left_by_backward": True},
-            {**BACKWARD, "is_left_by_backward": True, "stack_kind": Kind.TEMPORARY},
-            {**SILENT, "is_left_by_backward": True},
-        ],
+        {**BACKWARD, "is_left_by_backward": True},
+        {**BACKWARD, "is_left_by_backward": True, "stack_kind": Kind.TEMPORARY},
+        {**SILENT, "is_left_by_backward": True},
     ),
     (
         Evidence.SAME_STACK,
         Kind.GRADIENT,
-        [
-            {"stack_kind": Kind.GRADIENT},
-            {**MODULE, "stack_kind": Kind.GRADIENT},
-            {**BEFORE, "stack_kind": Kind.GRADIENT, "is_as_many_as_gradients": True},
-            {**SILENT, "stack_kind": Kind.GRADIENT},
-        ],
+        {"stack_kind": Kind.GRADIENT},
+        {**MODULE, "stack_kind": Kind.GRADIENT},
+        {**BEFORE, "stack_kind": Kind.GRADIENT, "is_as_many_as_gradients": True},
+        {**SILENT, "stack_kind": Kind.GRADIENT},
     ),
     (
         Evidence.GRADIENTS_SIZES,
         Kind.PARAMETER,
-        [{**BEFORE, "is_as_many_as_gradients": True}, {**OUTSIDE, "is_as_many_as_gradients": True}],
+        {**BEFORE, "is_as_many_as_gradients": True},
+        {**OUTSIDE, "is_as_many_as_gradients": True},
     ),
-    (Evidence.SETS_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "is_first_set": True}]),
-    (Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, [{**BEFORE, "is_later_set": True}]),
-    (Evidence.FED_TO_FORWARD, Kind.INPUT, [FED, {**FED, **UNCLEAR, "meets_backward": True}, {**FED, **HELD}]),
-    (Evidence.KEPT_ALONE, Kind.HELD, [{**MODULE, "is_kept_alone": True}, {**KEPT, "is_kept_alone": True}]),
+    (Evidence.SETS_OF_SIZES, Kind.PARAMETER, {**BEFORE, "is_first_set": True}),
+    (Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, {**BEFORE, "is_later_set": True}),
+    (Evidence.FED_TO_FORWARD, Kind.INPUT, FED, {**FED, **UNCLEAR, "meets_backward": True}, {**FED, **HELD}),
+    (Evidence.KEPT_ALONE, Kind.HELD, {**MODULE, "is_kept_alone": True}, {**KEPT, "is_kept_alone": True}),
     (
         Evidence.HELD_OVER_STEP,
         Kind.HELD,
-        [{**LOSS, **HELD}, {**MODULE, **HELD, "is_long_lived": True}, {**MODULE, **HELD_OF_FEW}],
+        {**LOSS, **HELD},
+        {**MODULE, **HELD, "is_long_lived": True},
+        {**MODULE, **HELD_OF_FEW},
     ),
     (
         Evidence.MODULE_CALL_STACK,
         Kind.ACTIVATION,
-        [
-            {**MODULE, "meets_backward": True},
-            {**MODULE, **UNCLEAR, "meets_backward": True},
-            {**MODULE, "meets_backward": True, "meets_step": True},
-        ],
+        {**MODULE, "meets_backward": True},
+        {**MODULE, **UNCLEAR, "meets_backward": True},
+        {**MODULE, "meets_backward": True, "meets_step": True},
     ),
-    (Evidence.ALIVE_AT_END, Kind.ACTIVATION, [KEPT, {**KEPT, "is_long_lived": True}]),
-    (Evidence.IN_FLIGHT, Kind.TEMPORARY, [{**BACKWARD, "is_in_flight": True}]),
-    (Evidence.FROZEN_SET, Kind.PARAMETER, [{**BEFORE, "is_frozen_set": True}]),
-    (Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "has_only_forward": True, "is_one_set": True}]),
+    (Evidence.ALIVE_AT_END, Kind.ACTIVATION, KEPT, {**KEPT, "is_long_lived": True}),
+    (Evidence.IN_FLIGHT, Kind.TEMPORARY, {**BACKWARD, "is_in_flight": True}),
+    (Evidence.FROZEN_SET, Kind.PARAMETER, {**BEFORE, "is_frozen_set": True}),
+    (Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, {**BEFORE, "has_only_forward": True, "is_one_set": True}),
     (
         Evidence.UNPROVED,
         Kind.UNKNOWN,
-        [
-            {},
-            BEFORE,
-            OUTSIDE,
-            STEP,  # the step may still be running
-            BACKWARD,
-            {**BEFORE, **GONE, "freed_in_step": True, "has_cpp": False},
-            {**SILENT, "meets_step": True},
-            {**MODULE, "meets_backward": True, "meets_step": True, "is_long_lived": True},
-            {**MODULE, "meets_backward": True, "is_last_layers": True},
-            {**STEP, **GONE, **BEFORE, "has_stack": False, "in_step": False, "freed_by_autograd": True},
-        ],
+        {},
+        BEFORE,
+        OUTSIDE,
+        STEP,  # the step may still be running
+        BACKWARD,
+        {**BEFORE, **GONE, "freed_in_step": True, "has_cpp": False},
+        {**SILENT, "meets_step": True},
+        {**MODULE, "meets_backward": True, "meets_step": True, "is_long_lived": True},
+        {**MODULE, "meets_backward": True, "is_last_layers": True},
+        {**STEP, **GONE, **BEFORE, "has_stack": False, "in_step": False, "freed_by_autograd": True},
     ),
 )
 
@@ -385,13 +358,13 @@ def test_what_lacks_a_condition_is_something_else(block: Block, kind: Kind, evid
 
 
 def test_every_rule_has_an_example_in_the_tables_order() -> None:
-    assert [rule.evidence for rule in RULES] == [evidence for evidence, _, _ in EXAMPLES]
+    assert [rule.evidence for rule in RULES] == [evidence for evidence, *_ in EXAMPLES]
     assert (*PROOFS, *LIKELY) == RULES[:-1]
 
 
 @pytest.mark.parametrize("number", range(len(RULES)), ids=name_of)
 def test_a_rule_decides_its_examples(number: int) -> None:
-    evidence, kind, blocks = EXAMPLES[number]
+    evidence, kind, *blocks = EXAMPLES[number]
     for block in blocks:
         assert classified(block) == [(kind, evidence)], block
 
@@ -400,11 +373,11 @@ def test_a_rule_decides_its_examples(number: int) -> None:
 def test_without_a_rule_its_examples_are_something_else(number: int) -> None:
     """The last rule stands for all that no other knows: what it says is what holds without it."""
     others = (*RULES[:number], *RULES[number + 1 :])
-    assert all(classified(block) != classified(block, rules=others) for block in EXAMPLES[number][2])
+    assert all(classified(block) != classified(block, rules=others) for block in EXAMPLES[number][2:])
 
 
 def test_neighbours_that_overlap_cannot_change_places_unseen() -> None:
-    blocks = [block for _, _, examples in EXAMPLES for block in examples]
+    blocks = [block for _, _, *examples in EXAMPLES for block in examples]
     # What two of them are together where that can be: for some of these both rules hold.
     table = facts(*(one | other for one, other in product(blocks, blocks)))
     holds = [rule.holds(table) & possible(table) for rule in RULES[:-1]]
@@ -477,7 +450,7 @@ WEAKER = [(number, name, when) for number, rule in enumerate(RULES) for name, wh
     ids=[f"{name_of(number)} without {name}" for number, name, _ in WEAKER],
 )
 def test_without_a_condition_some_block_is_something_else(number: int, when: tuple[str, ...]) -> None:
-    examples = [block for _, _, blocks in EXAMPLES for block in blocks]
+    examples = [block for _, _, *blocks in EXAMPLES for block in blocks]
     table = facts(*examples, *(block for block, _, _ in NEARLY))
     others = (*RULES[:number], replace(RULES[number], when=when), *RULES[number + 1 :])
     pairs = zip(apply_rules(table), apply_rules(table, others), strict=True)

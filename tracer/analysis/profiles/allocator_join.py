@@ -10,18 +10,17 @@ Shapes: B blocks of `BlockLifetimes`, Q blocks in use at one moment.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.snapshots.fragmentation import AddressRanges, Fragmentation, address_ranges, fragmentation_after
+from tracer.analysis.snapshots.sites import Sites
 from tracer.arrays import Bools, Int, Ints, PerBlock, PerBlockInUse, Rows
-
-if TYPE_CHECKING:
-    from tracer.analysis.snapshots.fragmentation import AddressRanges, Fragmentation
-    from tracer.analysis.snapshots.sites import Sites
-    from tracer.snapshot.columns import DeviceState, Snapshot
-    from tracer.snapshot.replay import Replay
+from tracer.snapshot.actions import Action, BlockState
+from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.replay import BEFORE, Replay
+from tracer.snapshot.replay import replay as replay_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,10 +54,6 @@ def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> 
     Returns:
         None if the snapshot has nothing of the device.
     """
-    from tracer.analysis.snapshots.sites import Sites
-    from tracer.snapshot.actions import Action
-    from tracer.snapshot.replay import replay as replay_device
-
     index = device.rpartition(":")[2]
     state = next((state for state in snapshot.devices if str(state.device) == index), None)
     if state is None or not len(state.trace):
@@ -146,8 +141,6 @@ def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int, 
     Args:
         position: Position in `BlockLifetimes.events` of the last allocation until then.
     """
-    from tracer.analysis.snapshots.fragmentation import fragmentation_after
-
     lives = history.replay.lives
     alive_rows = lives.alive_after(entry)
     is_pending = _pending(history, alive_rows, entry)
@@ -194,9 +187,6 @@ def _pending(history: JoinedHistory, rows: Rows, entry: int) -> Bools:
 
     The allocator's counter of allocated bytes, which the profiler reports, drops when the program frees.
     """
-    from tracer.snapshot.actions import Action, BlockState
-    from tracer.snapshot.replay import BEFORE
-
     trace, blocks, lives = history.state.trace, history.state.blocks, history.replay.lives
     free = trace.where(Action.FREE_REQUESTED)
     address, number = np.unique(np.concatenate([trace.addr[free], lives.addr[rows]]), return_inverse=True)
@@ -218,9 +208,6 @@ def reserved_ranges(history: JoinedHistory, lifetimes: BlockLifetimes) -> Addres
     Blocks that are both in the history and in the recording say which entry is which event; a segment that an entry
     between two of them reserved or gave back is there, or no longer there, from the later one on.
     """
-    from tracer.analysis.snapshots.fragmentation import address_ranges
-    from tracer.snapshot.replay import BEFORE
-
     position, entry = _both(history, lifetimes)
     if not len(position):
         return None
@@ -237,8 +224,6 @@ def reserved_ranges(history: JoinedHistory, lifetimes: BlockLifetimes) -> Addres
 
 def _both(history: JoinedHistory, lifetimes: BlockLifetimes) -> tuple[Ints, Ints]:
     """Events that are entries too, in order, and the entries."""
-    from tracer.snapshot.actions import Action
-
     trace, num_events = history.state.trace, len(lifetimes.events)
     entry_of = np.full(num_events, -1, np.int64)
     joined = history.entry >= 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,10 +26,8 @@ from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph
 from tracer.errors import RecordingError
-
-if TYPE_CHECKING:
-    from tracer.snapshot.columns import Snapshot
-
+from tracer.snapshot.actions import Action
+from tracer.snapshot.columns import Snapshot
 
 SHOWN = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
@@ -354,8 +351,6 @@ def with_allocator_history(
     findings: Findings, snapshot: Snapshot, num_later: int = 0, *, known: KnownStorages | None = None
 ) -> Findings:
     """The same findings, with the peak of one cycle by the allocator's own books."""
-    from tracer.snapshot.actions import Action
-
     number = max(0, len(findings.cycles) - 1 - num_later)
     cycle = findings.cycles[number]
     history = join_history(snapshot, findings.device, cycle.lifetimes)

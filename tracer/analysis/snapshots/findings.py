@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.counting import BlockFacts
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
-from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, ReplayedDevice, kind_finders
+from tracer.analysis.snapshots.kind_finder import NOTHING_HELD, HeldNow, KindFinder, ReplayedDevice
 from tracer.analysis.snapshots.oom import MAX_EXPLAINED, OutOfMemory, explain_ooms
 from tracer.analysis.snapshots.peak import Peak, SnapshotRow, find_peak, never_freed
 from tracer.analysis.snapshots.sites import Sites
@@ -102,11 +103,11 @@ def replay_snapshot(
         raise SnapshotError(
             f"The snapshot has nothing of device {device}.", hint=f"Devices with memory or entries: {known}."
         )
-    sites = Sites(snapshot.stacks)
-    replays = [replay(state, snapshot.settings) for state in chosen]
-    lives = [(state, replayed.lives) for state, replayed in zip(chosen, replays, strict=True)]
-    finders = kind_finders(snapshot, lives, sites, held=held, held_now=held_now)
-    devices = (ReplayedDevice(snapshot, sites, *parts) for parts in zip(chosen, replays, finders, strict=True))
+    sites, facts, devices = Sites(snapshot.stacks), list[BlockFacts](), []
+    for state in chosen:
+        replayed, now = replay(state, snapshot.settings), (held_now or {}).get(state.device, NOTHING_HELD)
+        finder = KindFinder(snapshot, state, replayed.lives, sites, held=held, held_now=now, devices=facts)
+        devices.append(ReplayedDevice(snapshot, sites, state, replayed, finder))
     return ReplayedSnapshot(snapshot, sites, tuple(devices))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -158,30 +158,3 @@ class ReplayedDevice:
     state: DeviceState
     replay: Replay
     kinds: KindFinder
-
-
-def kind_finders(
-    snapshot: Snapshot,
-    devices: Sequence[tuple[DeviceState, Lives]],
-    sites: Sites,
-    *,
-    held: Mapping[int, Kind] | None = None,
-    held_now: Mapping[int, HeldNow] | None = None,
-) -> tuple[KindFinder, ...]:
-    """A finder for each device; what a stack allocates on one of them counts on all.
-
-    `held_now` is by the device's index.
-    """
-    now, devices_facts = held_now or {}, list[BlockFacts]()
-    return tuple(
-        KindFinder(
-            snapshot,
-            state,
-            lives,
-            sites,
-            held=held,
-            held_now=now.get(state.device, NOTHING_HELD),
-            devices=devices_facts,
-        )
-        for state, lives in devices
-    )

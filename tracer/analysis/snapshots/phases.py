@@ -59,8 +59,7 @@ def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
 
 def whole_steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
     """The same with what their closures evaluate, each from its first entry to its last."""
-    annotated = _annotated(snapshot, state, "Optimizer.step#")
-    if annotated is not None:
+    if (annotated := _annotated(snapshot, state, "Optimizer.step#")) is not None:
         return annotated
     calls, own = has(facts, Fact.CLOSURE), has(facts, Fact.OPTIMIZER_STEP)
     # A closure's backward runs on a thread of its own: that stack does not show the step, and does not end it.
@@ -82,13 +81,6 @@ def _without(stretches: Stretches, parts: Stretches, wanted: Ints) -> Stretches:
         starts.append(start)
         ends.append(end)
     return Stretches(start=np.array(starts, dtype=np.int64), end=np.array(ends, dtype=np.int64))
-
-
-def zero_grads_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
-    """The calls of zero_grad."""
-    return _annotated(snapshot, state, "Optimizer.zero_grad#") or runs_of(
-        has(facts, Fact.ZERO_GRAD), has(facts, Fact.STACK)
-    )
 
 
 def _annotated(snapshot: Snapshot, state: DeviceState, prefix: str) -> Stretches | None:
@@ -117,7 +109,8 @@ class DevicePhases:
         stacked = has(self.of_entry, Fact.STACK)
         self.steps = steps_of(snapshot, state, self.of_entry)
         self.whole_steps = whole_steps_of(snapshot, state, self.of_entry)
-        self.zero_grads = zero_grads_of(snapshot, state, self.of_entry)
+        annotated = _annotated(snapshot, state, "Optimizer.zero_grad#")
+        self.zero_grads = annotated or runs_of(has(self.of_entry, Fact.ZERO_GRAD), stacked)
         self.has_cpp = bool(has(facts, Fact.CPP).any())
         trains = (
             len(self.steps.start) or len(self.zero_grads.start) or has(facts, Fact.ENGINE, Fact.BACKWARD_CALL).any()
