@@ -6,7 +6,7 @@ recording, `snapshots/classify_blocks.py` for an allocator snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, unique
 from functools import cached_property
@@ -56,25 +56,16 @@ class Rule:
     when: tuple[str, ...] = ()  # Conditions, all of which have to hold; without any, the rule holds for every block
 
     def holds(self, facts: HasLength) -> PerBlock[Bool]:
-        """[B] for which blocks."""
-        return all_hold(self.when, facts)
+        """[B] for which blocks every condition does."""
+        holds = np.ones(len(facts), np.bool_)
+        for condition in self.when:
+            names = ((name.removeprefix(NOT), name.startswith(NOT)) for name in condition.split(OR))
+            holds &= np.logical_or.reduce([getattr(facts, name) != is_negated for name, is_negated in names])
+        return holds
 
     def kinds(self, facts: HasLength) -> PerBlock[Int]:
         """[B] what it says that they are."""
         return np.full(len(facts), self.kind, np.int64) if isinstance(self.kind, Kind) else getattr(facts, self.kind)
-
-
-def all_hold(conditions: Iterable[str], facts: HasLength) -> PerBlock[Bool]:
-    """[B] whether every condition does."""
-    holds = np.ones(len(facts), np.bool_)
-    for condition in conditions:
-        holds &= np.logical_or.reduce([_truth(name, facts) for name in condition.split(OR)])
-    return holds
-
-
-def _truth(name: str, facts: HasLength) -> PerBlock[Bool]:
-    column: PerBlock[Bool] = getattr(facts, name.removeprefix(NOT))
-    return ~column if name.startswith(NOT) else column
 
 
 def first_that_holds(

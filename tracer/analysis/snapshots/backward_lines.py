@@ -113,15 +113,6 @@ class _Operations:
         return self.starts[bisect_left(self.places, low)], end
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedPass:
-    """Result of one backward pass."""
-
-    forward: dict[int, int]  # For a block of backward a block of its operation of forward
-    contradicted: int = 0  # Runs that were found and whose number or sizes cannot be those of the operations
-    found: int = 0  # Runs that were found
-
-
 class BackwardLines:
     """Finds the forward of backward's blocks, one backward pass at a time and only those asked for.
 
@@ -137,7 +128,7 @@ class BackwardLines:
         self._lives, self._frames, self._backwards, self._steps = lives, frames, backwards, steps
         self._order = np.argsort(lives.begin, kind="stable")
         self._begin = lives.begin[self._order]
-        self._matched: dict[int, MatchedPass] = {}
+        self._matched: dict[int, dict[int, int]] = {}
 
     def forward_stacks(self, rows: Ints) -> Ints:
         """The stack of the operation that each block is backward of; -1 where it is none or not known."""
@@ -145,18 +136,14 @@ class BackwardLines:
         in_node = np.flatnonzero(self._frames.node[self._lives.stack[rows]] >= 0)
         passes = self._backwards.containing(self._lives.begin[rows[in_node]])
         for place, number in zip(in_node.tolist(), passes.tolist(), strict=True):
-            forward = self.matched(number).forward.get(int(rows[place]), _NONE) if number >= 0 else _NONE
-            if forward >= 0:
+            if number not in self._matched:
+                self._matched[number] = self._match(number) if number >= 0 else {}
+            if (forward := self._matched[number].get(int(rows[place]), _NONE)) >= 0:
                 stacks[place] = self._lives.stack[forward]
         return stacks
 
-    def matched(self, number: int) -> MatchedPass:
-        """Result of one backward pass."""
-        if number not in self._matched:
-            self._matched[number] = self._match(number)
-        return self._matched[number]
-
-    def _match(self, number: int) -> MatchedPass:
+    def _match(self, number: int) -> dict[int, int]:
+        """For blocks of one backward pass, a block of the operation of forward of each."""
         start, end = int(self._backwards.start[number]), int(self._backwards.end[number])
         since = int(self._backwards.end[number - 1]) if number else 0
         before = np.searchsorted(self._steps.start, start) - 1
@@ -166,7 +153,7 @@ class BackwardLines:
         allocated, freed = self._between(since, start), self._between(start, end)
         stack = self._lives.stack
         if self._frames.recomputes[stack[freed]].any():
-            return MatchedPass({})
+            return {}
         operation, node = self._frames.operation[stack[allocated]], self._frames.node[stack[freed]]
         forward = list(zip(allocated[operation >= 0].tolist(), operation[operation >= 0].tolist(), strict=True))
         backward = list(zip(freed[node >= 0].tolist(), node[node >= 0].tolist(), strict=True))[::-1]
@@ -194,7 +181,7 @@ class _NodeMatching:
         certain = {name for name in wanted if frames.names[name] in _ALWAYS_NEW}
         self._made, self._done = _runs(forward, certain), _runs(backward, certain)
 
-    def run(self, *, is_open: bool) -> MatchedPass:
+    def run(self, *, is_open: bool) -> dict[int, int]:
         """Match operations of backward with operations of forward.
 
         Args:
@@ -210,8 +197,7 @@ class _NodeMatching:
             contradicted += part is None
             num_found += low == high or part != {}
             matches |= part if part and (low or not is_open) else {}
-        trusted = contradicted * _PAIRS_PER_CONTRADICTION <= num_found
-        return MatchedPass(matches if trusted else {}, contradicted, num_found)
+        return matches if contradicted * _PAIRS_PER_CONTRADICTION <= num_found else {}
 
     def _bounds(self) -> list[tuple[int, int]]:
         """First and last run of forward that each run of backward may belong to; empty if they cannot match."""

@@ -145,23 +145,19 @@ class TriedRequests:
             and where the change would have acted before the recording.
         """
         modelled = self._modelled
-        if modelled is None or not _fails(modelled.baseline, entry):
+        if modelled is None or entry not in modelled.baseline.unserved:
             return None
         if modelled.is_from_start and trial not in _OF_REQUESTS:
             return None
         if trial not in self._found:
             self._found[trial] = _TRIALS[trial](modelled).outcome(modelled)
         outcome = self._found[trial]
-        return not _fails(outcome, entry) and (outcome.failure is None or outcome.failure.entry > entry)
+        return entry not in outcome.unserved and (outcome.failure is None or outcome.failure.entry > entry)
 
     @cached_property
     def _modelled(self) -> Modelled | None:
         modelled = model_device(self._device)
         return None if modelled is None else modelled.as_it_failed
-
-
-def _fails(outcome: Need, entry: int) -> bool:
-    return entry in outcome.unserved
 
 
 _OF_REQUESTS: Final[frozenset[Trial]] = frozenset({"free at once"})

@@ -129,16 +129,13 @@ class BlockFacts(LifeFacts):
             may_be[may_be] &= lives.end[news[may_be]] > lives.free_entry[olds[may_be]]
             olds, news = olds[may_be], news[may_be]
             freed, made = self.state.trace.stack[lives.free_entry[olds]].tolist(), lives.stack[news].tolist()
-            is_of_line = np.array([*map(self._is_of_line, freed, made)], dtype=np.bool_)
+            lines = self.sites.users_lines  # of the program's own
+            same = (lines(one)[:1] == lines(other)[:1] != () for one, other in zip(freed, made, strict=True))
+            is_of_line = np.array([*same], dtype=np.bool_)
             is_new[news[is_of_line]] = True
             olds = np.unique(news[is_of_line])
             olds = olds[(self.freed_by_program | self.data_was_set | self.buffer_was_set)[olds]]
         return is_new
-
-    def _is_of_line(self, freed: int, made: int) -> bool:
-        """Whether two stacks are of one line of the program's own."""
-        lines = self.sites.users_lines
-        return lines(freed)[:1] == lines(made)[:1] != ()
 
     def _made_before_free(self, rows: Ints) -> Ints:
         """The last block of each row's size that was made before the row was freed, or `NONE`."""

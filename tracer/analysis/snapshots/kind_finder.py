@@ -17,7 +17,7 @@ from tracer.analysis.snapshots.counting import BlockFacts
 from tracer.analysis.snapshots.phases import DevicePhases
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
-from tracer.arrays import Bools, Ints, at
+from tracer.arrays import Ints, at
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Lives, Replay, as_it_failed
 
@@ -80,11 +80,6 @@ class KindFinder:
             if entry >= 0 and stretches.containing(np.array([entry]))[0] >= 0:
                 return phase
         return ""
-
-    @property
-    def met_backward(self) -> Bools:
-        """Whether backward ran while each block was in use [lives]."""
-        return self.facts.meets_backward
 
     @cached_property
     def backward_lines(self) -> BackwardLines:

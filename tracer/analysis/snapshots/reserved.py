@@ -162,11 +162,12 @@ class _Account:
             for shared in self._segment(segment, add):
                 if shared.free:
                     self._hold(shared, holders)
-        rows = [
-            ReservedRow(_pool_name(pool, is_small), stream, reason, size, count)
-            for (pool, is_small, stream, reason), (size, count) in sums.items()
-            if size
-        ]
+        rows = []
+        for (pool, is_small, stream, reason), (size, count) in sums.items():
+            half = "small" if is_small else "large"
+            name = half if pool == DEFAULT_POOL else f"{half} of {pool_words(f'{pool[0]},{pool[1]}')}"
+            if size:
+                rows.append(ReservedRow(name, stream, reason, size, count))
         return Reserved(
             entry=entry,
             bytes=sum(row.bytes for row in rows),
@@ -251,8 +252,3 @@ class _Account:
             return unknown
         site = self._sites.site(int(self._stack[life]))
         return unknown if site.frame == NO_FRAMES and self._begin[life] == BEFORE else site
-
-
-def _pool_name(pool: PoolId, is_small: bool) -> str:
-    half = "small" if is_small else "large"
-    return half if pool == DEFAULT_POOL else f"{half} of {pool_words(f'{pool[0]},{pool[1]}')}"

@@ -197,17 +197,15 @@ def _in_generated_code(python: list[Frame]) -> tuple[str, Frame | None]:
         return "", None
     if at and (inner := next(filter(is_users, python[:at]), None)) is not None:
         return graph, inner  # generated code has called the user's
-    behind = itertools.takewhile(lambda frame: _calls_no_graph(frame) and not compiled_graph(frame), python[at + 1 :])
-    own = list(behind)
+    own = list(itertools.takewhile(lambda frame: not _runs_graphs(frame), python[at + 1 :]))
     # Without an end by torch's own code it is the caller's stack: nothing tells that a node's is in between.
     is_nodes = at + 1 + len(own) < len(python)
     return graph, next(filter(is_users, own), None) if is_nodes else None
 
 
-def _calls_no_graph(frame: Frame) -> bool:
-    """Whether a frame is none of those of torch's that run generated code."""
-    file = torch_file(frame)
-    return file is None or not file.startswith(_RUNS_GRAPHS)
+def _runs_graphs(frame: Frame) -> bool:
+    """Whether a frame is of generated code, or of torch's that runs it."""
+    return (torch_file(frame) or "").startswith(_RUNS_GRAPHS) or bool(compiled_graph(frame))
 
 
 def _node_or_operation(frames: list[Frame]) -> str:

@@ -168,7 +168,7 @@ def variables_over_the_step(case: Case) -> Iterator[Cause]:
     # Over one step: what outlives a second one is kept for good, and is growth.
     has_step = (lives.end > starts[next_step]) & (lives.end <= starts[next_step + 1])
     is_held = (case.kind == Kind.HELD) | ((case.kind == Kind.ACTIVATION) & _is_freed_by_program(case))
-    rows = np.flatnonzero(is_held & has_step & case.device.kinds.met_backward)
+    rows = np.flatnonzero(is_held & has_step & case.device.kinds.facts.meets_backward)
     if not len(rows):
         return
     entry = start[next_step[rows]]
