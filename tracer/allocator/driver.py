@@ -147,7 +147,8 @@ class PackingDriver:
         self.reserved += size
         address = self._pieces.take_lowest(size) if size < CHUNK_BYTES else None
         if address is None:
-            address = self._whole_chunks(size)
+            whole = self._chunks.take_highest(_in_chunks(size))
+            address = self._fresh(size) if whole is None else whole
             if rest := _in_chunks(size) - size:
                 self._pieces.add(address + size, rest)
         return address
@@ -177,10 +178,6 @@ class PackingDriver:
     def unmap(self, address: int, size: int) -> None:
         """Give the bytes back."""
         self.reserved -= size
-
-    def _whole_chunks(self, size: int) -> int:
-        address = self._chunks.take_highest(_in_chunks(size))
-        return self._fresh(size) if address is None else address
 
     def _fresh(self, size: int) -> int:
         self._lowest -= _in_chunks(size)

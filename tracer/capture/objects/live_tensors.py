@@ -111,7 +111,8 @@ class LiveTensors:
 
 def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
     """Find every tensor and storage that Python can reach now, and what graphs of theirs keep for backward."""
-    static_caches = _static_cache_classes()
+    kind = getattr(sys.modules.get("transformers.cache_utils"), "StaticLayer", None)
+    static_caches = () if kind is None else (kind,)
     objects: list[Any] = objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer, *static_caches))
     caches = [object_ for object_ in objects if isinstance(object_, static_caches)]
     tensors = [object_ for object_ in objects if isinstance(object_, Tensor)]
@@ -132,11 +133,6 @@ def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
     found = (*named, *trained, *state, *_caches(modules, caches), *of_graphs, *rest)
     buckets = torch_distributed.bucket_sizes(modules)
     return LiveTensors(found, is_complete, buckets, _module_names(roots, models or {}))
-
-
-def _static_cache_classes() -> tuple[type, ...]:
-    kind = getattr(sys.modules.get("transformers.cache_utils"), "StaticLayer", None)
-    return () if kind is None else (kind,)
 
 
 def _caches(modules: Iterable[nn.Module], static: Iterable[Any]) -> Iterator[tuple[Role, str, Tensor]]:

@@ -80,7 +80,8 @@ def _paths(wanted: set[int], given: Mapping[str, nn.Module]) -> tuple[dict[int, 
     paths, inside = dict[int, _Path](), dict[int, _Path]()
     seen: set[int] = set()
     for roots in (_variables(is_users=True), _variables(is_users=False)):
-        queue = deque((_path_of(name), value, False, 0) for name, value in roots)
+        named_roots = [((name,) if name.isidentifier() and name != "self" else (), value) for name, value in roots]
+        queue = deque[tuple[_Path, Any, bool, int]]((path, value, False, 0) for path, value in named_roots)
         while queue and len(paths) + len(inside) < len(wanted) and len(seen) < _MAX_OBJECTS:
             path, holder, is_inside, depth = queue.popleft()
             if id(holder) in seen:
@@ -110,10 +111,6 @@ def _variables(*, is_users: bool) -> list[tuple[str, Any]]:
     for frame in reversed(frames):
         variables += locals_of(frame)
     return variables
-
-
-def _path_of(variable: str) -> _Path:
-    return () if variable == "self" or not variable.isidentifier() else (variable,)
 
 
 def _held_by(holder: Any) -> Iterator[tuple[str, Any]]:

@@ -134,19 +134,14 @@ class StorageObserver:
         for text, (at, end) in [(text, piece) for text, of in blocks.items() for piece in of.idle]:
             self._rows.append((now, at, end - at, int(Role.IDLE), self._names[""], self._devices[text]))
         for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.buckets]:
-            self._note_bucket(now, at, size, self._devices[text], found)
+            there = found.get((at, device := self._devices[text]))
+            if there is None or there[0][3] == Role.HELD:
+                self._rows.append((now, at, size, int(Role.BUCKET), self._names["DistributedDataParallel"], device))
         if is_walk:  # A look may have taken a tensor for a workspace by its size, 32 MiB on an H100
             self._rows = [row for row in self._rows if row[3] != Role.WORKSPACE or (row[1], row[5]) not in found]
         for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.workspaces]:
             if (at, device := self._devices[text]) not in found:
                 self._rows.append((now, at, size, int(Role.WORKSPACE), self._names["cuBLAS"], device))
-
-    def _note_bucket(
-        self, now: int, at: int, size: int, device: int, found: Mapping[tuple[int, int], tuple[_Row, object]]
-    ) -> None:
-        there = found.get((at, device))
-        if there is None or there[0][3] == Role.HELD:
-            self._rows.append((now, at, size, int(Role.BUCKET), self._names["DistributedDataParallel"], device))
 
     def _in_files(self, found: _Found) -> tuple[tuple[int, int], ...]:
         """Begin and end of what tensors show of mapped files and no model or optimizer has: it is not allocated."""

@@ -236,9 +236,10 @@ def _step(holder: Any, inner: Any, before: list[str]) -> _Step:
     if issubclass(kind, (*_UNCHANGING, type)):
         return _Step(text, None)
     is_attribute = text == IN_DICT or before[-1:] == [IN_DICT] or joined(before).endswith(OF_MODULES)
-    if issubclass(kind, list | set | deque) or (
-        issubclass(kind, dict) and not is_attribute and _has_more_like(holder, inner)
-    ):
+    is_collection = issubclass(kind, list | set | deque)
+    if issubclass(kind, dict) and not is_attribute:  # with several values of one kind, it and not the one key holds
+        is_collection = sum(type(value) is type(inner) for value in dict.values(holder)) > 1
+    if is_collection:
         return _Step(text, id(holder))
     return _Step(text, (id(holder), id(inner)))
 
@@ -285,8 +286,3 @@ def spelled_cycle(pairs: Iterable[tuple[Any, Any]]) -> list[str]:
         else:
             shown.append(f"{type(holder).__name__}{part}")
     return shown
-
-
-def _has_more_like(holder: dict[Any, Any], held: Any) -> bool:
-    """Whether a dictionary has several values of one kind, so that it and not the one key is what holds them."""
-    return sum(type(value) is type(held) for value in dict.values(holder)) > 1

@@ -62,14 +62,10 @@ def every_rendezvous(store: Store, rank: int, world_size: int) -> Iterator[None]
     def met(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
         yield store, rank, world_size
 
-    with patch.dict(_handlers(), dict.fromkeys(_SCHEMES, met)):
+    # Ways to find each other, by the scheme of an address; torch.distributed has a function of the module's name.
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    with patch.dict(handlers, dict.fromkeys(_SCHEMES, met)):
         yield
-
-
-def _handlers() -> dict[str, Any]:
-    """Ways to find each other, by the scheme of an address; torch.distributed has a function of the module's name."""
-    handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
-    return handlers
 
 
 @contextmanager
