@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -570,3 +571,28 @@ def test_it_is_explained_to_the_byte(packages: tuple[str, ...], script: str, tmp
     peak = json.loads((tmp_path / "found" / "peak.json").read_text())
     assert peak["unexplained_bytes"] == 0
     assert sum(row["bytes"] for row in peak["rows"]) == peak["allocator_peak_bytes"] == peak["peak_bytes"]
+
+
+IN_THE_STEP = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(24)]).cuda()
+optimizer = torch.optim.RMSprop(model.parameters(), momentum=0.9, foreach=True)
+for step in range(4):
+    model(torch.randn(16, 1024, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_an_optimizer_makes_in_the_step_that_fails_is_not_its_state(tmp_path: Path) -> None:
+    """RMSprop with momentum keeps two blocks a parameter; that its foreach form makes more is why memory ends."""
+    (tmp_path / "train.py").write_text(IN_THE_STEP, "utf-8")
+    run = called(tmp_path, "run", "--on", "rtx4090:1200MiB", "--save-dir", "out", "train.py")
+    assert run.returncode == 1, run.stderr
+    sums = Counter[str]()
+    for row in peak_of(tmp_path / "out")["rows"]:
+        sums[row["category"]] += row["bytes"]
+    assert sums["OPTIMIZER_STATE"] == 2 * sums["PARAMETER"] and sums["TEMPORARY"] > 90 << 20
+    answer = " ".join(run.stdout.split())
+    assert "The optimizer's foreach implementation makes 48 blocks" in answer
+    assert "Give the optimizer foreach=False" in answer and "fused=True" not in answer

@@ -356,10 +356,28 @@ def with_allocator_history(
     history = join_history(snapshot, findings.device, cycle.lifetimes)
     if history is None:
         return findings
-    explain = partial(peak_report, cycle, known=known, history=history)
     failures = history.state.trace.where(Action.OOM)
+    if len(failures):
+        cycle = replace(cycle, blocks=_of_failed_step(cycle, history, int(failures[-1])))
+    explain = partial(peak_report, cycle, known=known, history=history)
     peak, at_failure = explain(), explain(entry=int(failures[-1])) if len(failures) else None
     if at_failure is not None and at_failure.peak_bytes == peak.peak_bytes:
         peak = at_failure  # of two moments with as much in use, people ask about this one
     joined = replace(cycle, peak=peak, history=history, at_failure=at_failure)
     return replace(findings, cycles=(*findings.cycles[:number], joined, *findings.cycles[number + 1 :]))
+
+
+def _of_failed_step(cycle: CycleFindings, history: JoinedHistory, failure: int) -> ClassifiedBlocks:
+    """The blocks, where the optimizer's step has failed: what it has made and its state has not is temporary."""
+    from tracer.analysis.snapshots.stack_facts import Fact, has
+
+    blocks = cycle.blocks
+    of_state = (blocks.kind == Kind.OPTIMIZER_STATE) & (blocks.evidence == Evidence.HELD_OBJECT)
+    stack = int(history.state.trace.stack[failure])
+    if not of_state.any() or not has(history.sites.facts[stack : stack + 1], Fact.OPTIMIZER_STEP).any():
+        return blocks
+    made_last = blocks.step == cycle.attribution.allocation_step.max(initial=-1)
+    in_flight = (blocks.evidence == Evidence.OPTIMIZER_KEPT) & made_last
+    kind = np.where(in_flight, int(Kind.TEMPORARY), blocks.kind)
+    evidence = np.where(in_flight, int(Evidence.WITHIN_FAILED_STEP), blocks.evidence)
+    return replace(blocks, kind=kind, evidence=evidence)

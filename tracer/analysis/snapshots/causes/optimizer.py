@@ -63,13 +63,7 @@ def _innermost(case: Case, stack: int) -> tuple[str, int]:
 
 def optimizer_temporaries(case: Case) -> Iterator[Cause]:
     """Temporaries that the optimizer's foreach implementation makes for all parameters at once."""
-    is_foreach = case.with_frame(
-        lambda frame: (
-            is_python(frame)
-            and frame.name.startswith("_multi_tensor_")
-            and (torch_file(frame) or "").removeprefix("optim/") in _FUSED
-        )
-    )
+    is_foreach = case.with_frame(_is_foreach)
     rows = np.flatnonzero(is_foreach[case.lives.stack] & (case.kind != Kind.OPTIMIZER_STATE))
     if not len(rows) or not case.is_worth(without=rows):
         return
@@ -84,14 +78,29 @@ def optimizer_temporaries(case: Case) -> Iterator[Cause]:
         else ""
     )
     now = f"; {case.words(held)} of them were in use" if len(held) else ""
+    is_fused = case.with_frame(_has_fused)[case.lives.stack[rows]].all()
+    change = (
+        "give the optimizer fused=True, which makes none of them (or foreach=False, one parameter at a time)"
+        if is_fused
+        else "give the optimizer foreach=False: it then updates one parameter at a time"
+    )
     yield Cause(
         "optimizer temporaries",
         f"{first}The optimizer's foreach implementation makes {some(len(rows), 'block')} for all parameters at once"
         f"{now}.",
-        "give the optimizer fused=True, which makes none of them (or foreach=False, one parameter at a time)",
+        change,
         lambda modelled: without_blocks(modelled, rows),
         gives_up=GivesUp.A_LITTLE,
     )
+
+
+def _is_foreach(frame: Frame) -> bool:
+    is_of_torch = (torch_file(frame) or "").startswith("optim/")
+    return is_python(frame) and frame.name.startswith("_multi_tensor_") and is_of_torch
+
+
+def _has_fused(frame: Frame) -> bool:
+    return _is_foreach(frame) and (torch_file(frame) or "").removeprefix("optim/") in _FUSED
 
 
 def gradients_freed_late(case: Case) -> Iterator[Cause]:
