@@ -14,6 +14,7 @@ from tracer.analysis.snapshots.changed_requests import with_earlier_frees, with_
 from tracer.analysis.snapshots.frames import is_label, is_python, torch_file
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Ints
+from tracer.snapshot.columns import Frame
 from tracer.units import format_bytes, some
 
 _FUSED: Final = ("adam.py", "adamw.py", "sgd.py", "adagrad.py")
