@@ -22,7 +22,7 @@ class Fused(Hooks, makes="fused-optimizer"):
         """Set the options before the first step: state that is there already was made for the other kernels."""
         if optimizer.state:
             return
-        is_fused = type(optimizer) in _FUSED_ON_CUDA and _can_be_fused(optimizer) and not _has_sparse(optimizer)
+        is_fused = type(optimizer) in _FUSED_ON_CUDA and _can_be_fused(optimizer)
         for group in optimizer.param_groups:
             if group.get("foreach", False) is not False or is_fused:
                 group["foreach"] = False
@@ -34,15 +34,11 @@ class Fused(Hooks, makes="fused-optimizer"):
                 group["fused"] = True
 
 
-def _has_sparse(optimizer: torch.optim.Optimizer) -> bool:
-    grads = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
-    return any(grad is not None and grad.is_sparse for grad in grads)
-
-
 def _can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Fused kernels take real floating point parameters.
+    """Fused kernels take real floating point parameters, whose gradients are dense.
 
     Source: the check in `Adam.__init__`, torch/optim/adam.py.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return all(parameter.is_floating_point() for parameter in parameters)
+    has_sparse = any(one.grad is not None and one.grad.is_sparse for one in parameters)
+    return not has_sparse and all(parameter.is_floating_point() for parameter in parameters)
