@@ -15,6 +15,7 @@ import torch
 
 from tests.processes import run_python
 from tests.skips import ONLY_GPU_SKIPS
+from tracer.commands.doctor import NEWEST_TRIED_TORCH, OLDEST_TORCH
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = (ROOT / ".ci/run").read_text()
@@ -126,6 +127,9 @@ def test_the_oldest_torch_is_the_one_that_is_promised() -> None:
     (oldest,) = [each.removeprefix("torch>=") for each in dependencies if each.startswith("torch>=")]
     assert f"({oldest} or newer)" in (ROOT / "README.md").read_text()
     assert f'"torch {oldest} to' in (ROOT / "tracer/capture/torch_private/torch_profiler.py").read_text()
+    if (weekly := ROOT / ".github/workflows/torch.yml").is_file():
+        tried = [".".join(map(str, numbers)) for numbers in (OLDEST_TORCH, NEWEST_TRIED_TORCH)]
+        assert re.findall(r"torch==([\d.]+)\.\*", weekly.read_text()) == tried
 
 
 def test_every_package_of_the_oldest_is_locked_at_its_oldest() -> None:
