@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
 _BASE = {"tracer.arrays", "tracer.block_sizes", "tracer.errors", "tracer.units", "tracer.collector",
-         "tracer.command_line", "tracer.loaded_modules", "tracer.nested", "tracer.openmp_threads", "tracer.user_cache",
+         "tracer.command_line", "tracer.loaded_modules", "tracer.nested", "tracer.user_cache",
          "tracer.working_folder", "tracer.own_files"}  # fmt: skip
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
@@ -34,7 +34,6 @@ ROOMS: dict[str, set[str]] = {
     "tracer.command_line": set(),
     "tracer.loaded_modules": set(),
     "tracer.nested": set(),
-    "tracer.openmp_threads": {"tracer.loaded_modules"},
     "tracer.working_folder": set(),
     "tracer.own_files": set(),
     "tracer.user_cache": set(),

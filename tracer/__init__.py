@@ -30,7 +30,6 @@ The folders are the data flow: what happened, what it means, who wants to know.
     collector          Python's garbage collector, paused where both readers run
     command_line       how this process was called
     nested             the walk over nested inputs and outputs
-    openmp_threads     how long threads wait before they sleep, which costs whatever else trains on the same cores
     user_cache         what is compiled for this user: kept, and deleted when no longer used
     null_gpu/          a GPU that computes nothing: how it is built for the torch at hand, and how a process runs on it
     workloads/         how a model, or a file:factory, becomes a training step

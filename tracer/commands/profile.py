@@ -16,7 +16,7 @@ import typer
 
 from tracer.command_line import program_commit
 from tracer.commands import options as opt
-from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, was_given
+from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, spin_shortly, was_given
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
 from tracer.commands.options import number, option
 from tracer.commands.workload_options import (
@@ -31,7 +31,6 @@ from tracer.commands.workload_options import (
 )
 from tracer.errors import OutputError, UsageError
 from tracer.exporters.screen.terminal import progress_bar, say, screen, shows_bars
-from tracer.openmp_threads import spin_shortly
 from tracer.results.files import (
     MAX_MEM,
     MEMORY_REPORT,
