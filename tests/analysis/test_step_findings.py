@@ -117,9 +117,11 @@ def test_growth_ends_where_the_peak_of_a_step_meets_the_limit() -> None:
     growth = found(end_bytes=lambda step: 100 + step, peak_bytes=lambda step: 600 + step).growth
     assert growth is not None and growth.trend.bytes_per_step == MIB
     assert growth.end_step is not None and abs(growth.end_step - 400) <= 1
+    assert not growth.is_at_latest
     # A peak of long ago says nothing of these steps.
     growth = found(end_bytes=lambda step: 100 + step, peak_bytes=900).growth
     assert growth is not None and growth.end_step is not None and abs(growth.end_step - 900) <= 1
+    assert growth.is_at_latest
 
 
 def test_without_a_limit_there_is_no_end() -> None:

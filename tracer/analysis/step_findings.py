@@ -108,6 +108,7 @@ class GrowthOverSteps:
     trend: Trend
     limit_bytes: int | None  # What there is for this process; None where nobody says
     end_step: int | None  # The step in which it ends if it goes on; None without a limit
+    is_at_latest: bool = False  # Peaks within these steps are not known, an earlier one was higher
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +157,18 @@ def _growth(columns: StepColumns, limit_bytes: int | None, least_bytes: int) -> 
         return None
     if limit_bytes is None:
         return GrowthOverSteps(trend, None, None)
-    return GrowthOverSteps(trend, limit_bytes, trend.step_at(limit_bytes - _above_the_end(columns, trend)))
+    above = _above_the_end(columns, trend)
+    return GrowthOverSteps(trend, limit_bytes, trend.step_at(limit_bytes - (above or 0)), is_at_latest=above is None)
 
 
-def _above_the_end(columns: StepColumns, trend: Trend) -> int:
-    """How far a step's peak usually lies above its end, of the steps in the later half of a trend with a new peak."""
+def _above_the_end(columns: StepColumns, trend: Trend) -> int | None:
+    """How far a step's peak usually lies above its end, of the steps in the later half of a trend with a new peak.
+
+    None where no step has a new peak: that of long ago says nothing of these.
+    """
     late = columns.step > (trend.first_step + trend.last_step) // 2
     late &= np.diff(columns.peak_bytes, prepend=columns.peak_bytes[:1]) > 0
-    return max(0, int(np.median((columns.peak_bytes - columns.end_bytes)[late]))) if late.any() else 0
+    return max(0, int(np.median((columns.peak_bytes - columns.end_bytes)[late]))) if late.any() else None
 
 
 def _fragmenting(columns: StepColumns) -> Fragmenting | None:

@@ -126,7 +126,8 @@ def _growth_sentence(growth: GrowthOverSteps, unit: str) -> str:
     )
     if growth.end_step is None or growth.limit_bytes is None:
         return f"{sentence}."
-    return f"{sentence}; at this rate {format_bytes(growth.limit_bytes)} are full in step {growth.end_step:,}."
+    latest = ", at the latest" if growth.is_at_latest else ""
+    return f"{sentence}; at this rate {format_bytes(growth.limit_bytes)} are full in step {growth.end_step:,}{latest}."
 
 
 def _kept_lines(report: WatchReport) -> Iterator[str]:
