@@ -212,30 +212,26 @@ _DIFF_VERSION = 1
 
 def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> dict[str, Any]:
     """Two peaks, device by device; the changes of each list sum to the change of the peak."""
-    header = json_header("diff", _DIFF_VERSION)
-    devices = [diff_device(diff) for diff in diffs]
-    return {**header, "before": before, "after": after, "devices": devices}
+    devices = [
+        {
+            "device": diff.after.device,
+            "before_phase": diff.before.phase,
+            "after_phase": diff.after.phase,
+            **_diff_sizes(diff.before.bytes, diff.after.bytes),
+            **{f"by_{name}": [_change(change, name) for change in changes] for name, changes in diff.changes.items()},
+        }
+        for diff in diffs
+    ]
+    return {**json_header("diff", _DIFF_VERSION), "before": before, "after": after, "devices": devices}
 
 
-def change_values(change: PeakChange, gathered_by: str) -> dict[str, Any]:
-    """Return a change: its name, and its bytes before and after."""
+def _change(change: PeakChange, gathered_by: str) -> dict[str, Any]:
     name: dict[str, Any] = {"name": list(change.name)}
     if gathered_by in ("kind", "stack"):
         name = {"kind": change.name[0], "stack": list(change.name[1:])}
     counts = {"before_count": change.before_count, "after_count": change.after_count}
     own = dict(zip(("before_own_peak_bytes", "after_own_peak_bytes"), change.own_peaks or (), strict=False))
     return {**name, **_diff_sizes(change.before_bytes, change.after_bytes), **counts, **own, "growth": change.growth}
-
-
-def diff_device(diff: PeakDiff) -> dict[str, Any]:
-    """Return the change of one device's peak, as an element of `devices`."""
-    return {
-        "device": diff.after.device,
-        "before_phase": diff.before.phase,
-        "after_phase": diff.after.phase,
-        **_diff_sizes(diff.before.bytes, diff.after.bytes),
-        **{f"by_{name}": [change_values(change, name) for change in changes] for name, changes in diff.changes.items()},
-    }
 
 
 def _diff_sizes(before: int, after: int) -> dict[str, int]:
