@@ -576,7 +576,7 @@ def test_it_is_explained_to_the_byte(packages: tuple[str, ...], script: str, tmp
 IN_THE_STEP = """
 import torch
 model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(24)]).cuda()
-optimizer = torch.optim.RMSprop(model.parameters(), momentum=0.9, foreach=True)
+optimizer = torch.optim.RMSprop(model.parameters(), weight_decay=0.1, momentum=0.9, foreach=True)
 for step in range(4):
     model(torch.randn(16, 1024, device="cuda")).square().mean().backward()
     optimizer.step()
