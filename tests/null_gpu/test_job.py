@@ -16,7 +16,7 @@ import pytest
 from tests.null_gpu.started import ROOT, called, needs_null_gpu, programs_in
 from tests.processes import run_python
 from tracer.errors import TracerError
-from tracer.null_gpu.cards import H100
+from tracer.null_gpu.cards import CONTEXT_BYTES, H100
 from tracer.null_gpu.job.place import (
     RankPlace,
     earlier_ranks_by,
@@ -410,3 +410,62 @@ def test_a_lone_rank_allocates_what_one_of_two_real_ones_does(how: str, tmp_path
             assert found[0]["peak_bytes"] - found[1]["peak_bytes"] in range(65)
         else:
             assert found[0]["peak_bytes"] >= found[1]["peak_bytes"]
+
+
+# ---- ranks of which all fill the first GPU: the verdict is that of the GPU, and the line and its remedy are named
+
+
+PROGRAMS = Path(__file__).with_name("first_gpu_programs.py")
+SIZE = 2 << 30
+FULL = (
+    "a_checkpoint_by_map_location",
+    "a_tensor_in_a_hook",
+    "results_of_an_evaluation",
+    "a_default_device",
+    "a_library_at_import",
+)
+
+
+def answer(name: str, folder: Path) -> tuple[int, dict[str, Any]]:
+    """The status and the document of two ranks on cards with room for one of them."""
+    ended = called(folder, "predict", str(PROGRAMS), "--on", "2xh100:4GiB", "--json", name)
+    assert ended.stdout.startswith("{"), ended.stderr[-3000:]
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def line_of(name: str) -> int:
+    """The line of a program that ends with `# there`."""
+    lines = PROGRAMS.read_text("utf-8").splitlines()
+    begin = next(row for row, line in enumerate(lines) if line == f"def {name}() -> None:")
+    return next(row + 1 for row, line in enumerate(lines) if row > begin and line.endswith("# there"))
+
+
+@needs_null_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_two_ranks_that_fill_the_first_gpu_are_out_of_memory_at_its_line(name: str, tmp_path: Path) -> None:
+    status, document = answer(name, tmp_path)
+    assert (status, document["fits"]) == (3, False)
+    first = document["gpus"][0]
+    guest = next(held for held in first["holdings"] if not held["is_own"])
+    assert guest["rank"] == 1 and guest["torch_bytes"] >= SIZE
+    file, number = guest["line"]
+    is_librarys = name == "a_library_at_import"
+    assert Path(file).name == ("library_of_tables.py" if is_librarys else PROGRAMS.name)
+    assert number == (2 if is_librarys else line_of(name))
+    assert document["gpus"][1]["holdings"][0]["torch_bytes"] < SIZE
+    # The sum is that of the processes, with a context each; the card has 4 GiB.
+    parts = sum(held["torch_bytes"] + held["shared_bytes"] for held in first["holdings"])
+    assert first["held_bytes"] == parts + 2 * CONTEXT_BYTES > 4 << 30
+
+
+@needs_null_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "num_guests"), [("a_loader_that_pins", 1), ("a_synchronization", 1), ("each_on_its_own", 0)]
+)
+def test_a_context_alone_is_told_and_fits(name: str, num_guests: int, tmp_path: Path) -> None:
+    status, document = answer(name, tmp_path)
+    assert (status, document["fits"]) == (0, True)
+    guests = [held for held in document["gpus"][0]["holdings"] if not held["is_own"]]
+    assert [held["bytes"] for held in guests] == [CONTEXT_BYTES] * num_guests
