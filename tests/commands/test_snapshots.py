@@ -16,7 +16,7 @@ import pytest
 
 import main
 from tests.allocator.recorded import Program
-from tests.analysis.snapshots.allocator_samples import full
+from tests.analysis.snapshots.recorded_program import full
 from tests.commands import test_profile as profile
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.report_readers import query

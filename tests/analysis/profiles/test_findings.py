@@ -17,7 +17,7 @@ from torch import nn
 from tests.allocator.recorded import MIB
 from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
 from tests.analysis.profiles.test_attribution import profiled, recorded
-from tests.analysis.snapshots.allocator_samples import fragmented
+from tests.analysis.snapshots.recorded_program import fragmented
 from tests.exporters.recording_file.samples import on_cpu, on_cuda
 from tests.histories import START_NS, Event, Key, known_of, levels_of, recording_of
 from tests.training_steps import WORKLOADS, Recorded, build_workload, record

@@ -14,8 +14,18 @@ from hypothesis import strategies as st
 import tracer.allocator.replay as replay_file
 from tests.allocator.recorded import GIB, MIB, Program
 from tests.allocator.recording_allocator import RecordingAllocator
-from tests.analysis.snapshots.allocator_samples import SMALL_STACK, by_reason, explain, fragmented, full, screen
-from tests.analysis.snapshots.recorded_program import Recorded, layer, line, train
+from tests.analysis.snapshots.recorded_program import (
+    SMALL_STACK,
+    Recorded,
+    by_reason,
+    explain,
+    fragmented,
+    full,
+    layer,
+    line,
+    screen,
+    train,
+)
 from tests.snapshot.dumps import block, entry, freed, segment, snapshot
 from tracer.allocator.history import FailedRequest, Need
 from tracer.allocator.replay import smallest_capacity

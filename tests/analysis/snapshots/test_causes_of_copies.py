@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.allocator.recorded import MIB, Program
-from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
 from tests.analysis.snapshots.recorded_program import (
     ACCUMULATE,
     BACKWARD,
@@ -20,9 +19,13 @@ from tests.analysis.snapshots.recorded_program import (
     STEP,
     TORCH,
     Recorded,
+    explain,
     first,
+    fragmented,
+    full,
     layer,
     line,
+    screen,
     train,
 )
 from tests.snapshot.dumps import frame
