@@ -13,7 +13,6 @@ import gc
 import json
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -372,17 +371,16 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
         torch._dynamo.reset()
         gc.collect()
         program, before = build(), _switches()
-        call, begin = program.compiled(), time.perf_counter()
-        steps, session, results = trained(program, call, Path(folder))
-        seconds, after = time.perf_counter() - begin, _switches()
+        steps, session, results = trained(program, program.compiled(), Path(folder))
+        after = _switches()
         again = _reported_again(Path(folder))
     findings = session.results.findings
     cycle, peak = findings.worst, findings.worst.peak
-    found: dict[str, Any] = {"name": name, "seconds": seconds, "peak_bytes": peak.peak_bytes}
+    found: dict[str, Any] = {"name": name, "peak_bytes": peak.peak_bytes}
     found |= {"rows_bytes": sum(row.bytes for row in peak.rows), "unexplained_bytes": peak.unexplained_bytes}
     found |= {"input_bytes": peak.by_category().get("INPUT", 0), "batch_bytes": max(steps.batch_bytes)}
     found |= {"report_is_same": again, "watch_fault": repr(session._compile_watch.fault)}
-    total = dict.fromkeys(("compiled", "with_line", "copies", "with_module", "in_module"), 0)
+    total = dict.fromkeys(("compiled", "with_line", "with_module", "in_module"), 0)
     lines = set()
     columns = (peak.blocks.allocation, peak.blocks.size_bytes, peak.blocks.module, peak.blocks.frame)
     for allocation, size_bytes, module, frame in zip(*(column.tolist() for column in columns), strict=True):
@@ -391,7 +389,6 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
         total["compiled"] += size_bytes
         total["with_line"] += size_bytes if frame >= 0 else 0
         if origin.line is not None:
-            total["copies"] += size_bytes * origin.is_copy
             lines.add(tuple(origin.line))
             if origin.node is not None and origin.node.module_id >= 0:
                 total["in_module"] += size_bytes
@@ -402,26 +399,21 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
         found
         | {
             "bytes": total,
-            "lines": len(lines),
             "lines_not_in_eager": sorted(f"{Path(file).name}:{line}" for file, line in lines - eager_lines),  # type: ignore[arg-type]
             "again": sorted(line for _, line in lines_of(cycle, Evidence.COMPILED_RECOMPUTED)),
             "again_in_eager": sorted(line for _, line in eager_again),
-            "saved_bytes": sum(saved.values()),
             "said_saved_bytes": sum(size for _, size in said),
             "said_and_not_saved": sorted(size for address, size in said if saved.get(address) != size),
             "saved_and_no_activation": sorted(
                 size for block in saved.items() if block not in kept for size in block[1:]
             ),
             "modules": sorted({row.module for row in peak.rows if row.module}),
-            "ops": sorted({row.op for row in peak.rows if row.op}),
             "known_names": sorted(session.known.names),
             "sentences": compiled_sentences(findings),
             "left_behind": [name for name, value in before.items() if value is not None and after[name] != value],
             "is_torchs_timeline": all(map(_is_torchs_timeline, results)),
             "is_same_code": build in WITHOUT_INDUCTOR
             or {_code(graph.text) for graph in findings.compiled.graphs if graph.nodes} <= set(_codes(build)),
-            "kinds": peak.by_category(),
-            "graphs": [[one.is_backward, len(one.nodes)] for one in findings.compiled.graphs],
         }
     )
 
