@@ -375,9 +375,9 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_runs(
     [
         (["--batch-size", "many"], "'--batch-size': many is not a whole number"),
         (["--top", "-1"], "'--top': -1 is less than 0"),
-        (["--n-mode", "3"], "No such option: --n-mode"),
+        (["--n-mode", "3"], "No such option"),
         (["snapshott"], "No such command 'snapshott'. Did you mean snapshot?"),
-        (["run", "--save-dirs", "x", "a.py"], "--save-dir)"),
+        (["run", "--save-dirs", "x", "a.py"], "--save-dir"),
         (["train.py"], "To profile a script: main.py run train.py"),
         (["tests"], "For a snapshot: main.py snapshot tests"),
         (["--data", "burgers"], "burgers"),

@@ -80,7 +80,7 @@ def test_an_option_of_ours_among_the_scripts_is_told(command: str) -> None:
 
 def test_before_a_script_an_unknown_option_is_a_mistake() -> None:
     result = invoke("predict", "--epochs", "3", "x.py", "--on", "h100")
-    assert result.exit_code == 2 and "No such option: --epochs" in result.stderr
+    assert result.exit_code == 2 and "No such option" in result.stderr and "--epochs" in result.stderr
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
