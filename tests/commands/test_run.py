@@ -340,6 +340,12 @@ def test_a_file_that_is_no_script_is_a_sentence(name: str, text: str, words: str
     assert done.stderr.startswith(f"Error: {words}\nHint: ")
 
 
+def test_a_script_may_name_what_runs_it(tmp_path: Path) -> None:
+    """As `uv run` does, with the packages in comments."""
+    done = run(tmp_path, script(tmp_path, "#!/usr/bin/env uv run\nprint('ran')"))
+    assert done.returncode == 0 and done.stdout == "ran\n"
+
+
 def test_a_script_that_fails_before_it_trains_is_not_advised_to_use_inference(tmp_path: Path) -> None:
     text = "import torch\ntorch.nn.Linear(4, 4).requires_grad_(False)(torch.ones(2, 4))\nraise ValueError('no data')"
     done = run(tmp_path, script(tmp_path, text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import runpy
 import shlex
 import sys
@@ -68,6 +69,7 @@ class Script(NamedTuple):
 
 
 _MOST_LOOKED_AT: Final = 4096
+_SHELL: Final = re.compile(rb"#!.*\b(ba|da|fi|k|z)?sh\b")
 _NO_SCRIPTS: Final = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".txt", ".md")
 
 
@@ -77,7 +79,7 @@ def _check_text(name: str, begin: bytes) -> None:
     if suffix == ".ipynb":
         hint = "`%load_ext tracer` gives its cells %%memory_timeline; `jupyter nbconvert --to script` makes a script."
         raise TracerError(f"{name} is a notebook and no script.", hint=hint)
-    if suffix in (".sh", ".bash") or (first_line.startswith(b"#!") and b"python" not in first_line):
+    if suffix in (".sh", ".bash") or (suffix != ".py" and _SHELL.match(first_line)):
         raise TracerError(f"{name} is a script of another program.", hint="Name the Python script that it starts.")
     if suffix in _NO_SCRIPTS:
         raise TracerError(f"{name} is no Python script.", hint="Name the script first, then its arguments.")
