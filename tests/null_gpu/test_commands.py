@@ -584,6 +584,32 @@ for step in range(4):
 """
 
 
+FAILS_IN_BACKWARD = """
+import torch
+
+layer = torch.nn.Linear(4096, 4096, device="cuda")
+x = torch.randn(4096, 4096, device="cuda")
+for _ in range(3):
+    h = layer(x)
+    for _ in range(8):
+        h = torch.sin(h)
+    loss = h.sum()
+    del h
+    loss.backward()
+"""
+
+
+def test_what_a_backward_that_fails_has_not_come_to_is_for_it(tmp_path: Path) -> None:
+    """Eight results of 64 MiB are saved, and the first thing that backward asks for does not fit: Python holds none."""
+    (tmp_path / "train.py").write_text(FAILS_IN_BACKWARD, "utf-8")
+    run = called(tmp_path, "run", "--on", "h100:1450MiB", "--save-dir", "out", "train.py")
+    assert run.returncode == 1, run.stderr
+    sums = Counter[str]()
+    for row in peak_of(tmp_path / "out")["failure"]["rows"]:
+        sums[row["category"]] += row["bytes"]
+    assert sums["ACTIVATION"] >= 8 << 26 and sums["HELD"] < 1 << 20
+
+
 def test_what_an_optimizer_makes_in_the_step_that_fails_is_not_its_state(tmp_path: Path) -> None:
     """RMSprop with momentum keeps two blocks a parameter; that its foreach form makes more is why memory ends."""
     (tmp_path / "train.py").write_text(IN_THE_STEP, "utf-8")

@@ -171,6 +171,7 @@ class Evidence(IntEnum):
     OPTIMIZER_KEPT = 8, "made by the optimizer and kept"
     WITHIN_OPTIMIZER = 9, "made and freed by the optimizer"
     WITHIN_FAILED_STEP = 91, "made by the optimizer in the step that failed, not in its state"
+    AWAITS_FAILED_BACKWARD = 92, "made in forward, in use when its backward failed"
     NO_TENSOR = 10, "never seen as a tensor, freed by its own operator"
     SEEN_BEFORE = 11, "allocated before the recording, role unknown"
     OUTSIDE = 12, "made outside forward, backward and optimizer, and kept"

@@ -20,8 +20,9 @@ from tracer.analysis.profiles.compiled_owners import with_compiled_owners
 from tracer.analysis.profiles.growth import Growth, Survivors, find_growth, find_survivors
 from tracer.analysis.profiles.memory_timeline import Breakdown, CycleBreakdown, cycle_breakdown, device_index
 from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report, worst_of
+from tracer.analysis.profiles.storage_uses import backward_passes
 from tracer.analysis.profiles.torch_categories import Categories, categorize
-from tracer.arrays import Int, Ints, PerBlock
+from tracer.arrays import Bool, Int, Ints, PerBlock, at
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph
@@ -98,8 +99,8 @@ def _stretches(recording: Recording, attribution: Attribution) -> dict[tuple[int
         return {}
     end_ns = np.maximum.reduceat(ops.end_ns[rows], first)
     stretches: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for at, end in zip(first.tolist(), end_ns.tolist(), strict=True):
-        stretches.setdefault((int(step[at]), int(phase[at])), []).append((int(ops.start_ns[rows[at]]), end))
+    for begin, end in zip(first.tolist(), end_ns.tolist(), strict=True):
+        stretches.setdefault((int(step[begin]), int(phase[begin])), []).append((int(ops.start_ns[rows[begin]]), end))
     return stretches
 
 
@@ -368,16 +369,36 @@ def with_allocator_history(
 
 
 def _of_failed_step(cycle: CycleFindings, history: JoinedHistory, failure: int) -> ClassifiedBlocks:
-    """The blocks, where the optimizer's step has failed: what it has made and its state has not is temporary."""
+    """The blocks, where a backward pass or an optimizer's step has failed.
+
+    What forward has made for the rest of the backward is an activation: nobody else needs to hold it. What the
+    optimizer has made and its state has not is temporary.
+    """
     from tracer.analysis.snapshots.stack_facts import Fact, has
 
-    blocks = cycle.blocks
-    of_state = (blocks.kind == Kind.OPTIMIZER_STATE) & (blocks.evidence == Evidence.HELD_OBJECT)
+    blocks, attribution = cycle.blocks, cycle.attribution
     stack = int(history.state.trace.stack[failure])
-    if not of_state.any() or not has(history.sites.facts[stack : stack + 1], Fact.OPTIMIZER_STEP).any():
+    facts = history.sites.facts[stack : stack + 1]
+    of_state = (blocks.kind == Kind.OPTIMIZER_STATE) & (blocks.evidence == Evidence.HELD_OBJECT)
+    if of_state.any() and has(facts, Fact.OPTIMIZER_STEP).any():
+        made_last = blocks.step == attribution.allocation_step.max(initial=-1)
+        in_flight = (blocks.evidence == Evidence.OPTIMIZER_KEPT) & made_last
+        return _called(blocks, in_flight, Kind.TEMPORARY, Evidence.WITHIN_FAILED_STEP)
+    # Autograd's threads have no Python frame; with C++ frames the engine is seen.
+    in_backward = has(facts, Fact.ENGINE).any() or not has(facts, Fact.STACK).any()
+    start_ns, end_ns = backward_passes(cycle.recording, attribution)
+    if not in_backward or not len(start_ns) or (history.entry > failure).any():
         return blocks
-    made_last = blocks.step == cycle.attribution.allocation_step.max(initial=-1)
-    in_flight = (blocks.evidence == Evidence.OPTIMIZER_KEPT) & made_last
-    kind = np.where(in_flight, int(Kind.TEMPORARY), blocks.kind)
-    evidence = np.where(in_flight, int(Evidence.WITHIN_FAILED_STEP), blocks.evidence)
-    return replace(blocks, kind=kind, evidence=evidence)
+    made_ns = at(cycle.recording.allocations.time_ns, blocks.allocation, -1)
+    before_last_ns = end_ns[-2] if len(end_ns) > 1 else -1
+    awaits = (blocks.evidence == Evidence.HELD_AFTER_BACKWARD) & (made_ns > before_last_ns)
+    awaits &= (made_ns < start_ns[-1]) & (cycle.lifetimes.freed_at >= len(cycle.lifetimes.events))
+    return _called(blocks, awaits, Kind.ACTIVATION, Evidence.AWAITS_FAILED_BACKWARD)
+
+
+def _called(blocks: ClassifiedBlocks, chosen: PerBlock[Bool], kind: Kind, evidence: Evidence) -> ClassifiedBlocks:
+    return replace(
+        blocks,
+        kind=np.where(chosen, int(kind), blocks.kind),
+        evidence=np.where(chosen, int(evidence), blocks.evidence),
+    )
