@@ -303,6 +303,9 @@ def logits(case: Case) -> Iterator[Cause]:
 def _cause(case: Case, rows: Ints, sentence: str, *, asks: bool = False) -> Cause:
     forward = rows[~has(case.facts[rows], Fact.ENGINE)]
     trains = case.is_training or case.last_learning > BEFORE or bool(has(case.facts, Fact.BACKWARD_CALL).any())
+    # A first step has no backward yet: it has a loss, or graphs that keep blocks for one.
+    trains |= bool(case.with_frame(_is_cross_entropy)[case.asked_stack]) or bool(_is_of_loss(case)[rows].any())
+    trains |= case.in_graphs is not None and len(case.in_graphs) > 0
     change = (
         f"compute the loss, or the log-probabilities, in {_PARTS} parts of the tokens, each recomputed in backward "
         "(torch.utils.checkpoint), or by an operator that never makes the logits whole (a fused linear cross entropy)"
