@@ -610,6 +610,31 @@ def test_what_a_backward_that_fails_has_not_come_to_is_for_it(tmp_path: Path) ->
     assert sums["ACTIVATION"] >= 8 << 26 and sums["HELD"] < 1 << 20
 
 
+FAILS_IN_LOSS = """
+import torch
+
+layer = torch.nn.Linear(4096, 4096, device="cuda")
+x, kept = torch.randn(4096, 4096, device="cuda"), []
+for step in range(3):
+    h = layer(x)
+    loss = sum(torch.sin(h * number).sum() for number in range(2 + 8 * step))
+    loss.backward()
+    kept.append(h.detach())
+    del h, loss
+"""
+
+
+def test_what_a_loss_that_fails_has_made_is_for_backward(tmp_path: Path) -> None:
+    """What the second step's loss saves is an activation, and what the program keeps of the first is held."""
+    (tmp_path / "train.py").write_text(FAILS_IN_LOSS, "utf-8")
+    run = called(tmp_path, "run", "--on", "h100:1700MiB", "--save-dir", "out", "train.py")
+    assert run.returncode == 1, run.stderr
+    sums = Counter[str]()
+    for row in peak_of(tmp_path / "out")["failure"]["rows"]:
+        sums[row["category"]] += row["bytes"]
+    assert sums["HELD"] == 1 << 26 and sums["ACTIVATION"] >= 6 << 26
+
+
 def test_what_an_optimizer_makes_in_the_step_that_fails_is_not_its_state(tmp_path: Path) -> None:
     """RMSprop with momentum keeps two blocks a parameter; that its foreach form makes more is why memory ends."""
     (tmp_path / "train.py").write_text(IN_THE_STEP, "utf-8")

@@ -172,6 +172,7 @@ class Evidence(IntEnum):
     WITHIN_OPTIMIZER = 9, "made and freed by the optimizer"
     WITHIN_FAILED_STEP = 91, "made by the optimizer in the step that failed, not in its state"
     AWAITS_FAILED_BACKWARD = 92, "made in forward, in use when its backward failed"
+    AWAITS_BACKWARD = 93, "made with gradients on in the step that failed, no backward since"
     NO_TENSOR = 10, "never seen as a tensor, freed by its own operator"
     SEEN_BEFORE = 11, "allocated before the recording, role unknown"
     OUTSIDE = 12, "made outside forward, backward and optimizer, and kept"

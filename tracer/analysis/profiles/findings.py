@@ -12,7 +12,7 @@ from tracer.analysis.compiled.origins import compiled_origins
 from tracer.analysis.kinds import Evidence, Kind, levels_by_kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
-from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
+from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history, last_events
 from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, Cycle, classify_blocks
@@ -20,7 +20,7 @@ from tracer.analysis.profiles.compiled_owners import with_compiled_owners
 from tracer.analysis.profiles.growth import Growth, Survivors, find_growth, find_survivors
 from tracer.analysis.profiles.memory_timeline import Breakdown, CycleBreakdown, cycle_breakdown, device_index
 from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report, worst_of
-from tracer.analysis.profiles.storage_uses import backward_passes
+from tracer.analysis.profiles.storage_uses import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.torch_categories import Categories, categorize
 from tracer.arrays import Bool, Int, Ints, PerBlock, at
 from tracer.capture.objects.known_storages import KnownStorages
@@ -369,10 +369,10 @@ def with_allocator_history(
 
 
 def _of_failed_step(cycle: CycleFindings, history: JoinedHistory, failure: int) -> ClassifiedBlocks:
-    """The blocks, where a backward pass or an optimizer's step has failed.
+    """The blocks, where a step has failed in its forward, loss, backward or optimizer.
 
-    What forward has made for the rest of the backward is an activation: nobody else needs to hold it. What the
-    optimizer has made and its state has not is temporary.
+    What forward and the loss have made for a backward that has not come to it is an activation: nobody else needs to
+    hold it. What the optimizer has made and its state has not is temporary.
     """
     from tracer.analysis.snapshots.stack_facts import Fact, has
 
@@ -384,16 +384,23 @@ def _of_failed_step(cycle: CycleFindings, history: JoinedHistory, failure: int) 
         made_last = blocks.step == attribution.allocation_step.max(initial=-1)
         in_flight = (blocks.evidence == Evidence.OPTIMIZER_KEPT) & made_last
         return _called(blocks, in_flight, Kind.TEMPORARY, Evidence.WITHIN_FAILED_STEP)
-    # Autograd's threads have no Python frame; with C++ frames the engine is seen.
-    in_backward = has(facts, Fact.ENGINE).any() or not has(facts, Fact.STACK).any()
-    start_ns, end_ns = backward_passes(cycle.recording, attribution)
-    if not in_backward or not len(start_ns) or (history.entry > failure).any():
+    if (history.entry > failure).any():  # The program went on
         return blocks
-    made_ns = at(cycle.recording.allocations.time_ns, blocks.allocation, -1)
-    before_last_ns = end_ns[-2] if len(end_ns) > 1 else -1
-    awaits = (blocks.evidence == Evidence.HELD_AFTER_BACKWARD) & (made_ns > before_last_ns)
-    awaits &= (made_ns < start_ns[-1]) & (cycle.lifetimes.freed_at >= len(cycle.lifetimes.events))
-    return _called(blocks, awaits, Kind.ACTIVATION, Evidence.AWAITS_FAILED_BACKWARD)
+    recording, (_, position) = cycle.recording, last_events(history, cycle.lifetimes, failure)
+    is_alive = cycle.lifetimes.freed_at > position
+    made_ns = at(recording.allocations.time_ns, blocks.allocation, -1)
+    start_ns, end_ns = (np.append(-1, column) for column in backward_passes(recording, attribution))
+    # Autograd's threads have no Python frame; with C++ frames the engine is seen.
+    if has(facts, Fact.ENGINE).any() or not has(facts, Fact.STACK).any():
+        of_last = (made_ns > end_ns[:-1].max(initial=-1)) & (made_ns < start_ns[-1])
+        awaits = np.isin(blocks.evidence, (Evidence.HELD_AFTER_BACKWARD, Evidence.WITHIN_FORWARD)) & of_last & is_alive
+        return _called(blocks, awaits, Kind.ACTIVATION, Evidence.AWAITS_FAILED_BACKWARD)
+    # In forward or the loss: what the loop has computed of the last call's results is as much for a backward.
+    began_ns = outermost_calls(recording, attribution).start_ns.max(initial=-1)
+    has_grad = at(records_grad(recording), blocks.op, False) & (began_ns >= 0)
+    awaits = np.isin(blocks.evidence, (Evidence.OUTSIDE, Evidence.WITHIN_LOOP)) & has_grad & is_alive
+    awaits &= made_ns > max(began_ns, end_ns[-1])
+    return _called(blocks, awaits, Kind.ACTIVATION, Evidence.AWAITS_BACKWARD)
 
 
 def _called(blocks: ClassifiedBlocks, chosen: PerBlock[Bool], kind: Kind, evidence: Evidence) -> ClassifiedBlocks:
