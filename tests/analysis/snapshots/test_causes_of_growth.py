@@ -479,6 +479,9 @@ def test_a_graph_that_backward_retains(is_used: bool, is_retained: bool) -> None
     assert ("graph retained" in found) is (is_used and is_retained)
     if is_used and is_retained:
         assert "90.00 MiB in 9 blocks" in found["graph retained"].sentence
+        in_graph = frozenset(block.address for block in kept)
+        assert "graph retained" in program.changes(objects_of(in_graphs=in_graph))
+        assert "graph retained" not in program.changes(objects_of(in_graphs=frozenset()))  # a list holds results
 
 
 CAST = frame("at::autocast::cached_cast(c10::ScalarType, at::Tensor const&, c10::DeviceType)", "??", 0)

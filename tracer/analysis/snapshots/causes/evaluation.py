@@ -100,6 +100,8 @@ def retained_graphs(case: Case) -> Iterator[Cause]:
     is_held = np.bincount(call[rows], minlength=len(lines)) >= _LEAST_BLOCKS
     is_held &= np.bincount(call[rows], size[rows], len(lines)) >= _KEPT_SHARE * made
     held = rows[(was_used & is_held)[call[rows]]]
+    if case.in_graphs is not None:  # a list of results holds as much, and no graph
+        held = np.intersect1d(held, case.in_graphs)
     if not case.is_much(held):
         return
     mine = np.flatnonzero(np.append(was_used, False)[call] & ~case.stays)
