@@ -275,7 +275,9 @@ def test_a_call_of_the_model_with_more_than_the_training_has() -> None:
     change = first(program)
     assert change.cause == "long batch"
     assert change.sentence.startswith("The call of the model at /home/me/train.py:13 is larger than those before")
-    assert "smaller batches there" in change.words
+    assert "smaller batches there, and put their results together on the host" in change.words
+    in_training = program.changes(objects_of(is_training=True))["long batch"]
+    assert "smaller batches there, and backward for each" in in_training.words
 
 
 def test_the_state_of_a_first_step_that_is_still_to_come() -> None:

@@ -116,7 +116,11 @@ def long_batch(case: Case) -> Iterator[Cause]:
         f"{f'The call of the model at {called.file}:{called.line}' if is_other and called else 'This iteration'} is "
         f"larger than those before: the same lines make blocks {times} times as large, "
         f"{case.with_asked(held, asked)}.",
-        "call the model with smaller batches there, and put their results together on the host"
+        (
+            "call the model with smaller batches there, and backward for each (gradients add up)"
+            if case.trains_now
+            else "call the model with smaller batches there, and put their results together on the host"
+        )
         if is_other
         else "make these in parts, or limit what they grow with: the number of boxes, points or pairs of a sample"
         if not case.in_model[held].any()
@@ -302,10 +306,9 @@ def logits(case: Case) -> Iterator[Cause]:
 
 def _cause(case: Case, rows: Ints, sentence: str, *, asks: bool = False) -> Cause:
     forward = rows[~has(case.facts[rows], Fact.ENGINE)]
-    trains = case.is_training or case.last_learning > BEFORE or bool(has(case.facts, Fact.BACKWARD_CALL).any())
-    # A first step has no backward yet: it has a loss, or graphs that keep blocks for one.
+    trains = case.trains_now or case.last_learning > BEFORE or bool(has(case.facts, Fact.BACKWARD_CALL).any())
+    # A first step has no backward yet, and its loss needs all of the logits.
     trains |= bool(case.with_frame(_is_cross_entropy)[case.asked_stack]) or bool(_is_of_loss(case)[rows].any())
-    trains |= case.in_graphs is not None and len(case.in_graphs) > 0
     change = (
         f"compute the loss, or the log-probabilities, in {_PARTS} parts of the tokens, each recomputed in backward "
         "(torch.utils.checkpoint), or by an operator that never makes the logits whole (a fused linear cross entropy)"

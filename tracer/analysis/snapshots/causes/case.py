@@ -260,6 +260,11 @@ class Case:
         return self.in_use[np.isin(self.lives.addr[self.in_use], [*addresses])]
 
     @property
+    def trains_now(self) -> bool:
+        """Whether a model in training mode failed, or graphs keep blocks of one that is not known to evaluate."""
+        return self.is_training or bool(self.in_graphs is not None and len(self.in_graphs) and not self.is_evaluating)
+
+    @property
     def has_no_graph(self) -> bool:
         """Whether it is known that nothing is kept for a backward.
 
