@@ -94,7 +94,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "tracer.sessions": ("tracer.sessions.jobs", "tracer.sessions.trials"),
 }
 # The longest way from a room to the base, in rooms: `commands` to `errors`.
-MAX_FLOORS = 12
+MAX_FLOORS = 11
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
 READ_RECORDINGS = {f"tracer.allocator.{name}" for name in ("history", "start_state", "statistics", "reproduce")}
 PRIVATE_TORCH = "tracer.capture.torch_private"
