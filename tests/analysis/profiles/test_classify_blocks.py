@@ -248,6 +248,7 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         ({**BACKWARD, **INPUT, "is_source": True}, Kind.AUTOGRAD_DETAIL),
         ({**BACKWARD, "used_by_backward": True}, Kind.AUTOGRAD_DETAIL),
     ),
+    (Evidence.WITHIN_FAILED_STEP, ({**OPTIMIZER, "is_of_failed_optimizer": True}, Kind.TEMPORARY)),
     (
         Evidence.OPTIMIZER_KEPT,
         (OPTIMIZER, Kind.OPTIMIZER_STATE),
@@ -291,6 +292,12 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         ({**TRAINED, "is_without_grad": True, "freed": Phase.FORWARD}, Kind.EVALUATION),
     ),
     (
+        Evidence.AWAITS_BACKWARD,
+        # What nobody but the graph has, and what went as the exception passed.
+        ({**TRAINED, "awaits_backward": True}, Kind.ACTIVATION),
+        ({**TRAINED, "awaits_backward": True, "freed": Phase.FORWARD}, Kind.ACTIVATION),
+    ),
+    (
         Evidence.WITHIN_FORWARD,
         ({**TRAINED, "freed": Phase.FORWARD}, Kind.TEMPORARY),
         ({**TRAINED, "freed": Phase.FORWARD, "knows_uses": False, "outlived_step": False}, Kind.TEMPORARY),
@@ -330,6 +337,14 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         ({"knows_uses": False, "freed": Phase.OTHER, "outlived_backward": True, "outlived_step": False}, Kind.INPUT),
     ),
     (Evidence.UNTIL_NEXT_BATCH, ({**TRACED, "freed": Phase.OTHER, "is_replaced": True}, Kind.INPUT)),
+    (
+        Evidence.AWAITS_BACKWARD,
+        ({"awaits_backward": True, "made_with_grad": True}, Kind.ACTIVATION),
+        (
+            {"awaits_backward": True, "made_with_grad": True, "freed": Phase.OTHER, "outlived_step": False},
+            Kind.ACTIVATION,
+        ),
+    ),
     (Evidence.WITHIN_LOOP, ({"freed": Phase.OTHER, "outlived_step": False}, Kind.TEMPORARY)),
     (
         Evidence.OUTSIDE,
@@ -411,6 +426,10 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
         Kind.TEMPORARY,
         Evidence.WITHIN_LOOP,
     ),
+    # In a step that failed: a result without a graph, one with a graph of before, and what the loop has made.
+    ({"awaits_backward": True}, Kind.HELD, Evidence.OUTSIDE),
+    ({"made_with_grad": True}, Kind.HELD, Evidence.OUTSIDE),
+    ({"is_of_failed_optimizer": True}, Kind.HELD, Evidence.OUTSIDE),
     ({"category": Category.ACTIVATION}, Kind.HELD, Evidence.OUTSIDE),
     ({"knows_uses": False, "freed": Phase.OTHER, "outlived_step": False}, Kind.TEMPORARY, Evidence.WITHIN_LOOP),
     ({"knows_uses": False, "outlived_backward": True}, Kind.HELD, Evidence.OUTSIDE),

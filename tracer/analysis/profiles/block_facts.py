@@ -61,6 +61,14 @@ KIND_OF_ROLE = {
 truth, number = FactsOf["Facts"].truth, FactsOf["Facts"].number
 
 
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """Where the last step of a recording ran out of memory."""
+
+    position: int  # Of the last event until then in `BlockLifetimes.events`
+    phase: Phase  # The loss is FORWARD
+
+
 @dataclass(frozen=True, eq=False)
 class Facts:
     """The facts of the blocks of one device, columns [B]."""
@@ -72,6 +80,7 @@ class Facts:
     category: PerBlock[Int]  # Torch's, at the moment
     known: KnownStorages | None
     time_ns: int  # The moment that is asked about, that of the peak
+    failed: FailedStep | None = None
 
     def __len__(self) -> int:
         return len(self.category)
@@ -254,6 +263,36 @@ class Facts:
         releases: Bools = np.zeros(len(start_ns) + 1, np.bool_)
         releases[let_go_in[let_go_in >= 0]] = True
         return np.asarray(releases[np.searchsorted(start_ns, self.made_ns, side="right")], np.bool_)
+
+    # ---- a step that failed ------------------------------------------------------------------------------------------
+
+    def failed_in(self, phase: Phase) -> PerBlock[Bool]:
+        """In use as the last step failed in this phase; none where none did."""
+        is_there = self.failed is not None and self.failed.phase == phase
+        position = self.failed.position if self.failed is not None else NONE
+        alive = (self.lifetimes.made_at <= position) & (self.lifetimes.freed_at > position)
+        return np.asarray(is_there & alive, np.bool_)
+
+    @truth
+    def awaits_backward(self) -> PerBlock[Bool]:
+        """In use as a step failed, made for a backward that had not come to it.
+
+        A failed backward is the last pass, and what was made between the one before and it is for it. Where forward or
+        the loss failed, what was made since the last call of a model began is for a pass that never came.
+        """
+        start_ns, end_ns = (np.append(NONE, column) for column in self.passes)
+        of_last_pass = (self.made_ns > end_ns[:-1].max(initial=NONE)) & (self.made_ns < start_ns[-1])
+        called_ns = self.model_calls.start_ns.max(initial=NONE)
+        since_call = (self.made_ns > max(called_ns, end_ns[-1])) & (called_ns >= 0)
+        awaits = self.failed_in(Phase.BACKWARD) & of_last_pass | self.failed_in(Phase.FORWARD) & since_call
+        return np.asarray(awaits, np.bool_)
+
+    @truth
+    def is_of_failed_optimizer(self) -> PerBlock[Bool]:
+        """In use as an optimizer's step failed, made in that step, where its state is known and has it not."""
+        knows_state = bool((self.role == Role.OPTIMIZER_STATE).any())
+        is_last = self.step == self.step.max(initial=NONE)
+        return np.asarray(self.failed_in(Phase.OPTIMIZER) & is_last & knows_state, np.bool_)
 
     # ---- who made it -------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind, Rule, first_that_holds
 from tracer.analysis.profiles.attribution import Attribution
-from tracer.analysis.profiles.block_facts import NONE, Facts
+from tracer.analysis.profiles.block_facts import NONE, Facts, FailedStep
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import common_modules
 from tracer.analysis.profiles.torch_categories import Categories
@@ -75,6 +75,8 @@ RULES: tuple[Rule, ...] = (
         ("made_in_backward", "not knows_uses", "meets_step", "is_of_gradients_size"),
     ),
     Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, ("made_in_backward",)),
+    # In a step that failed: what it has made and its state has not.
+    Rule(Evidence.WITHIN_FAILED_STEP, Kind.TEMPORARY, ("made_in_optimizer", "is_of_failed_optimizer")),
     Rule(Evidence.OPTIMIZER_KEPT, Kind.OPTIMIZER_STATE, ("made_in_optimizer", "outlived_step")),
     Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, ("made_in_optimizer",)),
     # From here on it was made in forward or by the loop.
@@ -89,6 +91,8 @@ RULES: tuple[Rule, ...] = (
         ("used_by_backward or made_in_forward", "used_by_backward or freed_in_backward"),
     ),
     Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, ("made_in_forward", "is_without_grad")),
+    # Its step failed before a backward came to it: nothing that happens later can tell that.
+    Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, ("made_in_forward", "awaits_backward")),
     Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, ("made_in_forward", "went_back", "not outlived_backward")),
     # An output of the model's, or a loss: whether backward also used it, a trace does not say.
     Rule(
@@ -106,6 +110,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, ("not knows_uses", "outlived_backward", "not outlived_step")),
     # `for batch in loader` keeps the old one until there is a new one.
     Rule(Evidence.UNTIL_NEXT_BATCH, Kind.INPUT, ("not knows_uses", "is_replaced")),
+    Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, ("awaits_backward", "made_with_grad")),
     Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, ("freed_in_loop", "not outlived_step")),
     Rule(Evidence.OUTSIDE, Kind.HELD),
 )
@@ -157,16 +162,18 @@ def classify_blocks(
     *,
     known: KnownStorages | None = None,
     time_ns: int,
+    failed: FailedStep | None = None,
 ) -> ClassifiedBlocks:
     """Say of every block of one device, row by row, what it is, how that is known, and who made it.
 
     Args:
         time_ns: The moment of which torch's categories are taken, that of the peak: they change where a tensor is
             written to.
+        failed: Where the last step ran out of memory.
     """
     allocation = lifetimes.allocation
     category = _categories_at(recording, categories, lifetimes, time_ns)
-    facts = Facts(recording, categories, attribution, lifetimes, category, known, time_ns)
+    facts = Facts(recording, categories, attribution, lifetimes, category, known, time_ns, failed)
     kind, evidence = apply_rules(facts)
     none = np.full(len(allocation), NONE, np.int64)
     return ClassifiedBlocks(

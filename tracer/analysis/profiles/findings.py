@@ -14,15 +14,16 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
 from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history, last_events
 from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
+from tracer.analysis.profiles.block_facts import FailedStep
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, Cycle, classify_blocks
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
 from tracer.analysis.profiles.growth import Growth, Survivors, find_growth, find_survivors
 from tracer.analysis.profiles.memory_timeline import Breakdown, CycleBreakdown, cycle_breakdown, device_index
 from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report, worst_of
-from tracer.analysis.profiles.storage_uses import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.torch_categories import Categories, categorize
-from tracer.arrays import Bool, Int, Ints, PerBlock, at
+from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Int, Ints, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph
@@ -358,8 +359,10 @@ def with_allocator_history(
     if history is None:
         return findings
     failures = history.state.trace.where(Action.OOM)
-    if len(failures):
-        cycle = replace(cycle, blocks=_of_failed_step(cycle, history, int(failures[-1])))
+    if len(failures) and (failed := _failed_step(cycle, history, int(failures[-1]))) is not None:
+        parts = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes)
+        blocks = classify_blocks(*parts, known=known, time_ns=_peak_ns(cycle.recording, cycle.lifetimes), failed=failed)
+        cycle = replace(cycle, blocks=blocks)
     explain = partial(peak_report, cycle, known=known, history=history)
     peak, at_failure = explain(), explain(entry=int(failures[-1])) if len(failures) else None
     if at_failure is not None and at_failure.peak_bytes == peak.peak_bytes:
@@ -368,44 +371,18 @@ def with_allocator_history(
     return replace(findings, cycles=(*findings.cycles[:number], joined, *findings.cycles[number + 1 :]))
 
 
-def _of_failed_step(cycle: CycleFindings, history: JoinedHistory, failure: int) -> ClassifiedBlocks:
-    """The blocks, where a step has failed in its forward, loss, backward or optimizer.
+def _failed_step(cycle: Cycle, history: JoinedHistory, failure: int) -> FailedStep | None:
+    """Return where the step failed that this entry of the history ended; None where the program went on.
 
-    What forward and the loss have made for a backward that has not come to it is an activation: nobody else needs to
-    hold it. What the optimizer has made and its state has not is temporary.
+    The stack of the failed request tells the phase: autograd's threads have no Python frame, and with C++ frames the
+    engine is seen.
     """
-    from tracer.analysis.snapshots.stack_facts import Fact, has
-
-    blocks, attribution = cycle.blocks, cycle.attribution
+    if (history.entry > failure).any():
+        return None
     stack = int(history.state.trace.stack[failure])
     facts = history.sites.facts[stack : stack + 1]
-    of_state = (blocks.kind == Kind.OPTIMIZER_STATE) & (blocks.evidence == Evidence.HELD_OBJECT)
-    if of_state.any() and has(facts, Fact.OPTIMIZER_STEP).any():
-        made_last = blocks.step == attribution.allocation_step.max(initial=-1)
-        in_flight = (blocks.evidence == Evidence.OPTIMIZER_KEPT) & made_last
-        return _called(blocks, in_flight, Kind.TEMPORARY, Evidence.WITHIN_FAILED_STEP)
-    if (history.entry > failure).any():  # The program went on
-        return blocks
-    recording, (_, position) = cycle.recording, last_events(history, cycle.lifetimes, failure)
-    is_alive = cycle.lifetimes.freed_at > position
-    made_ns = at(recording.allocations.time_ns, blocks.allocation, -1)
-    start_ns, end_ns = (np.append(-1, column) for column in backward_passes(recording, attribution))
-    # Autograd's threads have no Python frame; with C++ frames the engine is seen.
-    if has(facts, Fact.ENGINE).any() or not has(facts, Fact.STACK).any():
-        of_last = (made_ns > end_ns[:-1].max(initial=-1)) & (made_ns < start_ns[-1])
-        awaits = np.isin(blocks.evidence, (Evidence.HELD_AFTER_BACKWARD, Evidence.WITHIN_FORWARD)) & of_last & is_alive
-        return _called(blocks, awaits, Kind.ACTIVATION, Evidence.AWAITS_FAILED_BACKWARD)
-    # In forward or the loss: what the loop has computed of the last call's results is as much for a backward.
-    began_ns = outermost_calls(recording, attribution).start_ns.max(initial=-1)
-    has_grad = at(records_grad(recording), blocks.op, False) & (began_ns >= 0)
-    awaits = np.isin(blocks.evidence, (Evidence.OUTSIDE, Evidence.WITHIN_LOOP)) & has_grad & is_alive
-    awaits &= made_ns > max(began_ns, end_ns[-1])
-    return _called(blocks, awaits, Kind.ACTIVATION, Evidence.AWAITS_BACKWARD)
-
-
-def _called(blocks: ClassifiedBlocks, chosen: PerBlock[Bool], kind: Kind, evidence: Evidence) -> ClassifiedBlocks:
-    return replace(
-        blocks,
-        kind=np.where(chosen, int(kind), blocks.kind),
-        evidence=np.where(chosen, int(evidence), blocks.evidence),
-    )
+    in_backward = has(facts, Fact.ENGINE).any() or not has(facts, Fact.STACK).any()
+    in_optimizer = has(facts, Fact.OPTIMIZER_STEP).any()
+    phase = Phase.OPTIMIZER if in_optimizer else Phase.BACKWARD if in_backward else Phase.FORWARD
+    _, position = last_events(history, cycle.lifetimes, failure)
+    return FailedStep(position, phase)
