@@ -1,4 +1,4 @@
-"""A letter in brackets, as in `[E]`, names one table in every docstring and comment: the legend of `tracer.arrays`."""
+"""The base modules of the package: columns and the legend of their letters, nested values, and units."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from tracer import arrays
 from tracer.capture.objects.storage_observer import input_tensors
 from tracer.nested import leaves
 from tracer.units import GIB, KIB, MIB, format_bytes, format_growth, parse_count, parse_memory, parse_size, some
+
+# ---- the legend of `tracer.arrays`: a letter in brackets, as in `[E]`, names one table everywhere; and columns
+
 
 ROOT = Path(__file__).resolve().parent.parent
 LETTER = re.compile(r"(?<![\w\])])\[([A-Z])(?:,[^\]]*| \+ 1)?\]")

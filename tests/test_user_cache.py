@@ -1,4 +1,4 @@
-"""Which builds are deleted from the cache, and which stay."""
+"""The user's cache: which builds are deleted, which stay, and who may have written them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _Value = TypeVar("_Value", bound=np.generic)
 _Key = TypeVar("_Key", bound=Hashable)
 _MOST_CODES = 1 << 62
 _NAMES: Mapping[str, Any] = {**vars(np), **({"bool": np.bool_} if "bool" in vars(np) else {})}
-"""Of numpy: its functions look some of them up when they are called."""
+"""Names of numpy that its functions look up when they are called."""
 
 Int: TypeAlias = np.int64
 Bool: TypeAlias = np.bool_

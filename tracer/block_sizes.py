@@ -23,7 +23,7 @@ LARGE_SEGMENT_BYTES = 20 * _MIB
 OWN_SEGMENT_BYTES = 10 * _MIB
 """From this rounded size on a request gets a segment of its own size."""
 SEGMENT_STEP_BYTES = 2 * _MIB
-"""What such a segment is a multiple of."""
+"""Such a segment is a multiple of this."""
 
 NUM_INTERVALS = 16
 """`roundup_power2_divisions` has a number for each power of two from 1 MiB to 32 GiB."""
@@ -32,7 +32,7 @@ NO_DIVISIONS = (0,) * NUM_INTERVALS
 
 
 def round_size(requested: int, divisions: Sequence[int] = NO_DIVISIONS) -> int:
-    """The size of the block that serves a request; the block found may be larger and stay so.
+    """Return the size of the block that serves a request; the block found may be larger and stay so.
 
     Args:
         requested: Bytes asked for.
@@ -70,7 +70,7 @@ def round_sizes(requested: Int64s, divisions: Sequence[int] = NO_DIVISIONS) -> I
 
 
 def segment_size(size: int, large_segment_size: int = LARGE_SEGMENT_BYTES) -> int:
-    """What is reserved from the driver for a rounded request that no free block can serve.
+    """Return the bytes to reserve from the driver for a rounded request that no free block can serve.
 
     Args:
         size: Bytes, rounded.

@@ -71,7 +71,7 @@ def role(part: str) -> Any:
 
 
 def take_role(part: str) -> Any:
-    """The same, and processes that this one starts do not have it."""
+    """Return a part of the role, and take it out of the role that later processes inherit."""
     parts = _role()
     taken = parts.pop(part, None)
     os.environ[_ROLE] = json.dumps(parts)

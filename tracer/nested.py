@@ -15,7 +15,7 @@ Leaf = TypeVar("Leaf")
 
 
 def leaves(value: object, kind: type[Leaf], name: str = "") -> Iterator[tuple[str, Leaf]]:
-    """All of a kind in nested mappings, sequences and dataclasses, in order, each with its path: `batch.pair[0]`.
+    """Yield all of a kind in nested mappings, sequences and dataclasses, in order, each with its path: `batch.pair[0]`.
 
     What holds itself is walked once.
 

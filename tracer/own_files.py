@@ -17,7 +17,7 @@ _MOST_FILES: Final = 4096  # Remembered: millions of frames have a few hundred f
 
 @lru_cache(maxsize=_MOST_FILES)
 def is_own_file(file: str) -> bool:
-    """Whether a path is of this program's code: its package here or anywhere, by a file of the same name inside.
+    """True for a path of this program's code: its package here or anywhere, by a file of the same name inside.
 
     A shipped model is as good as the user's own. A file right in a folder `tracer` of someone else's is not of ours.
     """
@@ -33,7 +33,7 @@ def is_own_file(file: str) -> bool:
 
 
 def frames_of_program(files: Sequence[str]) -> list[int]:
-    """Return the rows of a stack's frames, innermost first, that are the program's: none of ours, none that starts it.
+    """Return the rows of a stack's frames, innermost first, without ours and without those that start the program.
 
     Example:
         A script that `run` started has `train.py`, `<frozen runpy>`, `tracer/commands/script.py`, and then typer's

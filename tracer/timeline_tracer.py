@@ -252,7 +252,7 @@ class TimelineTracer:
 
 
 def _is_stopping(prof: Any) -> bool:
-    """Whether the profiler's `stop` is what called; the profiler itself looks the same in `step`."""
+    """True if the profiler's `stop` is the caller; the profiler itself looks the same in `step`."""
     code = getattr(getattr(type(prof), "stop", None), "__code__", None)
     frame: FrameType | None = sys._getframe()
     while frame is not None:

@@ -11,9 +11,9 @@ GIB = 1 << 30
 MAX_BYTES = 1 << 46
 """64 TiB: more than any GPU has, and less than a process has addresses for."""
 MAX_COUNT = (1 << 31) - 1
-"""Of steps, samples, or elements along one dimension."""
+"""Largest number of steps, samples, or elements along one dimension."""
 MAX_RANKS = 1 << 17
-"""Of one job."""
+"""Largest number of ranks of a job."""
 
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000

@@ -178,7 +178,6 @@ def test_what_cannot_be_run_is_a_sentence(on: str | None, words: str, says: str,
     assert hint in str(error.value.hint)
 
 
-@pytest.mark.usefixtures("of_rank")
 def test_one_process_has_the_variables_that_launchers_set(of_rank: dict[str, str]) -> None:
     of_rank.clear()
     script_named(OnOptions(on="h100"), "torchrun", ["train.py"], is_module=False)
@@ -187,13 +186,11 @@ def test_one_process_has_the_variables_that_launchers_set(of_rank: dict[str, str
     }  # fmt: skip
 
 
-@pytest.mark.usefixtures("of_rank")
 def test_ranks_of_mpi_have_its_variables(of_rank: dict[str, str]) -> None:
     script_named(OnOptions(on="2xh100"), "mpirun", ["-np", "2", "python", "train.py"], is_module=False)
     assert (of_rank["OMPI_COMM_WORLD_RANK"], of_rank["PMI_RANK"]) == ("1", "1")
 
 
-@pytest.mark.usefixtures("of_rank")
 def test_precision_of_accelerate_is_told_to_its_processes(of_rank: dict[str, str]) -> None:
     words = ["launch", "--mixed_precision=bf16", "train.py"]
     script_named(OnOptions(on="2xh100"), "accelerate", words, is_module=False)

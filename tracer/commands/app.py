@@ -1,4 +1,4 @@
-"""The program: its commands, of which `profile` is what happens without one."""
+"""The program and its commands; without a command it runs `profile`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Command(TyperCommand):
             return super().parse_args(ctx, self._with_script_apart(args) if self.name in _OPTIONS_MIXED else args)
 
     def _with_script_apart(self, args: list[str]) -> list[str]:
-        """Put `--` in front of the script's options: behind its name, the first that is not ours begins them."""
+        """Put `--` before the script's own options, which begin with the first behind its name that is not ours."""
         options: dict[str, Any] = {name: option for option in self.params for name in option.opts}
         has_script, position = False, 0
         while position < len(args) and args[position] != "--":
@@ -49,7 +49,7 @@ class Command(TyperCommand):
 
 
 class Program(TyperGroup):
-    """All commands by name; profiles without one."""
+    """The commands by name; without one, the program profiles a model."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
@@ -66,14 +66,14 @@ class Program(TyperGroup):
         return self.commands.get(cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, and the options of the profile of a model where they are asked for."""
+        """Write the commands; with --help-all also the options of the profile of a model."""
         parameters: Any = self.params
         for parameter in parameters:
             parameter.hidden = WHOLE_HELP not in ctx.meta and parameter.name not in ("version", "help_all")
         super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the program's own options, and what pyproject.toml says of all."""
+        """Read the program's own options, and the defaults of all commands in pyproject.toml."""
         with errors_for_people():
             if current_folder() is None and not _DO_NOT_TRAIN.intersection(args[:1]):
                 raise TracerError(

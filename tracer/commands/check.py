@@ -145,7 +145,7 @@ def _peak(answer: Prediction, name: str) -> SavedPeak:
 
 
 def _known(baseline: Path, name: str, *, update: bool) -> Mapping[str, SavedPeak]:
-    """What the baseline has; with `update` there may be none."""
+    """Return the peaks of the baseline by name; with `update` the file may be missing."""
     from tracer.exporters.json_documents.peak import read_baseline
 
     if update and not baseline.exists():
@@ -157,7 +157,7 @@ def _known(baseline: Path, name: str, *, update: bool) -> Mapping[str, SavedPeak
 
 
 def _worst_of(job: Job) -> SavedPeak:
-    """The command again as each rank that can differ; the peak of the one that has most."""
+    """Run the command again as each rank that can differ, and return the largest peak."""
     from tracer.exporters.json_documents.peak import read_peak_json
     from tracer.sessions.jobs.run_ranks import run_job
 

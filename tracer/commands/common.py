@@ -1,4 +1,4 @@
-"""What all commands share: mistakes become a line or two, and options know whether they were given."""
+"""Helpers of all commands: errors as a line or two, checks of options and files, and the page in the browser."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from tracer.working_folder import working_folder
 SNAPSHOT_NAME = SNAPSHOT.file_name
 THRESHOLD_EXCEEDED: Final = 3
 """Exit status of an answer that is over a threshold of the user's, such as the memory of a GPU."""
-
-
 _NO_ADDRESSES: Final = re.compile("failed to map segment|can't start new thread|can't allocate memory")
-"""Errors of loading a library, of a thread and of torch's CPU allocator, where the limit is reached."""
+"""Matches errors of loading a library, of a thread and of torch's CPU allocator at the limit of address space."""
 
 
 def address_space_bytes() -> int | None:
@@ -41,7 +39,7 @@ def address_space_bytes() -> int | None:
 
 @contextmanager
 def errors_for_people() -> Iterator[None]:
-    """The one place where a mistake of the user's, or an early end, becomes a line or two and an exit status."""
+    """Turn a mistake of the user's, or an early end, into a line or two and an exit status."""
     status = 1
     try:
         yield
@@ -75,23 +73,23 @@ def kept_import_path() -> Iterator[None]:
 
 
 def say_all(lines: Iterable[str]) -> None:
-    """Lines on stderr."""
+    """Print lines on stderr."""
     for line in lines:
         say(line)
 
 
 def not_said(line: str) -> None:
-    """Takes a line that --quiet leaves out."""
+    """Take a line that --quiet leaves out."""
 
 
 def was_given(context: typer.Context, parameter: str) -> bool:
-    """Whether the user named the option, here or in pyproject.toml, rather than leaving it at its default."""
+    """True if the user named the option, here or in pyproject.toml."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name != "DEFAULT"
 
 
 def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hint: str = "Leave it out.") -> None:
-    """An option that would have no effect is a mistake, but for one of pyproject.toml, which is for many commands.
+    """Refuse options of the command line that would have no effect; those of pyproject.toml are for many commands.
 
     Args:
         where: Ends the sentence "works only ...".
@@ -104,10 +102,10 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hin
 
 
 def check_outputs(outputs: Iterable[Path], read: Iterable[Path], *, hint: str) -> None:
-    """Before anything is read: that files can be written, and are neither what is read nor each other."""
+    """Check, before anything is read, that outputs can be written, and are neither an input nor named twice."""
     from tracer.exporters.files import check_folder
 
-    # Of a link that leads back to itself, pathlib's `resolve` raises.
+    # pathlib's `resolve` raises for a link that leads back to itself.
     known = [os.path.realpath(working_folder() / path) for path in read]
     for out in outputs:
         if out.is_dir():
@@ -119,7 +117,7 @@ def check_outputs(outputs: Iterable[Path], read: Iterable[Path], *, hint: str) -
 
 
 def snapshot_path(path: Path) -> Path:
-    """The snapshot itself, or the one in a save directory."""
+    """Return the snapshot itself, or the one in a save directory."""
     return path / SNAPSHOT_NAME if path.is_dir() else path
 
 
@@ -131,7 +129,7 @@ def page_to_open(html: Path | None, *, is_opened: bool) -> Path | None:
 
 
 def show_page(page: Path) -> None:
-    """Show a page in the browser, or say where there is none that it is to be opened."""
+    """Show a page in the browser; without one, print its address."""
     import webbrowser
 
     address = page.resolve().as_uri()
@@ -150,9 +148,9 @@ _OF_USER: Final = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY")
 def spin_shortly() -> None:
     """Have the threads of torch, which is loaded later, spin for a short time, unless the user says for how long.
 
-    By default they spin for as long as a core has nothing else to do for them: two trainings on the same cores take
-    each other's time, and each is three times as slow as alone. The libraries read the environment when torch is
-    loaded. Afterwards it is as before, for the user's script and the processes that it starts.
+    By default idle threads spin: two trainings on the same cores take each other's time, and each is three times as
+    slow as alone. The libraries read the environment when torch is loaded. Afterwards the environment is restored, for
+    the user's script and the processes that it starts.
 
     Source: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html, and KMP_BLOCKTIME of
     https://openmp.llvm.org/design/Runtimes.html.

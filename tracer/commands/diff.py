@@ -89,7 +89,7 @@ def diff(
 
 
 def _what_to_compare(before: Path, after: Path) -> str:
-    """The name of the file that both sides have, the better one first."""
+    """Return the name of the file to compare: peak.json if both sides have one, else the snapshot."""
     folders = [side for side in (before, after) if side.is_dir()]
     if not folders:
         return SNAPSHOT_NAME
@@ -103,7 +103,7 @@ def _what_to_compare(before: Path, after: Path) -> str:
 
 
 def _instead(folder: Path, before: Path, after: Path) -> str:
-    """What a directory without a snapshot has instead, and why that does not help."""
+    """Return the words on what a directory without a snapshot has instead, and why that does not help."""
     other = after if folder == before else before
     if (folder / PEAK_NAME).is_file():
         lacks = "has none" if other.is_dir() else "is not a --save-dir"
@@ -127,7 +127,7 @@ def compare(before: Path, after: Path) -> tuple[PeakDiff, ...]:
 
 
 def _curves(before: Path, after: Path, diffs: Sequence[PeakDiff]) -> tuple[dict[str, AlignedCurves], tuple[str, ...]]:
-    """Both recordings on one axis by device, and why they are not drawn."""
+    """Return both curves on one axis by device, and a note for each device without them."""
     from tracer.analysis.aligned_curves import align
 
     found, notes = {}, []
@@ -145,7 +145,7 @@ def _curves(before: Path, after: Path, diffs: Sequence[PeakDiff]) -> tuple[dict[
 
 
 def _curve(side: Path, device: str) -> MemoryCurve | None:
-    """Memory over time of a device of a snapshot, or of a run by its page; None where that is not known."""
+    """Return memory over time of a device, from a run's page or a snapshot; None if neither is there."""
     if side.is_dir() and (side / PAGE.file_name).is_file() and not device.startswith("device "):
         from tracer.exporters.page.diff_page import curve_of_page
 

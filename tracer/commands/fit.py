@@ -70,9 +70,9 @@ def fit(
 ) -> None:
     """Find the least change with which a script fits.
 
-    Each trial runs the unchanged script on the null GPU, with changes made from outside
-    that need no hand in it: first what gives up nothing but memory, then time, then
-    digits. The answer is a command that trains with them. Of a job the worst rank
+    Each trial runs the unchanged script on the null GPU, with changes that are made from
+    outside: first those that cost nothing, then those that cost time, then those that
+    cost digits. The answer is a command that trains with them. Of a job the worst rank
     decides. Exits with 3 if nothing helps.
 
     torch-timeline fit --on rtx-4090 train.py --epochs 3
@@ -160,14 +160,14 @@ def _told(
     arguments: tuple[str, ...] = (),
     base: FitTrial | None = None,
 ) -> FitTrial:
-    """Make a trial, and say what came of it, beside the script as it is."""
+    """Make a trial, and print its result beside that of the script as it is."""
     made.append(trials.make(changes, arguments))
     say("\n".join(trial_words(made[-1], trials.usable_bytes, base)))
     return made[-1]
 
 
 def _least(told: Callable[..., FitTrial], trials: ScriptTrials) -> FitTrial | None:
-    """The least that has to change; what no change from outside can mend ends it."""
+    """Return the trial with the least change that fits; None if no change from outside makes it fit."""
     from tracer.changes.script_changes import SCRIPT_CHANGES, changes_against
     from tracer.sessions.trials.searches import least_that_fits
 

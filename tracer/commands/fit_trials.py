@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MOST_SHARED = 8
 """Ranks whose processes wait for the next trial: each keeps what it has loaded in memory."""
 _NEED_LIMIT_S = 300
-"""Of a processor, for the script as it is where memory does not end."""
+"""Seconds of a processor for the run of the script as it is without a limit of memory."""
 _TRACEBACK, _NOTHING_PRINTED = "Traceback (", "It printed nothing."
 _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
@@ -44,7 +44,7 @@ _OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 class ScriptTrials:
     """Makes trials of this command, or of each rank: forks of one process, where they can be, see `ForkedTrials`."""
 
-    usable_bytes: int  # Of the card
+    usable_bytes: int  # Memory of the card without the context
     job: Job | None = None  # The job that the script is, if it is one
     _end: ExitStack = field(default_factory=ExitStack)
     _starts: dict[int, TrialServer] = field(default_factory=dict)  # By rank; a script of one process is rank 0
@@ -145,7 +145,7 @@ class ScriptTrials:
         return replace(_of_worst(worst, ranks, done), apply=names, arguments=more, explanation=explanation)
 
     def _runs_rank(self, request: TrialRequest, place: RankPlace, variables: Mapping[str, str]) -> bool:
-        """Whether a rank made the trial in a fork of its process; otherwise a new process has to make it."""
+        """Make a rank's trial in a fork of its process; False if a new process has to make it."""
         start = self._starts.get(place.rank)
         if start is None:
             if len(self._starts) >= _MOST_SHARED:

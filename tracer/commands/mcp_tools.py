@@ -37,7 +37,7 @@ _ROWS: Final = {"type": "integer", "minimum": 1, "description": "Most rows of ea
 _MOST_ROWS: Final = 10
 _OVER: Final = "Exit status 3: it does not fit, or has grown by more than was allowed."
 _MOST_LINES: Final = 40
-"""Of stderr, in an error."""
+"""Lines of stderr in an error."""
 
 RunCommand = Callable[[Sequence[str]], Awaitable[Ended]]
 """Runs this program with a command and its words."""

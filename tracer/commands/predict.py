@@ -15,7 +15,6 @@ from tracer.commands.common import (
     THRESHOLD_EXCEEDED,
     errors_for_people,
     kept_import_path,
-    not_said,
     refuse,
     say_all,
 )
@@ -86,9 +85,9 @@ def predict(
 ) -> None:
     """Say whether a step fits on a GPU, without one.
 
-    And what it would allocate there, and what fills it. Nothing is computed: torch's
-    own CUDA code runs on a GPU whose kernels do nothing. Without --on, the answer says
-    how much memory a model's step needs.
+    The answer has what the step would allocate there, and what fills it. Nothing is
+    computed: torch's own CUDA code runs on a GPU whose kernels do nothing. Without --on,
+    the answer says how much memory a model's step needs.
 
     torch-timeline predict --on rtx-4090 train.py --epochs 1
 
@@ -109,7 +108,6 @@ def predict(
         checkpoint=checkpoint,
         inference=inference,
     )
-    tell = not_said if quiet else say
     with errors_for_people(), kept_import_path():
         if script is not None and (engine := engine_command(script, arguments, is_module=module)) is not None:
             if on is None:
@@ -125,9 +123,8 @@ def predict(
 
             answer_trial(asked, on, place, named, num_steps=steps)
             return
-        # Without a card it is an A100, whose memory is not counted against.
-        card = devices.card if devices is not None else A100
-        process.restart_on([replace(card, name=card.name or A100.name)] * (devices.count if devices else 1))
+        shown = devices or Devices(A100)  # without --on an A100, whose memory is no limit
+        process.restart_on([replace(shown.card, name=shown.card.name or A100.name)] * shown.count)
         say_all(named.notes if named is not None and not quiet else ())
         with on_null_gpu(place, save_dir, quiet=quiet):
             from tracer.exporters.files import check_folder
@@ -141,7 +138,7 @@ def predict(
             else:
                 found = predict_workload(workload, devices)
                 if largest_batch and devices is not None:
-                    largest = _largest_batch(workload, devices.card, tell, is_shown=not quiet)
+                    largest = _largest_batch(workload, devices.card, quiet=quiet)
             if save_dir is not None:
                 _write(found, save_dir, quiet=quiet)
             _answer(found, largest, as_json=as_json, top=top, quiet=quiet)
@@ -217,25 +214,24 @@ def builder(workload: WorkloadOptions) -> Callable[[], Workload]:
     return build
 
 
-def _largest_batch(
-    workload: WorkloadOptions, card: Card, tell: Callable[[str], None], *, is_shown: bool
-) -> LargestBatch:
+def _largest_batch(workload: WorkloadOptions, card: Card, *, quiet: bool) -> LargestBatch:
     """Find the largest batch that fits; where it is smaller than asked for, also the micro-batches to use."""
     from tracer.exporters.screen.terminal import progress_bar
     from tracer.results.prediction import LargestBatch
     from tracer.sessions.trials.searches import MOST, fitting_micro_batches, largest_fitting
 
-    with progress_bar("", is_shown=is_shown, is_counted=False) as update:
+    with progress_bar("", is_shown=not quiet, is_counted=False) as update:
 
         def attempt(size: int) -> Trial:
             update(description=f"Batch size {size}")
             return workload_trial(replace(workload, batch_size=size), card)
 
-        def tell_size(size: int, trial: Trial) -> None:
-            answer = "fits" if trial.fits else "does not fit"
-            tell(f"Batch size {size}: {answer}, {format_bytes(trial.reserved_bytes)} reserved.")
+        def tell(size: int, trial: Trial) -> None:
+            if not quiet:
+                answer = "fits" if trial.fits else "does not fit"
+                say(f"Batch size {size}: {answer}, {format_bytes(trial.reserved_bytes)} reserved.")
 
-        largest = largest_fitting(attempt, card.usable_bytes, workload.batch_size, tell=tell_size)
+        largest = largest_fitting(attempt, card.usable_bytes, workload.batch_size, tell=tell)
         found = LargestBatch(largest, is_all=largest == MOST)
         if workload.inference or not 0 < largest < workload.batch_size:
             return found

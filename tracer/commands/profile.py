@@ -58,11 +58,11 @@ WHOLE_HELP = "torch-timeline whole help"
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """What is profiled, where and when, and what is written and printed of it."""
+    """Options of a profile: the workload, the device, the steps, and the outputs."""
 
     workload: WorkloadOptions
     device: str = DEFAULT_DEVICE
-    device_named: bool = False  # Whether the user wrote `--device`
+    device_named: bool = False  # True if the user wrote `--device`
     on: OnOptions
     save_dir: Path = opt.SAVE_DIR
     leave_out: Collection[str] = ()  # Names of outputs
@@ -78,7 +78,7 @@ class ProfileOptions:
 
 
 def _print_version(is_wanted: bool) -> None:
-    """What a report of a fault begins with; torch is not loaded for it."""
+    """Print the versions that a bug report begins with, without loading torch."""
     if is_wanted:
         version = import_module("tracer").__version__
         try:

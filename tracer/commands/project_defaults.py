@@ -23,7 +23,7 @@ _WRITTEN: Final = ("html", "sqlite", "markdown", "baseline")
 def project_defaults(context: Any) -> dict[str, Any]:
     """Return click's map of defaults: of the program's own options, and in it one for each command.
 
-    They are those of the nearest pyproject.toml that has the table, in the working folder or above it.
+    The nearest pyproject.toml that has the table counts, in the working folder or above it.
     """
     folder = working_folder()
     tables = ((path, _table(path)) for path in (parent / FILE_NAME for parent in (folder, *folder.parents)))
@@ -55,7 +55,7 @@ def options_of(command: Any) -> dict[str, Any]:
 
 @contextmanager
 def value_sources_told(context: Any) -> Iterator[None]:
-    """Within the block a wrong value that stands in pyproject.toml is said to stand there."""
+    """Within the block, errors on values of pyproject.toml name that file."""
     try:
         yield
     except typer.BadParameter as error:
@@ -101,7 +101,7 @@ def _check(path: Path, values: Mapping[str, Any], known: Collection[str], table:
 
 
 def _given(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by parameter, as the command line would give them: text but for switches, lists for what is repeatable."""
+    """Return values by parameter, as the command line gives them: bool for a switch, a list for a repeatable option."""
     given: dict[str, Any] = {}
     for name, value in values.items():
         if (option := options.get(name)) is not None:

@@ -26,7 +26,7 @@ def report(
 ) -> None:
     """Write the files of a kept recording again.
 
-    Elsewhere, too, and with a later version.
+    This also works on another machine, and with a later version of this program.
     """
     with errors_for_people():
         file = recording_path(recording)
@@ -52,7 +52,7 @@ def report(
 
 
 def recording_path(path: Path) -> Path:
-    """The recording itself, or the one in a folder."""
+    """Return the recording itself, or the one in a folder."""
     file = path / RECORDING.file_name if path.is_dir() else path
     if not file.is_file():
         raise RecordingError(

@@ -160,7 +160,7 @@ def run(
         say_all(notes() if not quiet else ())
         if devices is not None:
             _say_if_elsewhere(profile)
-    # Of a job all ranks together.
+    # A job says it for all ranks together.
     if devices is not None and RankPlace.here() is None and ended.out_of_memory and not quiet:
         _say_need(devices.card.usable_bytes)
     ended.end_command(is_incomplete=profile.is_incomplete)
@@ -214,9 +214,10 @@ def followed(
     computed: bool,
     profiled_child: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Iterator[AbstractContextManager[None]]:
-    """Within the block memory that the profile leaves out is followed: of engines, phases and other ranks.
+    """Within the block, follow memory that the profile leaves out: of engines, phases and other ranks.
 
-    The context that it gives prints and writes it around the answer.
+    Yields:
+        A context around the answer, which prints and writes that memory.
 
     Args:
         profiled_child: See `children_followed`.
@@ -228,7 +229,7 @@ def followed(
     from tracer.sessions.phase_reports import follow_trl, ledger_of_process
 
     folder = SessionFolder(save_dir)
-    if folder.rank is not None:  # whose children have its variables
+    if folder.rank is not None:  # its children have the variables of this rank
         profiled_child = None
     is_quiet = quiet or not folder.is_of_first_rank
     with engine_reports() as reports, ExitStack() as phases:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: bool) -> Prediction:
-    """Run a script there until its first steps are recorded."""
+    """Run a script on the null GPU until its first steps are recorded."""
     from tracer.results.failure import is_out_of_memory
     from tracer.sessions.trials.null_gpu_prediction import no_room_before
     from tracer.sessions.trials.null_gpu_prediction import predict_script as predicted
@@ -36,7 +36,7 @@ def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: b
 
 
 def script_trial(script: Script, *, num_steps: int, at_growth: Callable[[], None]) -> ScriptSizes:
-    """Whether a script fits there, and its peaks: the same steps as of `predict_script`, without a recording."""
+    """Run the steps of `predict_script` without a recording; return whether they fit, and their peaks."""
     from tracer.results.failure import is_out_of_memory
     from tracer.sessions.trials.script_trial import script_sizes
 

@@ -76,8 +76,8 @@ def snapshot(
 ) -> None:
     """Explain an allocator snapshot made anywhere.
 
-    What filled each device at its peak, and why it ran out. Several recordings are the
-    ranks of a job: which are alike, which are odd, and what the worst one has more.
+    It says what filled each device at its peak, and why it ran out. Several recordings
+    are the ranks of a job: it says which are alike, and which are odd.
     """
     with errors_for_people():
         for path in file:
@@ -119,7 +119,7 @@ def snapshot(
                     has_settings=all(one.modelled is None or one.what_if is not None for one in tried),
                 )
             )
-    # Whether the recording runs on the GPU asked about, on every device of it.
+    # Each device of the recording has to run on the GPU of --gpu-memory.
     if not all(one.what_if is None or one.what_if.runs for one in explained.allocator):
         raise typer.Exit(THRESHOLD_EXCEEDED)
 
@@ -147,7 +147,7 @@ def _answer_job(paths: Sequence[Path], *, device: int | None, dask: str | None, 
 
 
 def is_job(paths: Sequence[Path]) -> bool:
-    """Whether these are the recordings of several ranks: several paths, a pattern, or a folder of recordings."""
+    """True for the recordings of several ranks: several paths, a pattern, or a folder of recordings."""
     if len(paths) != 1:
         return True
     (path,) = paths
@@ -163,7 +163,7 @@ class ExplainedSnapshot(NamedTuple):
 
     replayed: ReplayedSnapshot
     finding: SnapshotFinding
-    allocator: Sequence[AllocatorFinding]  # Of each device
+    allocator: Sequence[AllocatorFinding]  # One for each device
 
 
 def _explained(path: Path, device: int | None, settings: Sequence[str], gpu_memory: str | None) -> ExplainedSnapshot:
@@ -211,7 +211,7 @@ def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int)
 
 @contextmanager
 def _hint_for_outputs() -> Iterator[None]:
-    """The exporters' hint is about the folder of a run; here the files have options of their own."""
+    """Replace the exporters' hint, which is about the folder of a run: here each file has an option of its own."""
     try:
         yield
     except MissingPackageError:

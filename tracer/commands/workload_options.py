@@ -1,4 +1,4 @@
-"""What is trained, as options of the command line say it, and the workload that they describe."""
+"""The options of a workload, and how it is built from them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _model_errors() -> Iterator[None]:
 
 
 def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -> torch.device:
-    """The device asked for; the default one falls back to the CPU, visibly."""
+    """Return the device asked for; the default one falls back to the CPU, with a message."""
     import torch
 
     from tracer.capture.device.devices import is_accelerator, num_devices, with_index
@@ -181,7 +181,7 @@ def check_device(text: str) -> None:
 
 
 def device_of_rank(text: str, rank: int) -> str:
-    """The device of one of several processes on a machine: each its own, unless each sees one only."""
+    """Return the device of one of several processes on a machine; a process that sees one device has that."""
     import torch
 
     from tracer.capture.device.devices import num_devices

@@ -62,7 +62,7 @@ def memory_timeline(shell: Any, line: str, cell: str) -> None:
 
 @contextmanager
 def _numbered_as_shown(shell: Any) -> Iterator[None]:
-    """What runs inside has the number of the cell around it, which IPython has counted already."""
+    """Within the block, code has the number of the cell around it, which IPython has counted already."""
     before = shell.execution_count
     shell.execution_count = len(shell.user_ns.get("In", ())) - 1
     try:

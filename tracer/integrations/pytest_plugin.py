@@ -131,7 +131,7 @@ class _AllTests:
 
 
 class _FailedThereError(Exception):
-    """What the test's own process said."""
+    """The output of the test's own process."""
 
 
 class _Elsewhere(pytest.Item):
@@ -319,7 +319,7 @@ def _document(peak: SavedPeak) -> dict[str, object]:
 
 
 def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tuple[list[str], str]:
-    """What is too much, in lines, and the peak in a few words."""
+    """Return the lines on each exceeded limit, and the peak in a few words."""
     from tracer.analysis.peak_diff import diff_peaks, parse_threshold
     from tracer.units import format_bytes
 
