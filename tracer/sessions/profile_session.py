@@ -64,8 +64,8 @@ _MOVED = (
     "recording began anew there."
 )
 _LOST_IN_THREAD = (
-    "The loop went on in another thread, and that ended within a recording. torch ends a recording in its own thread "
-    "alone: this one is left out."
+    "A recording was still under way in one thread when the profile ended in another. torch ends a recording in its "
+    "own thread alone: this one is left out."
 )
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
@@ -129,7 +129,7 @@ class ProfileSession(Session):
         self._on = ExitStack()  # Switches all off but the profiler and the allocator's history
         self._hooks = self._call_hooks(objects)
         self._thread = threading.get_ident()
-        self._of_threads = ""  # What another thread's steps have cost, a sentence
+        self._of_threads = ""  # Sentence on recordings lost because the loop changed threads
         self._findings: Findings | None = None
         self._joined: tuple[Findings, RunHistory] | None = None
         self._run_history = RunHistory(None)
@@ -279,7 +279,8 @@ class ProfileSession(Session):
                     lambda: self._observed.look(self.device, is_walk=True, batch=self._observed.living_arguments())
                 )
         if profiler is not None and threading.get_ident() != self._thread:
-            self._of_threads = _MOVED if self._tracer.num_cycles else _LOST_IN_THREAD
+            if is_recorded and not (self._of_threads and self._tracer.num_cycles):
+                self._of_threads = _LOST_IN_THREAD
             torch_profiler.abandon(profiler)
         elif profiler is not None:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
