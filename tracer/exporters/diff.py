@@ -49,18 +49,18 @@ def answer_sentences(diff: PeakDiff) -> tuple[str, ...]:
     return tuple(filter(None, (first, moved)))
 
 
-def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "after") -> Iterator[Table]:
-    """Yield a table of the memory that came and went for each way to gather it, under the names of both sides."""
+def changes_tables(diff: PeakDiff) -> Iterator[Table]:
+    """Yield a table of the memory that came and went for each way to gather it."""
     for gathered_by, changes in diff.changes.items():
-        yield _changes_table(gathered_by, changes, before, after)
+        yield _changes_table(gathered_by, changes)
 
 
 def line_changes(diff: PeakDiff) -> Table:
     """Tabulate the memory that came and went by line."""
-    return _changes_table("line", diff.changes["line"], "before", "after")
+    return _changes_table("line", diff.changes["line"])
 
 
-def _changes_table(gathered_by: str, changes: Sequence[PeakChange], before: str, after: str) -> Table:
+def _changes_table(gathered_by: str, changes: Sequence[PeakChange]) -> Table:
     changed = [change for change in changes if change.bytes]
     title = f"By {'kind and stack' if gathered_by == 'stack' else gathered_by}"
     if same := len(changes) - len(changed):
@@ -76,7 +76,7 @@ def _changes_table(gathered_by: str, changes: Sequence[PeakChange], before: str,
         )
         for change in changed
     )
-    sizes = (*columns("change", "change"), *columns("bytes", before, after), *growth, *columns("label", "blocks"))
+    sizes = (*columns("change", "change"), *columns("bytes", "before", "after"), *growth, *columns("label", "blocks"))
     is_whole = gathered_by in ("category", "kind")
     return Table(title, (*sizes, *names), rows, is_wide=gathered_by == "line", is_whole=is_whole)
 
@@ -144,5 +144,5 @@ def _markdown_lines(name: str, diff: PeakDiff, sentences: Sequence[str]) -> Iter
 
 
 def _plain(text: str) -> str:
-    """Nothing in it is Markdown, HTML or a mention."""
+    """Return a text on one line, with the characters of Markdown, HTML and mentions escaped."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

@@ -26,7 +26,7 @@ _WORDS: Final[dict[type, str]] = {
     list: "a list",
     dict: "an object",
 }
-# Fields of which -1 says that there is none.
+# Fields in which -1 stands for a missing value.
 _CAN_LACK = {"module_id", "num_outputs", "shapes"}
 _Record = TypeVar("_Record")
 
@@ -146,7 +146,7 @@ class Document:
         value = self._checked(at, value, kind)
         if kind is str:
             return value if at.endswith(".text") else printable(value)
-        if kind is int and not (-1 if _CAN_LACK.intersection(at.split(".")) else 0) <= value <= _MAX_NUMBER:
+        if kind is int and not 0 <= value <= _MAX_NUMBER and (value != -1 or _CAN_LACK.isdisjoint(at.split("."))):
             raise self._source.refusal(f": {at} is not {_WORDS[int]}.")
         return value
 
@@ -177,7 +177,7 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
 
 
 def _setting(value: object) -> object:
-    """Texts, numbers and lists of these; a list comes back as the tuple that it was."""
+    """Return a setting as it was, with a tuple in place of a JSON list, and texts that are safe to print."""
     if isinstance(value, list):
         return tuple(_setting(entry) if not isinstance(entry, list) else printable(str(entry)) for entry in value)
     if isinstance(value, dict):

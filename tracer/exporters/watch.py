@@ -62,9 +62,9 @@ def _findings(report: WatchReport, earlier: tuple[str, ...] = ()) -> Iterator[st
 
 
 def watch_lines(report: WatchReport) -> tuple[str, ...]:
-    """All of it."""
+    """Return the lines of watch.txt."""
     lines = [*short_watch_lines(report)]
-    # What earlier reports said is not true of the end any more.
+    # Findings of earlier reports stand by themselves: they need not hold at the end.
     for earlier in report.found_before:
         lines += ["", f"Found after step {earlier.event.step:,}, {earlier.event.what}", *_findings(earlier)]
     lines += (*_table_of_groups(report.groups), *_table_of_steps(report))
@@ -85,7 +85,7 @@ def _headline(report: WatchReport) -> Iterator[str]:
 
 
 def _in_use(report: WatchReport) -> str:
-    """What is in use; of a run that has ended by itself its peak, since what is still in use then says little of it."""
+    """A sentence on the memory in use, or on the peak of a run that ended by itself, whose last step leaves little."""
     most_bytes = report.most_bytes if report.event.what == END_OF_RUN else 0
     if report.allocated_bytes is None:
         if most_bytes:
@@ -201,7 +201,7 @@ _OOM_KEYS = ("asked_bytes", "device_free_bytes", "cause", "decisive", "advice", 
 
 
 def watch_values(report: WatchReport) -> dict[str, Any]:
-    """The fields that docs/files.md describes."""
+    """Return the document of a report; docs/files.md describes its keys."""
     return {
         **json_header("watch", VERSION, torch=torch.__version__, computed=not report.caveat),
         "device": report.device,
@@ -231,10 +231,10 @@ def watch_values(report: WatchReport) -> dict[str, Any]:
 
 
 def _finding_values(report: WatchReport) -> dict[str, Any]:
-    failed = report.out_of_memory
+    failed = None if report.out_of_memory is None else oom_values(report.out_of_memory)
     return {
         "findings": asdict(report.steps),
-        "out_of_memory": None if failed is None else {name: oom_values(failed)[name] for name in _OOM_KEYS},
+        "out_of_memory": None if failed is None else {name: failed[name] for name in _OOM_KEYS},
         "kept": [_outlived(group) for group in report.outlived],
     }
 

@@ -338,9 +338,9 @@ def say_written(written: Written, *, quiet: bool) -> None:
         say(line)
 
 
-def write_and_say(results: RunResults, save_dir: Path, *, quiet: bool, leave_out: Collection[str] = ()) -> bool:
+def write_and_say(results: RunResults, save_dir: Path, *, quiet: bool) -> bool:
     """Write every output, and say of each at once where it is; False if one could not be written."""
-    written = write_outputs(results, save_dir, leave_out=leave_out, tell=partial(say_written, quiet=quiet))
+    written = write_outputs(results, save_dir, tell=partial(say_written, quiet=quiet))
     return all(file.error is None for file in written)
 
 

@@ -146,7 +146,7 @@ class TrainingWatch(Session):
         self._next_look = _FIRST_LOOK
         self._ran_out_at = -1
         self._untold: WatchReport | None = None
-        self._before_untold: WatchReport | None = None  # What the files said before
+        self._before_untold: WatchReport | None = None  # Report in the files before `_untold` replaced it
         self._num_raised = 0  # Errors of full memory that Python has seen, when the last step ended
         self._last_lines: list[str] = []
         self.voice.of_optimizers(objects)
@@ -309,11 +309,10 @@ class TrainingWatch(Session):
         """The allocator is about to raise: what there is now is gone when the exception has been caught."""
         if not self._is_on:
             return
-        is_retried = self._untold is not None and not self._is_raised
-        if self._ran_out_at == self.num_steps_done and not is_retried:
-            return
-        if is_retried and self._untold is not None:
+        if self._untold is not None and not self._is_raised:  # a library tries the request again
             self._forget(self._untold)
+        if self._ran_out_at == self.num_steps_done:
+            return
         self._ran_out_at = self.num_steps_done
         self._write_within_loop(_OUT_OF_MEMORY)
 

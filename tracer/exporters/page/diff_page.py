@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
+import binascii
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tracer.analysis.aligned_curves import AlignedCurves, highest
+from tracer.analysis.aligned_curves import AlignedCurves, MemoryCurve, highest, positions_of
 from tracer.analysis.kinds import words_of
+from tracer.analysis.snapshots.timeline import Band
 from tracer.capture.torch_names import step_words
+from tracer.errors import RecordingError
 from tracer.exporters.diff import answer_sentences, changes_tables, growth_sentences
+from tracer.exporters.page.blocks import unpacked
 from tracer.exporters.page.data import BOTH, LESS, MORE
-from tracer.exporters.page.html import write_pages
+from tracer.exporters.page.html import data_of_html, write_pages
 from tracer.exporters.page.model import Curve, Mark, Page, Series
 from tracer.exporters.tables import Cell, Section, Table, columns, signed
-from tracer.units import format_bytes
+from tracer.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import PeakDiff
-
-
-import binascii
-import zlib
-from typing import Any, Final
-
-from tracer.analysis.aligned_curves import MemoryCurve, positions_of
-from tracer.analysis.snapshots.timeline import Band
-from tracer.errors import RecordingError
-from tracer.exporters.page.blocks import unpacked
-from tracer.exporters.page.html import data_of_html
-from tracer.units import MIB
 
 _MOST_NAMED = 3
 _TITLE = "Two peaks compared"
@@ -135,7 +128,7 @@ def _named(grown: Sequence[tuple[str, int]]) -> str:
 
 # ------------------------------------------------------------------------------------ the curve of a page of a run
 MAX_PAGE_BYTES: Final = 64 * MIB
-# Errors of reading a page that is none, or one of another version.
+# Errors of reading another file than a page, or a page of another version.
 NOT_A_PAGE: Final = (ValueError, KeyError, TypeError, IndexError, AttributeError, zlib.error, binascii.Error)
 _BANDS: Final = ("step", "forward", "backward", "optimizer")
 

@@ -52,14 +52,14 @@ def write_prepared(
     names: Names = lambda path: None,
     root: Path | None = None,
 ) -> None:
-    """Write pages whose data were made elsewhere, each with its share of the room."""
+    """Write pages from the data that `page_data` returned for each."""
     up, named = folders_up(path, root or working_folder()), relative_paths(pages, names)
     data = {"shown": shown, "up": up, "pages": named}
     write_atomically(path, html_of_data(data).encode())
 
 
 def html_of_data(data: Mapping[str, Any]) -> str:
-    """The page as text.
+    """Return the page as text, whose policy lets its script run and nothing be loaded.
 
     Args:
         data: JSON values: `pages`, what `page_data` returned for each; `shown`, which of them comes first; and `up`,
@@ -67,35 +67,16 @@ def html_of_data(data: Mapping[str, Any]) -> str:
     """
     first = data["pages"][data["shown"]]
     title = f"{first['title']} - memory on {first['device']}"
-    return filled("page.html", title=title, styles=("page",), scripts=_SCRIPTS, data=page_json(data))
-
-
-def filled(
-    body: str,
-    *,
-    title: str,
-    styles: Sequence[str],
-    scripts: Sequence[str],
-    data: str = "",
-) -> str:
-    """Return a page made of files of `static/`, whose policy lets its script run and nothing be loaded.
-
-    Args:
-        body: Name of the file that follows `head.html`.
-        styles: Names of the parts of its style sheet.
-        scripts: Names of the parts of its script, in the order in which they need one another.
-        data: JSON that is no HTML, as `page_json` makes it.
-    """
-    script = "".join(['"use strict";\n(() => {\n', *(_static_text(f"{name}.js") for name in scripts), "})();\n"])
+    script = "".join(['"use strict";\n(() => {\n', *(_static_text(f"{name}.js") for name in _SCRIPTS), "})();\n"])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
         "policy": f"default-src 'none'; script-src 'sha256-{digest}'; {_POLICY}",
         "title": html.escape(title),
-        "style": "".join(_static_text(f"{name}.css") for name in styles),
-        "data": data,
+        "style": _static_text("page.css"),
+        "data": page_json(data),
         "script": script,
     }
-    pieces = (_static_text("head.html") + _static_text(body)).split("%%")
+    pieces = (_static_text("head.html") + _static_text("page.html")).split("%%")
     # `text %% name %% text %% ...`: one pass, so that nothing inside a part is taken for a placeholder.
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 

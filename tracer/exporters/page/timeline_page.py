@@ -11,9 +11,7 @@ import numpy as np
 
 from tracer.analysis.operators.run_times import RunTimeRow
 from tracer.analysis.profiles.caveats import counted as counted_words
-from tracer.analysis.profiles.caveats import (
-    not_recorded,
-)
+from tracer.analysis.profiles.caveats import not_recorded
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.findings import CountedBlocks, CycleFindings, Findings, counted_blocks
 from tracer.analysis.profiles.line_memory import line_memory
