@@ -1,4 +1,4 @@
-"""What runs, jobs and watches found: histories are worked out once, a GPU's sum is that of its processes."""
+"""Results of runs, jobs and watches: histories are worked out once, a GPU's sum is that of its processes."""
 
 from __future__ import annotations
 
@@ -219,6 +219,6 @@ def test_a_gpus_sum_is_that_of_its_processes_with_a_context_each(
         assert gpu.held_bytes == torch_bytes + len(gpu.holdings) * CONTEXT_BYTES
         assert len({holding.rank for holding in gpu.holdings}) == len(gpu.holdings)
         assert all(holding.rank // 8 == gpu.node for holding in gpu.holdings)
-    # All that those that ran have taken is on some GPU.
+    # Every byte that a rank took is on some GPU.
     told = sum(held.torch_bytes for gpu in job.gpus for held in gpu.holdings if not held.is_assumed)
     assert told == sum(size - CONTEXT_BYTES for run in runs for size in run.taken.values())

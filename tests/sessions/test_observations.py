@@ -182,7 +182,7 @@ def test_the_peak_is_without_what_the_profiler_would_keep(tmp_path: Path, schedu
 
 
 def test_where_it_is_kept_nothing_that_follows_is_said(tmp_path: Path) -> None:
-    """All is recorded before the first transform is seen."""
+    """The recording ends before the first transform is seen."""
     session = train_functionally(tmp_path, Schedule(0, 0, 3, 1))
     assert session.findings.worst.peak.counted.counter_bytes > 12 * ACTIVATION_BYTES
     assert session.findings.growth is None

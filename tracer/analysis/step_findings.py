@@ -106,7 +106,7 @@ class GrowthOverSteps:
     """Growth of the memory in use at the ends of steps."""
 
     trend: Trend
-    limit_bytes: int | None  # What there is for this process; None where nobody says
+    limit_bytes: int | None  # Memory that this process can have; None where it is unknown
     end_step: int | None  # The step in which it ends if it goes on; None without a limit
     is_at_latest: bool = False  # Peaks within these steps are not known, an earlier one was higher
 

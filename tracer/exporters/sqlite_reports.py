@@ -122,7 +122,7 @@ def _write_memory_entries(
     frames: Sequence[Iterable[Place]],
 ) -> None:
     """Write a memory report; `frames` are those of the weights, then of the activations."""
-    # One running number for all entries, weights first, whether they have frames or not.
+    # All entries share one numbering, weights first; entries without frames have a number too.
     entries = [(row, _WEIGHT) for row, _ in enumerate(weights, start=1)]
     entries += [(row, _ACTIVATION) for row, _ in enumerate(activations, start=1)]
     rows = {
@@ -167,7 +167,7 @@ def _write_database(path: Path, statements: Iterable[str], rows: Mapping[str, It
     """Write a database file whole or not at all.
 
     Args:
-        statements: They make tables and indexes.
+        statements: SQL that creates tables and indexes.
         rows: By table; of each row a value for every column.
     """
     with replacing(path) as temporary:

@@ -26,7 +26,7 @@ class Holding:
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Memory of torch's allocator, of CUDA's context and symmetric memory together."""
         return self.torch_bytes + self.context_bytes + self.shared_bytes
 
 

@@ -91,7 +91,7 @@ class ProfileOfChild:
     """Records a child's training as that of a rank."""
 
     pickled: bytes  # See `children_followed`
-    folder: str  # Where ranks leave what they have to say to the parent
+    folder: str  # Folder in which ranks leave their messages to the parent
     index: int  # Its rank, if it says no other
 
     def profiled(self) -> AbstractContextManager[None]:

@@ -161,8 +161,8 @@ class Observations:
         if self._is_recording():
             pairs = zip(names, gradients, strict=True)
             self.storages.observe([(Role.GRADIENT, name, gradient) for name, gradient in pairs if gradient is not None])
-        # What FSDP has flattened is empty where this rank's shard has no part of it, and then receives nothing. The
-        # profiler records every call that is made here: none for each parameter.
+        # A parameter that FSDP has flattened is empty, and receives no gradient, where this rank's shard has no part
+        # of it. The profiler records every call that is made here: none for each parameter.
         looked = {
             name: gradient is not None
             for name, tensor, gradient in zip(names, tensors, gradients, strict=True)

@@ -122,7 +122,7 @@ _NUM_STEPS_TO_BEGIN: Final = 1  # slower than all others, unless it is the only 
 _MOST_WITHOUT_GRADIENTS_S: Final = 1.0
 _MOST_ENDLESS_S: Final = 5.0
 _MOST_ENDLESS_ASKED_S: Final = 60.0
-"""The same where the schedule was asked for: a step of it may take long, and a program without steps has no end."""
+"""Limit for a schedule that the user chose: a step may take long, but a program without steps never ends one."""
 _MOST_MODULES: Final = 100
 """Python modules that a recorded step may load: a package with a thousand makes four million calls of functions."""
 _MOST_DROPPED: Final = 3

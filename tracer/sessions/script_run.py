@@ -47,7 +47,7 @@ NO_STEP = (
 
 
 def _when_started(started: Callable[[], None]) -> Callable[[], None]:
-    """Call back for each process that the script starts by multiprocessing; return what ends that."""
+    """Call back for each process that the script starts by multiprocessing; return a function that ends it."""
     original = BaseProcess.start
 
     @functools.wraps(original)

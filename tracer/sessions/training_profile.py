@@ -110,9 +110,7 @@ class TrainingProfile(ProfileSession):
         self._is_announced = False
         self._has_failed: bool | None = None  # Whether the block raised; None where nothing is to be told, or all is
         self._peak_before_bytes = self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
-        self._highest_step = (
-            0  # The step, from 1, that brought the allocator's peak to where it was at the last one's end
-        )
+        self._highest_step = 0  # The step, from 1, in which the allocator's peak last rose
         self._keep_recording = keep_recording
         self._leave_out, self._settings = leave_out, dict(settings or {})
         assert self._objects is not None

@@ -63,16 +63,16 @@ class Moment:
     snapshot: Mapping[str, Any] | None  # Snapshot of the allocator, with its history; None where there is none
     # Role, name and tensor of what is known of models, optimizers and batches.
     tensors: Callable[[], Iterable[tuple[Role, str, Tensor]]]
-    # What was reached and in no module at the end of `earlier_step`, where there is no history.
+    # Reachable tensors outside of modules at the end of `earlier_step`, where there is no history.
     earlier: Mapping[str, Alike] | None = None
     earlier_step: int = 0
     notes: list[str] = field(default_factory=list)  # Sentences on what is missing
     settings: Mapping[str, object] = field(default_factory=dict)  # What to remember of the run
-    found_before: tuple[WatchReport, ...] = ()  # What earlier reports of the run found
+    found_before: tuple[WatchReport, ...] = ()  # Findings of the earlier reports of the run
     is_evaluating: bool = False  # What is trained is in evaluation mode
 
     def explained(self) -> WatchReport:
-        """The report."""
+        """Return the report."""
         limit_bytes, steps = limit_of(self.device), self._steps  # of the watched device
         history = self._or_note(self._read_history) if self.snapshot is not None else None
         outlived = self._or_note(lambda: tuple(self._outlived(history)))

@@ -274,7 +274,7 @@ def test_a_page_names_no_home(tmp_path: Path) -> None:
 
 
 # ---- colours ---------------------------------------------------------------------------------------------------------
-# What is seen of linear red, green and blue. Source: Machado, Oliveira and Fernandes 2009, severity 1.0.
+# Linear red, green and blue as people see them. Source: Machado, Oliveira and Fernandes 2009, severity 1.0.
 VISIONS = {
     "all colours": np.eye(3),
     "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],

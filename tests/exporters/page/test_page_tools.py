@@ -331,7 +331,7 @@ def test_the_timeline_is_clicked_through(
 
 
 def fits_in(tab: Any, width: int) -> None:
-    """Nothing is wider than the window, and no cell with a text is hidden where a row is a card."""
+    """Assert that the page fits into the window, and that no cell with a text is hidden where a row is a card."""
     assert tab.evaluate(
         "[...document.querySelectorAll('.flows tbody td')].every((cell) => !cell.textContent || cell.offsetHeight > 0)"
     )

@@ -1,4 +1,4 @@
-"""What a job says of its ranks: of snapshots, and on the null GPU in sentences and as a document."""
+"""The answer of a job on its ranks: of snapshots, and on the null GPU in sentences and as a document."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def _line(request: TrialRequest) -> bytes:
 
 
 def asked_of(kind: str, folder: Path) -> tuple[list[Any], str]:
-    """What each trial that was asked for left, None for nothing, and what the process printed at its end."""
+    """Return the answer of each trial that was asked for, None for none, and the output of the process."""
     (folder / "program.py").write_text(PROGRAM, "utf-8")
     to_read, requests = os.pipe()
     replies, to_write = os.pipe()

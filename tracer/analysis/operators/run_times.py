@@ -15,7 +15,7 @@ from tracer.arrays import Bool, Int, Ints, PerEngineNode, PerInvocation, PerOp, 
 from tracer.capture.recording import OpKind, Recording
 from tracer.capture.sources.source_line import SourceLine
 
-# What an operator may write and still count as bookkeeping: a counter or a flag.
+# Most bytes that a bookkeeping operator writes: a counter or a flag.
 COUNTER_BYTES = 16
 
 
@@ -63,7 +63,7 @@ def run_times(
                     continue
                 if key not in facts:
                     facts[key] = (name, module, frames_of_op(recording, attribution, op))
-                    # What only a later step has goes behind what came before it there.
+                    # An invocation that only a later step has goes behind the one before it in that step.
                     next_key[key], next_key[last] = next_key[last], key
                 last = key
                 samples[key].append((forward_ns[row], backward_ns[row], bool(times.has_backward[row])))

@@ -59,7 +59,7 @@ class WhatIf:
     rows: tuple[SettingsOutcome, ...]  # The recorded settings first, then those asked for in their order
     gpu_memory: int | None
     starts_clean: bool  # The recording begins with nothing allocated, so that no cache from before is missing in it
-    # What every row had, because the recording reached it; None where it did not, and there is no limit.
+    # Limit on the reserved bytes of every replay, which the recording reached; None if it reached none.
     capacity: int | None
     recorded_peak_bytes: int  # The most that the recording itself had reserved
     num_failed: int  # Requests that failed in the recording

@@ -112,7 +112,7 @@ class RankGroup:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What is to be said of all of them: `odd`, that they ran out of memory, and their stage."""
+        """Remarks that apply to all ranks of the group, such as `odd`, `ran out of memory` and `stage 1`."""
         first = self.ranks[0]
         return (
             *(["odd"] if self.is_odd else []),

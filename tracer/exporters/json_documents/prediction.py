@@ -67,7 +67,7 @@ _HINT = "Name the fit.json that `fit --save-dir` wrote, or the changes themselve
 
 
 def fit_values(report: FitReport) -> dict[str, Any]:
-    """All of it, as values for JSON; docs/files.md describes them."""
+    """Return the document of a search for what fits; docs/files.md describes its keys."""
     return {
         **json_header("fit", _FIT_VERSION, torch=torch.__version__, computed=False),
         "device": report.device,

@@ -108,7 +108,7 @@ def _reserved(reserved: Reserved) -> dict[str, Any]:
 
 
 def _what_if(what_if: WhatIf) -> dict[str, Any]:
-    # Where the recording ended by a failure that is served there, what would follow is not in it.
+    # A recording that ends by a failed request lacks the requests that follow it where it is served.
     is_known = what_if.gpu_memory is not None and not (what_if.runs and what_if.ends_by_failure)
     return {
         "gpu_memory_bytes": what_if.gpu_memory,

@@ -249,7 +249,7 @@ def _how_searched(what_if: WhatIf) -> str:
 
 
 def _what_was_had(what_if: WhatIf) -> list[str]:
-    """What every replay had, and how far the recorded settings give another peak than the recorded one."""
+    """Sentences on the limit of each replay, and on a replay of the recorded settings that misses the recorded peak."""
     sentences = []
     if what_if.capacity is not None:
         sentences.append(

@@ -352,7 +352,7 @@ def read_ranks(
 
 
 def _message_of(folder: Path, index: int) -> RankMessage | None:
-    """Return what a rank has left; None where that is nothing that can be read."""
+    """Return the message that a rank has left; None where there is none that can be read."""
     try:
         return RankMessage.parsed((rank_folder(folder, index) / RANK_JSON).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
@@ -392,7 +392,7 @@ def summary_text(summary: RanksSummary) -> str:
     elif len(summary.with_peak) > 1:
         lines += ["", "No category differs."]
     if shared := shared_sentences(summary):
-        # Where ranks of the job were not run, the job's own answer says what all would hold of a GPU together.
+        # The job's own answer has the sums of GPUs where some ranks were not run.
         lines += ["", *(shared[1:] if summary.num_not_run else shared)]
     return "\n".join(lines).rstrip() + "\n"
 

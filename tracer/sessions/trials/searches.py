@@ -152,10 +152,10 @@ def cheapest_first(trials: Iterable[FitTrial]) -> list[FitTrial]:
 
 
 MOST = 1 << 20
-"""That is tried."""
+"""Largest size that is tried."""
 _DIFFERENT_MICRO_BATCHES = 3
 _GROWTH = 16
-"""At most, from one size that fits to the next: a batch is made in the host's memory, too."""
+"""Largest factor from a size that fits to the next one tried: a batch takes memory of the host, too."""
 
 
 @dataclass(frozen=True, slots=True)

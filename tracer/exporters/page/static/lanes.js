@@ -95,7 +95,7 @@ class Lanes {
     pen.drawImage(layer, area.left, area.top, area.width, plot.base - area.top);
   }
 
-  // What the file has no blocks of, at each kept row.
+  // Bytes in use that belong to no block in the file, at each kept row.
   get rest() {
     return this.restOfRows ??= (() => {
       const { first, last, bytes } = this.moments, sums = cumulate(this.columns.values, this.columns.number.length), changes = new Float64Array(this.columns.number.length + 1);
