@@ -87,6 +87,10 @@ def cycle(peak_bytes: int, *, is_whole: bool = True) -> CycleFindings:
     return find_in_cycle(recording_of([Event(0, peak_bytes, 1)]), is_whole=is_whole)
 
 
+def test_without_a_history_no_entry_is_joined() -> None:
+    assert cycle(100).history is None
+
+
 def test_means_are_of_whole_cycles_and_the_worst_is_any() -> None:
     cycles = [cycle(100), cycle(300), cycle(900, is_whole=False)]
     found = put_together(cycles)
@@ -230,6 +234,9 @@ def test_lines_have_the_bytes_of_the_peaks_rows_and_backward_those_of_its_forwar
         k: v for k, v in expected.items() if v
     }
     assert all(one.backward_bytes == of_backward[at] for at, one in found.items())
+    assert any(of_backward.values())
+    sizes = [one.peak_bytes for one in found.values()]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_a_slow_count_agrees_on_a_lines_own_peak_and_on_where_it_was_freed(

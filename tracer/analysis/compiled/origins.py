@@ -21,6 +21,7 @@ from tracer.capture.torch_names import COMPILED_CALL, COMPILED_FUNCTION, COMPILE
 
 REGION = "compiled region"
 _IN_NAMED_CODE = -2
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,8 @@ def with_lines_of_nodes(recording: Recording, graphs: tuple[CompiledGraph, ...])
     files = {
         recording.strings[row]: bool(user) for row, user in zip(frames.file.tolist(), frames.user.tolist(), strict=True)
     }
-    # A file is the user's as the recording has it, or else unless it is where packages lie.
-    is_package = [{"site-packages", "dist-packages"} & {*re.split(r"[/\\]", line.file)} != set() for line in added]
-    is_users = [files.get(line.file, not of) for line, of in zip(added, is_package, strict=True)]
+    # A file that the recording does not have is the user's, unless it lies where packages do.
+    is_users = [files.get(line.file, _PACKAGES.isdisjoint(re.split(r"[/\\]", line.file))) for line in added]
     new = Frames(
         file=np.concatenate([frames.file, file]),
         line=np.concatenate([frames.line, np.array([line.line for line in added], np.int64)]),

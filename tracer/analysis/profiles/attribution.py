@@ -48,7 +48,7 @@ class Attribution:
     # Distinct module paths: dotted names where the model was given, else class names from the outermost in.
     modules: tuple[str, ...]
     op_module: PerOp[Int]  # [O] Index in `modules`
-    # [O] Row in `Recording.frames`: the innermost line of the user or a library, as `frame_ranks` says.
+    # [O] Row in `Recording.frames`: the innermost line of the user or a library, as `whose_frames` says.
     op_frame: PerOp[Int]
     op_phase: PerOp[Int]  # [O] `Phase`
     op_step: PerOp[Int]  # [O] Index of the step in the recording, from 0
@@ -433,7 +433,7 @@ class _Makers:
 def frames_of_op(recording: Recording, attribution: Attribution, op: int) -> tuple[SourceLine, ...]:
     """The lines of the user and of libraries through which an operator was called, innermost first.
 
-    What called the user's outermost line, as a launcher did, is left out.
+    Callers of the user's outermost line, such as a launcher, are left out.
     """
     rows = [int(attribution.op_frame[op])] if attribution.op_frame[op] >= 0 else []
     is_ours_passed = False

@@ -118,8 +118,8 @@ def growth_sentences(growth: Growth | None) -> tuple[str, ...]:
     for growing in shown:
         place = growing.place
         where = f"at {place.file}:{place.line}" if place.file else "at no line of yours"
-        made_by = f"{growing.kind.words}) by {place.op or 'no operator'}"
-        parts.append(f"{format_bytes(growing.bytes_per_step)} ({made_by} {where}")
+        size, operator = format_bytes(growing.bytes_per_step), place.op or "no operator"
+        parts.append(f"{size} ({growing.kind.words}) by {operator} {where}")
     if rest:
         rest_bytes = sum(place.bytes_per_step for place in rest)
         parts.append(f"{format_bytes(rest_bytes)} from {some(len(rest), 'more place')}")

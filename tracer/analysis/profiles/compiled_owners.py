@@ -29,7 +29,7 @@ def with_compiled_owners(
     frame_of = {SourceLine(*line): row for row, line in reversed(list(enumerate(lines)))}
     # A recording without Python's calls has no frames at all.
     whose = np.append(attribution.frame_whose, Whose.TORCHS)
-    # Of each origin: rows of its line, of the user's line that led there, and of its module; whether it has a stack.
+    # Columns of origins: rows of the line, of the user's line that led there and of the module; whether it has a stack.
     owners = []
     for origin in origins.origins:
         node = origin.node

@@ -72,7 +72,7 @@ def failed_allocation(
 def explain_failure(
     device: ReplayedDevice, objects: ObjectsAtFailure | None, *, device_bytes: int | None
 ) -> tuple[OutOfMemory, FirstChanges | None, ObjectsAtFailure | None]:
-    """Explain the last failure of a device; of its objects, they are evaluating only if that is much.
+    """Explain the last failure of a device; its objects count as evaluating only if the evaluation holds much.
 
     Args:
         device_bytes: Memory of the device; None if not known.

@@ -99,7 +99,7 @@ def label_snapshot(
         return snapshot
     trace = [dict(entry) for entry in traces[device_index]]
     alive = lifetimes.counted_at(len(lifetimes.events) - 1).tolist()
-    # Blocks that the history has, with their entries: those of the recording, and what is alive from before it.
+    # Pairs of a block and its entry in the history: blocks of the recording, and those alive from before it.
     blocks = np.flatnonzero(entry_of >= 0)
     joined = list(zip(blocks.tolist(), entry_of[blocks].tolist(), strict=True))
     before = {int(lifetimes.address[block]): block for block in alive if entry_of[block] < 0}
@@ -119,7 +119,7 @@ def label_snapshot(
     block_at = {int(lifetimes.address[block]): block for block in alive}
 
     def labelled(block: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The viewer shows of a block from before the history what its segment says of it."""
+        """Label a block of a segment: the viewer shows its frames for a block from before the history."""
         row = block_at.get(block.get("address", -1)) if block.get("state") == "active_allocated" else None
         return block if row is None else {**block, "frames": labels.stack(row, block.get("frames", ()))}
 

@@ -24,7 +24,7 @@ class LineMemory:
 
     at: SourceLine
     peak_bytes: int  # In use at the run's peak
-    backward_bytes: int  # Of these, allocated by backward for operators of this line
+    backward_bytes: int  # The part of `peak_bytes` that backward allocated for operators of this line
     own_peak_bytes: int  # The most that was in use at once
     # Phase in which most of what the peak held was freed, or of all where it held nothing; None where most never is.
     freed_in: str | None

@@ -105,7 +105,7 @@ def _row(cycle: Cycle, known: KnownStorages | None, history: JoinedHistory | Non
     label = known.names[name] if known is not None and name >= 0 else None
     origins = attribution.origins
     origin = origins.origins[origin_row] if origins is not None and origin_row >= 0 else None
-    # What was made before the recording has a line where the allocator's history reaches back to it.
+    # The allocator's history may have the line of a block from before the recording.
     site = history.sites.site(stack) if history is not None and stack >= 0 else None
     in_history = (site.file, site.line) if site is not None else (None, None)
     file, line = line_of_frame(recording, frame) or line_before(known, name, kind) or in_history
@@ -281,7 +281,7 @@ def _with_history_sizes(blocks: ClassifiedBlocks, in_use: InUse) -> ClassifiedBl
         requested_bytes=in_use.requested_bytes[seen],
         stack=np.where(blocks.allocation < 0, in_use.stack[seen], -1),
     )
-    # What the allocator counts and nothing in the recording shows was there before it.
+    # A block that only the allocator's history has was allocated before the recording.
     usual = {"kind": Kind.BEFORE_RECORDING, "torch_category": Category.UNTAGGED, "evidence": Evidence.HISTORY}
     columns = {
         name: np.full(int(unseen.sum()), int(usual.get(name, -1)), np.int64) for name in ClassifiedBlocks.names()

@@ -36,19 +36,19 @@ class SettingsOutcome:
     """Memory that the history needs under some settings."""
 
     settings: str  # As they were spelled; empty for the recorded ones
-    outcome: Need  # What came of a replay with what the recording had, see `WhatIf.capacity`
-    saved_bytes: int  # How much less was reserved at the peak than under the recorded settings; below zero for more
-    on_gpu: Need | None  # What came of a replay on the GPU asked about; None if there was none
+    outcome: Need  # A replay with the capacity of the recording, see `WhatIf.capacity`
+    saved_bytes: int  # The reserved peak under the recorded settings less that under these; negative if these need more
+    on_gpu: Need | None  # A replay on the GPU asked about; None without one
     smallest_gpu_bytes: int | None  # The least memory on which the history runs; None if it was not asked for
 
     @property
     def fits(self) -> bool:
-        """Whether every request was served on the GPU asked about."""
+        """True if every request is served on the GPU asked about, or none was asked about."""
         return self.on_gpu is None or self.on_gpu.failure is None
 
     @property
     def unserved(self) -> tuple[bool, int]:
-        """Whether the replay ends early, and how many of the requests that failed in the recording fail again."""
+        """True if the replay ends early, and the number of requests that fail again as in the recording."""
         return self.outcome.failure is not None, len(self.outcome.unserved)
 
 
@@ -65,7 +65,7 @@ class WhatIf:
     num_failed: int  # Requests that failed in the recording
     # Nothing was allocated after the last failed request: what the program would have asked for then is not known.
     ends_by_failure: bool
-    step_bytes: int  # How exactly the smallest GPU was looked for
+    step_bytes: int  # The resolution of `SettingsOutcome.smallest_gpu_bytes`
 
     @property
     def best(self) -> SettingsOutcome:
@@ -77,9 +77,9 @@ class WhatIf:
 
     @property
     def runs(self) -> bool:
-        """Whether the history runs on the GPU asked about under one of the settings asked about.
+        """True if the history runs on the GPU asked about under one of the settings asked about.
 
-        Those that were recorded count where no others were named.
+        Without other settings the recorded ones count.
         """
         return any(row.fits for row in self.rows[1:] or self.rows)
 
@@ -109,7 +109,7 @@ def _row(modelled: Modelled, text: str, settings: AllocatorSettings, gpu_memory:
         unlimited = outcome
         if modelled.capacity is not None:
             unlimited = modelled.unlimited if text == AS_RECORDED else modelled.at_capacity(settings, None)
-        # Where the replay without limit stays below, nothing would differ.
+        # A limit that the replay without one never reaches changes nothing.
         is_below = unlimited.reserved_peak_bytes <= gpu_memory and settings.per_process_memory_fraction >= 1
         on_gpu = (
             unlimited if is_below else replay_program(program, settings, capacity=gpu_memory, torch_version=version)
@@ -197,7 +197,7 @@ def explain_allocator(
 
 
 def with_model(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding]) -> SnapshotFinding:
-    """The last failure of each device with its cause, and its peak with what torch counts as allocated, where known."""
+    """Add the cause of each device's last failure, and the bytes allocated at its peak where the model knows them."""
     devices = []
     for device, answer in zip(finding.devices, allocator, strict=True):
         memory = device.peak.fragmentation

@@ -180,7 +180,7 @@ def _device_notes(state: DeviceState, replayed: Replay, *, has_allocator: bool) 
         notes.append("It has no history (no trace entries): what follows is the state when the snapshot was taken.")
     elif state.trace.time_us[0] < 0:
         notes.append("The entries have no times, but their order is exact.")
-    # A round number of entries, which begin with memory in use that they do not explain.
+    # A full ring has a round number of entries, and begins with memory in use that they do not explain.
     is_round = len(state.trace) >= _LEAST_RING and len(state.trace) % _LEAST_RING == 0
     if is_round and replayed.requested_bytes[0]:
         notes.append(

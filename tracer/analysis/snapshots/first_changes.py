@@ -171,7 +171,7 @@ def first_changes(
     growing = (cause.grows for cause, change in helping if change.num_served or change.saved_bytes >= _MUCH * most)
     grows = next(filter(None, growing), "")
     helping.sort(key=lambda pair: _rank(*pair, grows=bool(grows), most_bytes=most, capacity=modelled.capacity))
-    # A change that only names a line is said by one that says how to do it, if both come to the same.
+    # A change that only names a line is left out if another with the same effect says how to do it.
     known = {
         (change.allocated_bytes, change.reserved_bytes)
         for cause, change in helping

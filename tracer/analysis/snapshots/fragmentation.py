@@ -48,7 +48,7 @@ def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bo
     )
     rows = lives.alive_after(entry)
     is_pending = (lives.free_entry[rows] >= 0) & (lives.free_entry[rows] <= entry)
-    # Of a free that was requested before the recording began, the state at the end tells.
+    # The state at the end shows a free that was requested before the recording began.
     pending = state.blocks.address[state.blocks.state == BlockState.ACTIVE_PENDING_FREE]
     is_live = (lives.end[rows] == len(trace)) & (lives.free_entry[rows] < 0) & (lives.begin[rows] == BEFORE)
     is_pending |= is_live & np.isin(lives.addr[rows], pending)

@@ -1,4 +1,4 @@
-"""All ranks of a job beside each other: which are alike, which are not, and which is the worst."""
+"""Ranks of a job side by side: groups of equal ranks, odd ones, and the worst."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rank_of(file: str) -> int | None:
 
 
 def stage_of(file: str) -> int | None:
-    """The stage of a pipeline that a path names; what is nearest to the file's own name counts. None without one."""
+    """Return the pipeline stage that a path names, None without one; the part nearest to the file's name counts."""
     path = PurePath(file)
     parts = (path.name, *reversed(path.parent.parts))
     for pattern in (_PIPELINE, _MEGATRON_STAGE):
@@ -244,7 +244,7 @@ def _typical(groups: Sequence[RankGroup], worst: RankPeak | None) -> RankPeak | 
 
 
 def _told_apart(ranks: Sequence[RankPeak]) -> list[RankPeak]:
-    """The ranks without a stage that all have: that is of a folder's name that says nothing of a rank."""
+    """Remove a stage that all ranks share: a folder's name has it, which tells no ranks apart."""
     is_shared = len(ranks) > 1 and len({rank.stage for rank in ranks}) == 1
     return [replace(rank, stage=None) for rank in ranks] if is_shared else list(ranks)
 

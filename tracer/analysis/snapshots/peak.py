@@ -1,4 +1,4 @@
-"""What filled a device at the worst moment of its recording, and what was never freed: blocks by line and by kind."""
+"""The peak of a device and the blocks that are never freed, by line and by kind."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class SnapshotRow(PeakRow):
 
     # The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
     stack: tuple[str, ...] = ()
-    # The same blocks by the first frame above the line that tells their stacks apart; empty where none does, and where
-    # that was not asked for.
+    # The blocks divided by the first frame above the line in which their stacks differ; empty if none differs, or from
+    # `group_lives`.
     callers: tuple[CallerShare, ...] = ()
     in_documents: ClassVar = (
         "bytes", "count", "kind", "evidence", "is_before_recording", "site", "stack", "callers"
@@ -36,12 +36,12 @@ class SnapshotRow(PeakRow):
 
     @property
     def kind(self) -> Kind:
-        """What they are."""
+        """The kind of the blocks."""
         return Kind[self.category]
 
     @property
     def is_before_recording(self) -> bool:
-        """Whether they were there before the first entry; of a state without history nothing says so."""
+        """True if the blocks were allocated before the first entry; False for a state without history."""
         return self.phase == BEFORE_RECORDING
 
     @property
@@ -63,14 +63,14 @@ def group_rows(device: ReplayedDevice, rows: Ints) -> tuple[SnapshotRow, ...]:
     members, keys, _ = _gathered(device, rows)
     groups = []
     for key, parts in zip(keys, members, strict=True):
-        # Of backward the stack to look at is that of its operation of forward.
+        # A block of backward has the callers of its operation of forward.
         called = [(part.stack if part.forward < 0 else part.forward, part.bytes, part.count) for part in parts]
         groups.append(replace(_group(key, parts, device), callers=callers_of(called, device.sites)))
     return tuple(sorted(groups, key=lambda g: (-g.bytes, g.kind, g.site.frame, g.site.file or "", g.site.line or 0)))
 
 
 def group_lives(device: ReplayedDevice, rows: Ints) -> tuple[tuple[SnapshotRow, ...], Ints]:
-    """The same without callers, and the number of the group of each row."""
+    """Gather rows as `group_rows` does, without callers; also return the index of each row's group."""
     members, keys, group_of_row = _gathered(device, rows)
     return largest_first([_group(key, mine, device) for key, mine in zip(keys, members, strict=True)], group_of_row)
 
@@ -78,7 +78,7 @@ def group_lives(device: ReplayedDevice, rows: Ints) -> tuple[tuple[SnapshotRow, 
 def _gathered(
     device: ReplayedDevice, rows: Ints
 ) -> tuple[list[list[_StackPart]], Sequence[tuple[Kind, Site, bool]], Ints]:
-    """The parts of each group, what its blocks have in common, and the number of the group of each row."""
+    """Return the parts of each group, the groups' keys, and the index of each row's group."""
     lives, kinds = device.replay.lives, device.kinds
     columns = (
         lives.stack[rows],
@@ -137,7 +137,7 @@ class CallerShare:
     """The blocks of a group that have one caller."""
 
     site: Site | None  # The caller's line; of blocks that have none, where others have one, None
-    bytes: int  # What they were asked for, together
+    bytes: int  # As requested
     count: int
 
 

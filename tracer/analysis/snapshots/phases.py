@@ -58,7 +58,7 @@ def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
 
 
 def whole_steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
-    """The same with what their closures evaluate, each from its first entry to its last."""
+    """Return the steps with what their closures evaluate, each from its first entry to its last."""
     if (annotated := _annotated(snapshot, state, "Optimizer.step#")) is not None:
         return annotated
     calls, own = has(facts, Fact.CLOSURE), has(facts, Fact.OPTIMIZER_STEP)

@@ -204,7 +204,7 @@ def _in_generated_code(python: list[Frame]) -> tuple[str, Frame | None]:
 
 
 def _runs_graphs(frame: Frame) -> bool:
-    """Whether a frame is of generated code, or of torch's that runs it."""
+    """True if a frame is of generated code, or of torch's code that runs it."""
     return (torch_file(frame) or "").startswith(_RUNS_GRAPHS) or bool(compiled_graph(frame))
 
 

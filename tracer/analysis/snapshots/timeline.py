@@ -180,8 +180,7 @@ class OutlivedGroup:
     kind: Kind
     bytes: int  # Bytes of these blocks together, as requested
     count: int
-    # How much more of them each step leaves, over the steps that the recording has in full; 0 where it has none, or
-    # they have become no more.
+    # Bytes that each step adds, over the steps that the recording has in full; 0 if it has none, or they do not grow.
     bytes_per_step: int
     addresses: tuple[int, ...]  # Addresses of some of them, from the oldest to the latest
 
@@ -213,7 +212,7 @@ def outlived_groups(device: ReplayedDevice, ends: StepEnds) -> tuple[OutlivedGro
         of = rows[chosen]
         recent = made_in[chosen] >= first_recorded
         per_step = int(lives.requested_bytes[of[recent]].sum()) // num_judged if num_judged > 0 else 0
-        # In one step of many is no growth: what is replaced now and then was made once, lately.
+        # Blocks of a single recent step are no growth: some are replaced now and then.
         if len(np.unique(made_in[chosen][recent])) < 2:
             per_step = 0
         order = np.argsort(lives.begin[of], kind="stable")

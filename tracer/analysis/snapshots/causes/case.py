@@ -261,7 +261,7 @@ class Case:
 
     @property
     def trains_now(self) -> bool:
-        """Whether a model in training mode failed, or graphs keep blocks of one that is not known to evaluate."""
+        """True if a model in training mode failed, or graphs keep blocks and no model is known to evaluate."""
         return self.is_training or bool(self.in_graphs is not None and len(self.in_graphs) and not self.is_evaluating)
 
     @property
@@ -364,7 +364,7 @@ class Case:
         return self.stacks.frames
 
     def with_frame(self, holds: Callable[[Frame], bool]) -> Bools:
-        """Which stacks have a frame that meets a condition [stacks]."""
+        """True for each stack with a frame that meets a condition [stacks]."""
         return self.stacks.with_one_of([*map(holds, self.frames)])
 
     @cached_property

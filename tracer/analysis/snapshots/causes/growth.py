@@ -68,7 +68,7 @@ class Grown:
 
 def growth(case: Case) -> Iterator[Cause]:
     """A graph or results that each iteration leaves."""
-    # Of the ways to tell iterations apart the one that explains most.
+    # The way to tell iterations apart that explains most.
     ways = [grown for starts, are_steps in _iterations(case) if (grown := _grown(case, starts, are_steps)) is not None]
     most = max(ways, key=lambda grown: (case.bytes(grown.rows), grown.are_steps), default=None)
     found = [grown for grown in (most, _grown_before(case)) if grown is not None]
@@ -286,7 +286,7 @@ def _is_graph(case: Case, grown: Grown) -> bool:
         and case.is_share(of_graphs, of=grown.rows)  # beside batches that a graph holds
     ):
         return True  # as autograd freed them, or as a live program's graphs hold them
-    # Of lines whose source computes a variable from its own value: one block is held, but for a graph.
+    # A line that computes a variable from its own value holds one block, unless a graph holds the earlier ones.
     stacks = np.unique(case.stack[grown.rows])
     of_updates = [at for at in stacks.tolist() if updates_itself(case.sites.site(at))]
     if case.is_share(grown.rows[np.isin(case.stack[grown.rows], of_updates)], of=grown.rows):

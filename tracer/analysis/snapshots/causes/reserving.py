@@ -1,4 +1,4 @@
-"""What an earlier failure left, one request larger than all else, and causes of reserved memory alone."""
+"""Causes: blocks of an earlier failed attempt, one request larger than all else, and reserved memory alone."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tracer.units import MIB, format_bytes, some
 
 _LEFT_PERCENT: Final = 10
 _MOST_FAILURES: Final = 20
-"""Looked at: a program may catch its failures forever."""
+"""The latest are looked at: a program may catch its failures forever."""
 _KEPT_PERCENT: Final = 90
-"""Of what the call of a model held as it failed: without a traceback nothing keeps the most of it."""
+"""The share of a failed call's blocks that a traceback keeps; without one, most of them are freed."""
 
 
 def held_by_traceback(case: Case) -> Iterator[Cause]:
@@ -72,7 +72,7 @@ def _of_attempt(case: Case, failure: int) -> Ints:
 
 
 def _left_behind(case: Case, failure: int) -> Ints:
-    """The same, if the failure ended a call of a model, what that had made is in use, and the program went on.
+    """Return the blocks of an attempt that failed in a call of a model, if the call ended and its blocks are in use.
 
     A library that catches a failure and asks for less, as cuDNN does, asks on in the same call, or at the same line.
     """
@@ -91,11 +91,11 @@ def _left_behind(case: Case, failure: int) -> Ints:
 
 
 def _handles(case: Case, before: int) -> bool:
-    """Whether the last failure was called from an `except` that catches an earlier one.
+    """True if the last failure was called from an `except` that catches an earlier one.
 
-    That is so where both lie in the same function of the program's, called by another line of the same caller, in the
-    `except` of a `try` around the first, as far as the source is there to be asked. A library that tries again with
-    less, as cuDNN does, asks at the same line.
+    Both lie in the same function of the program, and their caller calls it from two lines: the second is in the
+    `except` of a `try` around the first, if the source can be read. A library that tries again with less, as cuDNN
+    does, asks at the same line.
     """
     tried, failed = (case.own_lines(int(case.state.trace.stack[entry])) for entry in (before, case.entry))
     for (caller, callee), (again, other) in zip(pairwise(tried), pairwise(failed), strict=False):
