@@ -73,6 +73,22 @@ def peak_of(folder: Path) -> dict[str, Any]:
     return document
 
 
+def bytes_by_category(document: dict[str, Any]) -> Counter[str]:
+    """Sum the rows of peak.json, or of the failure in it."""
+    sums = Counter[str]()
+    for row in document["rows"]:
+        sums[row["category"]] += row["bytes"]
+    return sums
+
+
+def out_of_memory(script: str, card: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Run a script that does not fit the card; return the answer on one line, and peak.json."""
+    (folder / "train.py").write_text(script, "utf-8")
+    run = called(folder, "run", "--on", card, "--save-dir", "out", "train.py")
+    assert run.returncode == 1, run.stderr
+    return " ".join(run.stdout.split()), peak_of(folder / "out")
+
+
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     folder = tmp_path_factory.mktemp("profiled")
@@ -181,9 +197,7 @@ def test_a_script_without_training_is_explained_from_its_first_call(tmp_path: Pa
     run = called(tmp_path, "run", "--inference", "--on", "h100", "--save-dir", "out", "infer.py")
     assert run.returncode == 0, run.stderr
     peak = peak_of(tmp_path / "out")
-    sizes: dict[str, int] = {}
-    for row in peak["rows"]:
-        sizes[row["category"]] = sizes.get(row["category"], 0) + row["bytes"]
+    sizes = bytes_by_category(peak)
     assert sum(sizes.values()) == peak["allocator_peak_bytes"] == peak["peak_bytes"]
     assert peak["step"] == "ProfilerStep#0" and {"PARAMETER", "EVALUATION", "INPUT", "HELD"} <= sizes.keys()
     # The weights have sizes that the allocator rounds up, without splitting the rest off: all of a block is theirs.
@@ -573,17 +587,6 @@ def test_it_is_explained_to_the_byte(packages: tuple[str, ...], script: str, tmp
     assert sum(row["bytes"] for row in peak["rows"]) == peak["allocator_peak_bytes"] == peak["peak_bytes"]
 
 
-IN_THE_STEP = """
-import torch
-model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(24)]).cuda()
-optimizer = torch.optim.RMSprop(model.parameters(), weight_decay=0.1, momentum=0.9, foreach=True)
-for step in range(4):
-    model(torch.randn(16, 1024, device="cuda")).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
 FAILS_IN_BACKWARD = """
 import torch
 
@@ -601,12 +604,8 @@ for _ in range(3):
 
 def test_what_a_backward_that_fails_has_not_come_to_is_for_it(tmp_path: Path) -> None:
     """Eight results of 64 MiB are saved, and the first thing that backward asks for does not fit: Python holds none."""
-    (tmp_path / "train.py").write_text(FAILS_IN_BACKWARD, "utf-8")
-    run = called(tmp_path, "run", "--on", "h100:1450MiB", "--save-dir", "out", "train.py")
-    assert run.returncode == 1, run.stderr
-    sums = Counter[str]()
-    for row in peak_of(tmp_path / "out")["failure"]["rows"]:
-        sums[row["category"]] += row["bytes"]
+    _, peak = out_of_memory(FAILS_IN_BACKWARD, "h100:1450MiB", tmp_path)
+    sums = bytes_by_category(peak["failure"])
     assert sums["ACTIVATION"] >= 8 << 26 and sums["HELD"] < 1 << 20
 
 
@@ -625,25 +624,27 @@ for step in range(3):
 
 
 def test_what_a_loss_that_fails_has_made_is_for_backward(tmp_path: Path) -> None:
-    """What the second step's loss saves is an activation, and what the program keeps of the first is held."""
-    (tmp_path / "train.py").write_text(FAILS_IN_LOSS, "utf-8")
-    run = called(tmp_path, "run", "--on", "h100:1700MiB", "--save-dir", "out", "train.py")
-    assert run.returncode == 1, run.stderr
-    sums = Counter[str]()
-    for row in peak_of(tmp_path / "out")["failure"]["rows"]:
-        sums[row["category"]] += row["bytes"]
+    """The second step's loss has saved activations, and the program holds a result of the first step."""
+    _, peak = out_of_memory(FAILS_IN_LOSS, "h100:1700MiB", tmp_path)
+    sums = bytes_by_category(peak["failure"])
     assert sums["HELD"] == 1 << 26 and sums["ACTIVATION"] >= 6 << 26
+
+
+IN_THE_STEP = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(24)]).cuda()
+optimizer = torch.optim.RMSprop(model.parameters(), weight_decay=0.1, momentum=0.9, foreach=True)
+for step in range(4):
+    model(torch.randn(16, 1024, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 def test_what_an_optimizer_makes_in_the_step_that_fails_is_not_its_state(tmp_path: Path) -> None:
     """RMSprop with momentum keeps two blocks a parameter; that its foreach form makes more is why memory ends."""
-    (tmp_path / "train.py").write_text(IN_THE_STEP, "utf-8")
-    run = called(tmp_path, "run", "--on", "rtx4090:1200MiB", "--save-dir", "out", "train.py")
-    assert run.returncode == 1, run.stderr
-    sums = Counter[str]()
-    for row in peak_of(tmp_path / "out")["rows"]:
-        sums[row["category"]] += row["bytes"]
+    answer, peak = out_of_memory(IN_THE_STEP, "rtx4090:1200MiB", tmp_path)
+    sums = bytes_by_category(peak)
     assert sums["OPTIMIZER_STATE"] == 2 * sums["PARAMETER"] and sums["TEMPORARY"] > 90 << 20
-    answer = " ".join(run.stdout.split())
     assert "The optimizer's foreach implementation makes 48 blocks" in answer
     assert "Give the optimizer foreach=False" in answer and "fused=True" not in answer
