@@ -232,7 +232,6 @@ def test_what_was_written_is_there_though_the_block_raises(capfd: pytest.Capture
 
 
 def test_freeing_an_older_block_leaves_no_profiler_behind() -> None:
-
     for _ in range(2):
         torch_profiler.free_an_older_block()
     assert not torch._C._autograd._profiler_enabled()

@@ -207,7 +207,7 @@ def test_the_model_is_called_through_what_compiles_it(build: Any) -> None:
     plain = build()
     found = compiled(plain)
     assert found.model is not plain.model
-    assert [one is other for one, other in zip(found.model.parameters(), plain.model.parameters(), strict=True)]
+    assert all(one is other for one, other in zip(found.model.parameters(), plain.model.parameters(), strict=True))
     assert (found.optimizer, found.next_batch) == (plain.optimizer, plain.next_batch)
 
 
