@@ -60,15 +60,15 @@ class KeptRun(RunFacts):
 
     cycles: tuple[KeptCycle, ...]  # Cycles with memory on the device, in order; none if not one step was recorded
     snapshot: dict[str, Any] | None = None  # The allocator's own, on CUDA; elsewhere None
-    failure: tuple[str, ...]  # What ended the run early, in the lines that were shown; none if nothing did
-    ran_out_of_memory: bool  # Whether that was for want of memory
+    failure: tuple[str, ...]  # Lines shown of the failure that ended the run; none without one
+    ran_out_of_memory: bool  # Whether that failure was memory running out
     device_bytes: int | None = None  # The device's memory; None if it was not known
     notes: tuple[str, ...]  # Sentences on what could not be observed
     sources: tuple[SourceFile, ...]  # Every file that the recordings and the parameters name
     # What torch.compile made of the user's code, with the source of every generated file.
     compiled: CompiledCode = NOTHING_COMPILED
-    at_failure: ObjectsAtFailure | None = None  # What objects told when memory ran out; None where it did not
-    graph_pools: tuple[GraphPool, ...] = ()  # What CUDA graphs work in: captures are not recorded in cycles
+    at_failure: ObjectsAtFailure | None = None  # Objects when memory ran out; None if it did not
+    graph_pools: tuple[GraphPool, ...] = ()  # Pools of CUDA graphs; cycles do not record captures
     num_later: int | None = 0  # Cycles behind the one that the snapshot is of; None if it is of none
 
     @property
@@ -97,6 +97,8 @@ def kept_run_columns(kept: KeptRun) -> Arrays:
 
 def _plain(value: Any, at: str, columns: Arrays) -> Any:
     """Return a value as JSON has it, with null for each array, which joins the columns under the path to it."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     if isinstance(value, np.ndarray):
         columns[at] = value
         return None
@@ -115,7 +117,7 @@ def _plain(value: Any, at: str, columns: Arrays) -> Any:
 
 
 def _setting(value: object) -> object:
-    """A setting as JSON has it; a tuple is a list there, and what is neither is its text."""
+    """Return a setting that JSON can have: plain values and tuples of them stay, and the rest becomes text."""
     if isinstance(value, tuple):
         return tuple(_setting(entry) if not isinstance(entry, tuple) else str(entry) for entry in value)
     return value if value is None or type(value) in (bool, int, float, str) else str(value)
@@ -170,7 +172,7 @@ def _check(kept: KeptRun) -> None:
         if len(set(map(len, times))) > 1 or not times[0] or not np.isfinite(times).all():
             raise RECORDING.refusal(": phases were not timed equally often, or not in numbers.")
     for graph in kept.compiled.graphs:
-        if any(row >= len(graph.nodes) for rows in graph.buffers.values() for row in rows):
+        if any(not 0 <= row < len(graph.nodes) for rows in graph.buffers.values() for row in rows):
             raise RECORDING.refusal(": a compiled buffer is of a node that is not there.")
     for pool in kept.graph_pools:
         if sum(row.bytes for row in pool.rows) != pool.peak_bytes:

@@ -68,7 +68,7 @@ def read_columns(path: Path) -> Arrays:
 
 
 def _check(path: Path, entries: list[zipfile.ZipInfo]) -> None:
-    """Before anything is unpacked. What an archive says of a member's size is a bound of what it gives."""
+    """Refuse an archive before anything is unpacked: no member gives more bytes than the archive states."""
     names = {entry.filename for entry in entries}
     if len(entries) > MAX_COLUMNS or len(names) < len(entries):
         raise RecordingError(f"{path} has too many columns, or one twice.", hint=DAMAGED)
