@@ -31,7 +31,7 @@ LATE = Schedule(4, 1, 1, 1)
 
 @dataclass(frozen=True)
 class Told:
-    """What a profile said, and what the allocator counted."""
+    """A profile's figures, and the allocator's count."""
 
     peak_bytes: int
     rows_bytes: int

@@ -73,7 +73,7 @@ def largest_batch(workload: WorkloadOptions, usable_bytes: int) -> int:
 
 
 def predict_file(file: Path, num_steps: int = 0) -> Told | None:
-    """What is said of a script."""
+    """Predict a script."""
     torch.cuda.reset_peak_memory_stats()
     devices = Devices(card_with(64 << 30))
     answer = predict_script(lambda profile: _ran(file, profile), devices, num_steps=num_steps, settings={})
@@ -81,7 +81,7 @@ def predict_file(file: Path, num_steps: int = 0) -> Told | None:
 
 
 def try_file(file: Path, num_steps: int = 0) -> tuple[bool, Sizes | None]:
-    """Whether a script came to its end, and its peaks, by counters alone."""
+    """Return whether a script came to its end, and its peaks, by counters alone."""
     torch.cuda.reset_peak_memory_stats()
     ran: list[bool] = []
 

@@ -48,7 +48,7 @@ Step = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Told:
-    """What a profile said, and what the allocators counted over the recorded steps."""
+    """A profile's figures, and the allocators' counts over the recorded steps."""
 
     device: str
     peak_bytes: int
@@ -66,7 +66,7 @@ class Told:
 
 
 def pages_in(path: Path) -> tuple[tuple[str, int, bool], ...]:
-    """Of each device in a page: its name, its peak and whether its segments are there."""
+    """Return each device of a page: its name, its peak and whether its segments are there."""
     _, _, text = path.read_text().partition('id="data">')
     pages = json.loads(text.partition("</script>")[0])["pages"]
     return tuple((page["device"], page["peak"]["bytes"], page["space"] is not None) for page in pages)
@@ -87,7 +87,7 @@ def reserved_over(cycle: CycleFindings) -> tuple[int, int]:
 
 
 def told(session: TrainingProfile, counted: list[tuple[int, int]]) -> Told:
-    """What is compared of a finished session."""
+    """Return the figures of a finished session."""
     assert session.results is not None and session.results.findings is not None, session.results
     findings = session.results.findings
     peak = findings.worst.peak
@@ -225,7 +225,7 @@ class _Greedy(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class RanOut:
-    """What is said of a loop that ran out of memory, and the allocator's counters at that moment."""
+    """The explanation of a loop that ran out of memory, and the allocator's counters at that moment."""
 
     device: str
     asked_bytes: int
@@ -354,7 +354,7 @@ def multiply() -> tuple[list[tuple[str, str | None, str | None, int]], set[str],
 
 
 def history_of_somebody_else() -> tuple[bool, int]:
-    """Whether a history that the program records itself is still on behind a session, and its first entry there."""
+    """Return whether the program's own history is on after a session, and the size of its first allocation."""
     record_from_start()
     torch.cuda.memory._record_memory_history(max_entries=1000)
     first = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
@@ -367,7 +367,7 @@ def history_of_somebody_else() -> tuple[bool, int]:
 
 
 def history_from_start() -> tuple[bool, dict[str, int], int]:
-    """Whether one that is on since before a session is still on behind it, and what had which line at a failure."""
+    """Return whether a history from before a session stays on, bytes by line at a failure, and a tensor's line."""
     record_from_start()
     table = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
     line = sys._getframe().f_lineno - 1
@@ -388,7 +388,7 @@ def history_from_start() -> tuple[bool, dict[str, int], int]:
 
 
 def run_out_behind_the_recorded_steps() -> tuple[int, bool]:
-    """In the step that a script's session has behind its cycles: its number, and whether the failure is explained."""
+    """Run out in the step after a script's cycles; return its number, and whether the failure is explained."""
     model = nn.Linear(16, 64, device="cuda:0")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step, plan = usual_step(model, optimizer), Schedule(0, 1, 1, 2)
@@ -404,7 +404,7 @@ def run_out_behind_the_recorded_steps() -> tuple[int, bool]:
 
 
 def run_out_behind_a_dropped_recording() -> tuple[int, int | None]:
-    """In the step whose recording was dropped for its imports: how many cycles are explained, and bytes asked for."""
+    """Run out in a step whose recording was dropped for its imports; return explained cycles and bytes asked for."""
     model = nn.Linear(16, 64, device="cuda:0")
     with (
         suppress(torch.OutOfMemoryError),
@@ -525,7 +525,7 @@ def sent_in_backward(number: int, raised: type[BaseException], *, is_handled_by_
 
 
 def rows_and_count(schedule: Schedule) -> list[tuple[int, int, int]]:
-    """Of each cycle its rows' bytes, its peak, and torch's highest counter over its steps.
+    """Return for each cycle its rows' bytes, its peak, and torch's highest counter over its steps.
 
     The gradient of 4,096,000 bytes takes a hole of 4 MiB, of which the rest is too little to split off. It is in use at
     the peak, in the next step's forward, and a recording of one step has not seen it being allocated.
@@ -557,7 +557,7 @@ def rows_and_count(schedule: Schedule) -> list[tuple[int, int, int]]:
 
 
 def all_schedules() -> dict[tuple[int, int], list[tuple[int, int, int]]]:
-    """The same for some numbers of steps and cycles."""
+    """Return `rows_and_count` of schedules with some numbers of steps and cycles."""
     return {
         (steps, cycles): rows_and_count(Schedule(1, 1, steps, cycles))
         for steps, cycles in ((1, 1), (1, 4), (2, 1), (4, 2))

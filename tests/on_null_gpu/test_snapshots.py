@@ -40,7 +40,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
 
 
 def history_with_frames_of_cpp() -> dict[str, Any]:
-    """What is said of the peak of three steps."""
+    """Return the explanation of the peak of three steps."""
     torch.cuda.memory._record_memory_history(stacks="all", max_entries=10_000)
     torch.cuda.reset_peak_memory_stats()
     before_bytes = torch.cuda.memory_allocated()

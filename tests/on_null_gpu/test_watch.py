@@ -163,13 +163,13 @@ def tried_again() -> tuple[int, list[str], dict[str, Any]]:
 
 
 def caught_untold() -> dict[str, Any]:
-    """The same where the allocator tells nobody before it raises, as other backends' do not."""
+    """Run `caught` without torch's observer of failures, which other backends do not have."""
     with patch("tracer.sessions.training_watch._watch_out_of_memory", lambda device, watch: None):
         return caught()
 
 
 def runs_out_in(where: str) -> dict[str, Any]:
-    """In the middle of a step: what each block is, is known by its address, without a profiler."""
+    """Run out in the middle of a step; addresses tell the kind of each block, without a profiler."""
     leave_bytes(0, 64 * MIB)
     model, optimizer = parts()
 
@@ -223,7 +223,7 @@ WORKSPACE = 0 if are_workspaces_kept() else 32 * MIB
 
 
 def line_of(function: str) -> int:
-    """Of the first statement of a function of the jobs."""
+    """Return the number of the first line in the body of a function of this file."""
     text = Path(__file__).read_text().splitlines()
     return next(at for at, line in enumerate(text, 1) if line.startswith(f"def {function}(")) + 1
 

@@ -124,7 +124,7 @@ def blocks_of(cycle: CycleFindings, known: KnownStorages) -> Counter[Block]:
 
 
 def timelines_differ(name: str, device: str) -> str:
-    """How our timeline of a workload on a device differs from torch's own; the empty text where they are one."""
+    """Return how our timeline of a workload differs from torch's own; the empty text where they are equal."""
     with default_device(device), sdpa_kernel(SDPBackend.MATH):
         (results,) = record(WORKLOADS[name]().step, n_cycles=1, n_active=2)
     theirs, their_sizes = torch_timeline(results)._coalesce_timeline(device)
@@ -184,7 +184,7 @@ def _profiled() -> torch.profiler.profile:
 
 
 def kernels_by_operator() -> dict[str, list[str]]:
-    """What each operator has launched, by torch's own list."""
+    """Return the kernels that each operator launched, by torch's own list."""
     found: dict[str, list[str]] = {}
     for event in _profiled().events():
         for kernel in event.kernels:

@@ -18,9 +18,9 @@ _TOGETHER: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepColumns(ColumnTable):
-    """What was in use in each step, columns [J]; -1 is what was not seen.
+    """Memory in use at the end of each step, columns [J]; -1 stands for an unknown value.
 
-    A row is one step, or several that follow each other when the run is long: then all is of the last of them.
+    A row is one step, or several consecutive ones of a long run: its values are those of the last.
     """
 
     step: PerSteps[Int]  # The number of steps that had ended, from 1
@@ -38,7 +38,7 @@ _NAMES: Final = StepColumns.names()
 
 
 class StepTable:
-    """Collects rows; when there are too many, of two and two the later one stays, and so of those that follow."""
+    """Collects rows; a full table drops every second one, and from then on a row stands for twice as many steps."""
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
         """An empty table."""
@@ -70,7 +70,7 @@ class StepTable:
                 self._open, self._num_open = None, 0
 
     def columns(self) -> StepColumns:
-        """What there is so far, with a last row of the steps that are no whole row yet."""
+        """Return the rows so far, with a last one for the steps that are no whole row yet."""
         self._put_in()
         rows = self._rows[: self._num_rows]
         if self._open is not None:

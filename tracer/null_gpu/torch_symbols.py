@@ -209,7 +209,7 @@ def _split(parameters: str) -> Iterable[str]:
         yield parameters[start:]
 
 
-# What has nothing to do here, and succeeds: the other functions of these libraries are in sources/.
+# Functions that do nothing and succeed; the other functions of these libraries are in sources/.
 _SUCCEED = """
     cudaMemcpyToSymbol cudaMemcpyToSymbolAsync cudaSetDeviceFlags cudaDeviceReset cudaDeviceSetLimit cudaEventQuery
     cudaDeviceSetCacheConfig cudaDeviceEnablePeerAccess cudaDeviceDisablePeerAccess cudaProfilerStart cudaProfilerStop
@@ -221,8 +221,8 @@ _SUCCEED = """
     cudaStreamAttachMemAsync cudaStreamSetAttribute cudaGraphDestroy cudaGraphLaunch cudaGraphUpload
     cudaGraphExecDestroy cudaGraphDebugDotPrint cudaGraphRetainUserObject
 """
-# What gives a new handle through its first parameter, and does no more: modules and libraries of code, their kernels,
-# graphs to be replayed. What keeps a graph's memory alive is never let go here, as the graph is not.
+# Functions that only return a new handle through their first parameter: modules and libraries of code, their kernels,
+# graphs to be replayed. No graph is destroyed here: user objects, which keep its memory alive, are never freed.
 _GIVE_HANDLE = """
     cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleGetFunction cuLibraryLoadData cuLibraryGetModule
     cuLibraryGetKernel cuKernelGetFunction cudaLibraryLoadData cudaLibraryGetKernel nvrtcCreateProgram

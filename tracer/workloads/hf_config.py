@@ -75,7 +75,7 @@ class _Generation(ModuleWorkload):
         self.generate()
 
     def copy(self) -> None:  # type: ignore[override]
-        """None: it is not copied, and its phases are not timed."""
+        """Return None: a generation is not copied, and its phases are not timed."""
 
 
 def _generation(model: nn.Module, tokens: int, device: torch.device, options: StepOptions) -> _Generation:

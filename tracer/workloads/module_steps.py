@@ -251,7 +251,7 @@ class SupervisedWorkload:
 
 
 def compiled(workload: Any) -> ModuleWorkload | SupervisedWorkload:
-    """The same workload with its model compiled."""
+    """Return a copy of the workload with its model compiled."""
     if not isinstance(workload, ModuleWorkload | SupervisedWorkload):
         raise UserModelError(
             "--compile has no meaning for a workload, which makes its own step.",

@@ -1,4 +1,4 @@
-"""What an observation says, of which tensors, plain or not, and that it leaves no trace on them."""
+"""An observation names tensors, plain or not, by their roles, and leaves no trace on them."""
 
 from __future__ import annotations
 

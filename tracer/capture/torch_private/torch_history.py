@@ -155,9 +155,9 @@ def on_out_of_memory(device: torch.device, callback: Callable[[], None]) -> bool
 
 
 class RaisedOutOfMemory:
-    """Counts the errors of full memory that reach Python: what a library such as cuDNN catches and tries again is none.
+    """Counts the out-of-memory errors that reach Python, without those that a library such as cuDNN catches itself.
 
-    Torch's observer is told of both. An exception of torch's is made in Python as soon as Python has it.
+    Torch's observer is called for both. Only an error that reaches Python has its exception constructed.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ EXPORT void null_gpu_know_bytes(const void *pointer, size_t size) {
   if (size) know_locked((uintptr_t)pointer, (uintptr_t)pointer + size);
   pthread_mutex_unlock(&lock);
 }
-/* Of bytes that were copied: what is known of them there is known here. */
+/* After a copy: the ranges known of the source are known of the copy. */
 void carry_known(uintptr_t to, uintptr_t from, size_t size) {
   Range known[64];
   size_t how_many = 0;

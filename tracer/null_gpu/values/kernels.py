@@ -258,9 +258,9 @@ class ValueKernels:
         return kernel
 
     def _collective(self, name: str, original: Kernel) -> Kernel:
-        """What a collective has written is known as far as what it was given: NCCL moves the bytes itself.
+        """Return the kernel of a collective, whose outputs are as known as its inputs.
 
-        Each slot has this rank's own.
+        NCCL moves the bytes itself: each slot gets this rank's own.
         """
 
         def kernel(outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
