@@ -34,7 +34,7 @@ IN_WORDS = ("tracer/snapshot/", "tracer/allocator/", "tracer/analysis/snapshots/
 
 
 def letters(source: str) -> Iterator[str]:
-    """Of all docstrings, those of attributes too, and of comments, which describe fields."""
+    """Yield the letters of all docstrings, those of attributes too, and of comments, which describe fields."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield from LETTER.findall(node.value.value)

@@ -245,7 +245,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(recorded: Path, tmp_path: Path) -> Path:
-    """What the documents name is there."""
+    """Return a folder with the files that the documents name."""
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "generate.py").write_text(GENERATE)
     (tmp_path / "file.py").write_text(MODEL)
@@ -285,7 +285,7 @@ def with_own_commands() -> list[Block]:
     "block", [pytest.param(block, id=f"{block.document}: {block.commands[0]}") for block in with_own_commands()]
 )
 def test_commands_run(block: Block, folder: Path) -> None:
-    """All of a block, one after the other."""
+    """Run the commands of a block one after the other."""
     for command in block.commands:
         words = shlex.split(command, comments=True)
         if words[0].startswith("--") and "--model" not in words:

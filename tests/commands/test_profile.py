@@ -121,7 +121,7 @@ def results() -> RunResults:
 
 @pytest.fixture
 def already_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only what comes before and after the run matters, it is one that was made before."""
+    """Replace the run by a recorded one, for tests of the steps before and after it."""
     monkeypatch.setattr(tracer.sessions.workload_run, "run_profile", lambda *_, **__: results())
 
 
@@ -184,7 +184,7 @@ def test_stderr_names_each_file_and_what_opens_it(done: tuple[Ended, Path]) -> N
 
 
 def test_the_program_as_a_process(tmp_path: Path) -> None:
-    """Nothing of torch's own messages between ours, and no files but those asked for."""
+    """It prints no messages of torch's, and writes only the files that are asked for."""
     command = [sys.executable, str(ROOT / "main.py"), *TINY, *SHORT, "--save-dir", "results", "--no-cuda-timing"]
     environment = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     environment.pop("KINETO_LOG_LEVEL", None)

@@ -51,7 +51,7 @@ print("graphs", counters["stats"]["unique_graphs"], counters["frames"]["total"],
 
 
 def lines_of(command: list[str], folder: Path) -> tuple[list[str], str]:
-    """What the script printed, and stderr."""
+    """Return the lines that the script printed, and stderr."""
     done = run_python(*command, folder=folder)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith(("loss", "graphs"))], done.stderr

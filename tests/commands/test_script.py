@@ -31,7 +31,7 @@ def invoke(*arguments: object) -> Result:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
-    """What the script would be called with: the null GPU is never started."""
+    """Words that the script would be called with: the null GPU is never started."""
     found: list[list[str]] = []
 
     def note(context: object, place: object, script: Script, workload: object, *, largest_batch: bool) -> None:
@@ -232,7 +232,7 @@ def script(folder: Path, text: str) -> str:
         ("import lightning\nos.environ['OMP_NUM_THREADS'] = '1'", {}),
         ("import trains\nos.environ['OMP_NUM_THREADS'] = '1'", {}),
         ("def main():\n    os.environ['OMP_NUM_THREADS'] = '1'", {}),
-        # Torch does not read them, or whoever starts processes does.
+        # Not read by torch, or meant for those who start processes.
         ("os.environ['RANK'] = '1'\nos.environ['PYTHONPATH'] = '/'\nos.environ['LD_PRELOAD'] = 'x'", {}),
         ("os.environ['OMP_NUM_THREADS'] = '1'\nthis is no Python", {}),
     ],

@@ -139,7 +139,7 @@ def test_a_dask_cluster_finds_what_this_machine_finds(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("read_here")
 def test_planted_ranks_are_found_and_a_broken_file_costs_only_itself(tmp_path: Path) -> None:
-    """As benchmarks/job.py has it with 64 ranks of a million entries: two stages, three odd ranks, a truncated file."""
+    """Two stages, three odd ranks and a truncated file, as in benchmarks/job.py with 64 ranks of a million entries."""
     planted = make_job(tmp_path / "job", 16, 12_000, num_stacks=90)
     status, out, _ = run("snapshot", planted.folder, "--json")
     assert status == 0

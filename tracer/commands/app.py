@@ -78,7 +78,7 @@ class Program(TyperGroup):
             if current_folder() is None and not _DO_NOT_TRAIN.intersection(args[:1]):
                 raise TracerError(
                     "The working folder has been deleted, and torch does not run without one.",
-                    hint="Change to a folder that exists; `cd .` does where it was made anew.",
+                    hint="Change to a folder that exists; if it was created again, `cd .` is enough.",
                 )
             ctx.default_map = project_defaults(ctx)
         with value_sources_told(ctx):

@@ -293,7 +293,7 @@ def _tell_phases(ledger: PhaseLedger, reports: Path, folder: Path, *, quiet: boo
 
 
 class _Ending:
-    """How a script ends: around it, this catches its own `sys.exit`."""
+    """Catches a script's own `sys.exit`, and ends the command as the script did."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = arguments
@@ -363,7 +363,7 @@ def _checked_changes(names: str) -> Sequence[str]:
 
 @contextmanager
 def _made(changes: Sequence[str]) -> Iterator[Callable[[], Sequence[str]]]:
-    """Changes are made meanwhile; what is given says what could not be."""
+    """While active, changes are applied; yields a function that returns notes on those that could not be."""
     if not changes:
         yield lambda: ()
         return
