@@ -53,7 +53,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found about one program. Empty texts and tuples are good.
+    """Findings about one program. Empty texts and tuples are good.
 
     Attributes:
         broken: The program itself does not run, or not under the bookkeeper: nothing can be said.
@@ -62,7 +62,7 @@ class Verdict:
         kept: What is alive after the program was let go of, though nobody else keeps it.
         wrong_sum: How the rows differ from the allocator's count.
         wrong_peak: How the peak differs from the truth.
-        true_bytes: The least and the most that it can be; on a device both are what the allocator counted.
+        true_bytes: The least and the most that the peak can be; on a device both are the count of the allocator.
         kinds: Bytes of the right kind, of those that the bookkeeper can prove; None where it can prove none.
         modules, lines: Of the three largest places that made activations.
     """
@@ -82,7 +82,7 @@ class Verdict:
 
     @property
     def wrong(self) -> dict[str, str | tuple[str, ...]]:
-        """What is wrong, by column."""
+        """The columns that are wrong, with their findings."""
         return {column: found for column in COLUMNS if (found := getattr(self, column))}
 
 

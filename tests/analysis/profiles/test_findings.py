@@ -542,7 +542,10 @@ def test_a_program_that_compiles_nothing_has_no_sentence() -> None:
 
 def test_graphs_are_told() -> None:
     first, *_ = compiled_sentences(found(CompiledCode(GRAPHS)))
-    assert first.startswith("Compiled code ran: 1 graph of forward and 1 of backward. ")
+    assert first == "Compiled code ran: 1 graph of forward and 1 of backward.", "nothing is known of their lines"
+    known = tuple(replace(graph, nodes=(CompiledNode("gelu", (), -1, ""),)) for graph in GRAPHS)
+    with_lines, *_ = compiled_sentences(found(CompiledCode(known)))
+    assert with_lines == f"{first} Their buffers have the lines of the operators that they stand for."
 
 
 def test_what_is_computed_again_is_counted() -> None:

@@ -102,7 +102,7 @@ class BlockLifetimes:
         return rows[~self.asleep.have(self.address[rows], position)]
 
     def counted_at(self, position: int) -> Rows:
-        """The same together with those that are unmapped, as torch counts them."""
+        """Rows of `alive_at` and of the blocks that are unmapped then, as torch counts them."""
         return np.flatnonzero((self.made_at <= position) & (self.freed_at > position))
 
 

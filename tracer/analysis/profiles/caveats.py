@@ -149,9 +149,10 @@ def compiled_sentences(findings: Findings) -> tuple[str, ...]:
         return ()
     num_backward = sum(graph.is_backward for graph in code.graphs)
     num_forward = len(code.graphs) - num_backward
+    has_lines = any(graph.nodes for graph in code.graphs)
+    lines = " Their buffers have the lines of the operators that they stand for." if has_lines else ""
     return (
-        f"Compiled code ran: {_count(num_forward, 'graph')} of forward and {num_backward} of backward. What they "
-        "allocate has the line of the operator that each buffer stands for.",
+        f"Compiled code ran: {_count(num_forward, 'graph')} of forward and {num_backward} of backward.{lines}",
         *_cuda_graphs(code, is_explained=bool(findings.graph_pools)),
         *_recomputed(findings),
         *_without_line(findings),

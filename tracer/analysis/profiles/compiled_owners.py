@@ -17,9 +17,9 @@ from tracer.capture.sources.source_line import SourceLine
 def with_compiled_owners(
     attribution: Attribution, recording: Recording, origins: CompiledOrigins | None, module_names: Mapping[int, str]
 ) -> Attribution:
-    """The same owners, those of compiled regions by their origins.
+    """Return the attribution with the origins of compiled regions as owners of what these allocated.
 
-    Where no more than the region is known there is no line: the one where it was entered made nothing.
+    An allocation of which only the region is known has no line: the line that entered the region made nothing.
     """
     if origins is None:
         return attribution

@@ -87,7 +87,7 @@ class DeviceRecording:
 
     @cached_property
     def observations_before(self) -> Rows:
-        """Those of them that were made before the first event."""
+        """Rows of `observations_within` from before the first event."""
         rows = self.observations_within
         return rows[self.known.time_ns[rows] <= self._first_ns]
 

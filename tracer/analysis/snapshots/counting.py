@@ -267,7 +267,7 @@ class BlockFacts(LifeFacts):
 
     @cached_property
     def gradients(self) -> tuple[Ints, Ints]:
-        """The same of those that are proved and those that backward left."""
+        """`gradients_at_once` of the proved gradients and of the blocks that backward left."""
         return self.gradients_at_once(np.where(self.is_left_by_backward, Kind.GRADIENT, self.proved))
 
     @cached_property
@@ -309,7 +309,7 @@ class BlockFacts(LifeFacts):
 
     is_of_sets = truth(lambda f: f.is_staying & np.bool_(f.is_backward_over) & np.isin(f.size, f.sets.sizes))
     is_of_parts = truth(lambda f: f.is_staying & np.bool_(f.is_backward_over) & np.isin(f.size, f.sets.of_parts))
-    is_later_set = truth(lambda f: (f.is_of_sets & ~f.is_first_set) | f.is_of_parts)  # The same, and made later
+    is_later_set = truth(lambda f: (f.is_of_sets & ~f.is_first_set) | f.is_of_parts)  # Made later
 
     @cached_property
     def num_layers(self) -> float:
@@ -331,7 +331,7 @@ class BlockFacts(LifeFacts):
 
     @truth
     def is_frozen_set(self) -> Bools:
-        """The same of what has no gradient of its size once backward is over, where something else has."""
+        """As `is_one_set`, of blocks without a gradient of their size after a backward that left gradients."""
         is_seen = self.is_backward_over and len(self.gradients[0]) > 0 and self.num_layers > 0
         frozen = self.is_staying & ~has_size_of(self.size, self.gradients[0]) & is_seen
         return frozen & is_one_set(self.size, self.size[frozen], self.num_layers)

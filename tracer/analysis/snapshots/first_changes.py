@@ -88,9 +88,9 @@ class FirstChange:
     words: str
     site: Site | None  # The line whose blocks it is about; None if it is about none in particular
     allocated_before_bytes: int  # The most in use, rounded as the allocator does, as recorded
-    allocated_bytes: int  # The same with the change
+    allocated_bytes: int  # The most in use with the change
     reserved_before_bytes: int  # The most reserved, as recorded
-    reserved_bytes: int  # The same with the change
+    reserved_bytes: int  # The most reserved with the change
     num_served: int = 0  # Requests that failed in the recording and are served with the change
     serves_last: bool = False  # The last of these is among them
     removed_bytes: int = 0  # Of what was in use, or asked for, as the last of these was made

@@ -68,15 +68,15 @@ class Modelled:
 
     @cached_property
     def program(self) -> Requests:
-        """What the program asked for."""
+        """The requests of the program."""
         return program_of(self.history, self.reproduction.releases_by_program)
 
     @cached_property
     def capacity(self) -> int | None:
-        """What the device had for this process; None where the recording never reached it.
+        """Bytes that this process could reserve; None if the recording never reached them.
 
-        At least what it gave, and less than what it refused. What an out of memory says of it lies between; of retries
-        alone only the lower bound is sure, and the upper one is taken where a clean allocator needs it.
+        They are at least the bytes that the device gave, and fewer than it refused. The message of an out of memory
+        lies between; retries prove the lower bound alone, and the upper one is taken if a clean allocator needs it.
         """
         reproduction = self.reproduction
         if reproduction.refused_bytes is None:
@@ -87,15 +87,15 @@ class Modelled:
 
     @cached_property
     def baseline(self) -> Need:
-        """What the program reserves at the recorded settings and capacity."""
+        """A replay of the program at the recorded settings and capacity."""
         return self.at_capacity(self.settings, self.capacity)
 
     @cached_property
     def as_it_failed(self) -> Modelled:
-        """The same, begun so that each request that failed fails again.
+        """Return the model with a beginning from which each failed request fails again.
 
-        That is from a clean allocator, if it will do, or else from what the recording began with: without what was
-        cached and cut up before, there may be room. It stays a clean allocator where neither fails as was recorded.
+        Replays begin with a clean allocator if that suffices, or else with the state that the recording began with: a
+        clean one may have room. If the recorded requests fail from neither, replays begin with the clean one.
         """
         from_start = replace(self, is_from_start=True)
         if self._fails_alike or self.start.num_contradictions or not from_start._fails_alike:
@@ -109,7 +109,7 @@ class Modelled:
 
     @cached_property
     def unlimited(self) -> Need:
-        """The same on a device without limit."""
+        """A replay at the recorded settings without limit."""
         return self.baseline if self.capacity is None else self.at_capacity(self.settings, None)
 
     def at_capacity(

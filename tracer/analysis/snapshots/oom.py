@@ -268,13 +268,13 @@ class OutOfMemory:
     groups: tuple[SnapshotRow, ...]  # What was in use, by line and kind; sums to `requested_bytes`
     cause: Cause  # Cause in a word or two
     advice: str  # The cause in a sentence, and what to do first
-    allocators_advice: str = ""  # The same without what filled the memory, for where that is said
+    allocators_advice: str = ""  # The advice without the sentence on what filled the memory
     decisive: str = ""  # Name of the cause that the advice begins with, see `causes`; empty where none is known
     in_evaluation: bool = False  # The model was in evaluation mode, and kept much for a backward pass all the same
 
 
 def in_evaluation(event: OutOfMemory) -> OutOfMemory:
-    """The same of a model in evaluation mode; what it keeps for backward is said first.
+    """Begin the advice with the bytes that a model in evaluation mode keeps for backward, if they are many.
 
     Without gradients forward keeps nothing: a validation that fails so, or the teacher of a distillation, has no
     `torch.no_grad()` around it.
@@ -290,7 +290,7 @@ def in_evaluation(event: OutOfMemory) -> OutOfMemory:
 
 
 def beside_others(event: OutOfMemory, device_bytes: int | None) -> OutOfMemory:
-    """The same where the request would fit if others held nothing of the device; that they do is said first.
+    """Begin the advice with the memory of other processes, if the request would fit without them.
 
     Args:
         device_bytes: Memory of the device; None if not known.

@@ -179,7 +179,7 @@ def _that_sum_to(wanted_bytes: int, parts: Ints) -> Ints:
 
 
 def first_of_each(rows: Ints, size: Ints, addr: Ints, times: int, segments: Segments) -> Ints:
-    """Those of some blocks that were made first, one of so many of each size, by the order of their addresses.
+    """Keep the blocks made first, one in `times` of each size, by the order of their addresses.
 
     Args:
         rows: The blocks, `times` n of each size.

@@ -282,7 +282,7 @@ class Case:
         return held, np.union1d(rows, held)
 
     def held(self, rows: Ints) -> Ints:
-        """Those of some blocks that were in use at the moment."""
+        """Keep the blocks that were in use at the moment."""
         return rows[(self.lives.begin[rows] <= self.entry) & (self.lives.end[rows] > self.entry)]
 
     def bytes(self, rows: Ints) -> int:

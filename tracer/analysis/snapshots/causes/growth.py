@@ -170,7 +170,7 @@ def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
 
 
 def _behind_forwards(case: Case, starts: Ints) -> Ints:
-    """Those that are the first behind a forward: one backward may be seen in several pieces."""
+    """Keep the first start behind each forward: one backward may be seen in several pieces."""
     forwards = _forwards(case)
     last = np.searchsorted(forwards, starts)
     return starts[np.diff(last, prepend=-1) > 0] if len(forwards) else starts

@@ -125,7 +125,7 @@ def _repeated(case: Case, part: _Part, lines: dict[int, int]) -> _Repeated | Non
 
 
 def _told_apart(case: Case, part: _Part, lines: dict[int, int], rows: Ints, made_by: Ints) -> _Repeated | None:
-    """The same, where one number is made in each call as the first."""
+    """Find parts that each begin with a block of the same number in `made_by`, that of the first block of a call."""
     call, lives = case.calls[0], case.lives
     is_past = lives.begin[rows] <= case.entry
     of_call = np.bincount(call[rows], lives.requested_bytes[rows] * (is_past & (lives.end[rows] > case.entry)))
