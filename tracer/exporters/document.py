@@ -124,6 +124,8 @@ class Document:
 
     def _value(self, at: str, value: Any, kind: Any) -> Any:
         """Return a value as its type; `at` is the path to it, such as `cycles.0.is_whole`."""
+        if kind in _WORDS:
+            return self._plain(at, value, kind)
         if isinstance(kind, UnionType):
             return None if value is None else self._value(at, value, get_args(kind)[0])
         origin, inner = get_origin(kind) or kind, get_args(kind)
@@ -141,8 +143,9 @@ class Document:
                 self._key(at, key, inner[0]): self._value(f"{at}.{key}", entry, inner[1])
                 for key, entry in self._checked(at, value, dict).items()
             }
-        if kind not in _WORDS:
-            return self._record(f"{at}.", self._checked(at, value, dict), kind)
+        return self._record(f"{at}.", self._checked(at, value, dict), kind)
+
+    def _plain(self, at: str, value: Any, kind: type) -> Any:
         value = self._checked(at, value, kind)
         if kind is str:
             return value if at.endswith(".text") else printable(value)
