@@ -23,12 +23,12 @@ _NAMES = {
     "line": (*columns("label", "category"), *columns("text", "module", "operator", "line")),
     "stack": (*columns("label", "kind"), *columns("text", "stack, innermost first")),
 }
-"""Columns of the names in a list of changes; of any other that of its own name."""
+"""Name columns by list of changes; any other list has one column under its own name."""
 _MOST_FRAMES = 3
 
 
 def has_changed(diff: PeakDiff) -> bool:
-    """Whether any of its rows has."""
+    """Whether any row has other bytes after than before."""
     return any(change.bytes for changes in diff.changes.values() for change in changes)
 
 

@@ -24,7 +24,7 @@ _MAX_FAILURES = 5
 _TRY_FIRST = "What to try first"
 _AT_PEAK = "The peak was at that moment: its tables show what was in use then."
 _SHARE_WITH_CALLERS = 0.05
-"""Of the bytes in a table: a group with less is shown without its callers."""
+"""Share of the bytes in a table; a group with less is shown without its callers."""
 _MOST_CALLERS = 4
 
 

@@ -28,7 +28,7 @@ SNAPSHOT = OutputFile(
 TIMING = OutputFile("cuda-timing", "cuda_timing.txt", _TEXT, "Do not time the phases, and leave out cuda_timing.txt.")
 RECORDING = OutputFile("keep-recording", "recording.npz", "the command `report`")
 RANK_JSON, RANKS_JSON, RANKS_TEXT = "rank.json", "ranks.json", "ranks.txt"
-"""What a rank has to say in its own folder, and what the first one says of all of them, beside the folders."""
+"""Message of a rank in its own folder; summary of all ranks beside the folders, which rank 0 writes."""
 WATCH_JSON, FIT_JSON, ENGINE_JSON = "watch.json", "fit.json", "engine.json"
 """Findings of a watched training, trials of a script's changes, and memory of an inference engine."""
 PHASES_JSON = "phases.json"

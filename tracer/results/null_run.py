@@ -52,7 +52,7 @@ def notes_of(findings: Findings | None) -> tuple[str, ...]:
 
 
 def _unknown(findings: Findings | None) -> Iterator[str]:
-    """What a real GPU's memory holds beside, with its usual size where that is known."""
+    """Sentences on further memory of a real GPU, with its usual size where that is known."""
     from tracer.null_gpu.cudnn import answered_version, said_of_workspaces
     from tracer.null_gpu.nccl_buffers import NcclBuffers
 

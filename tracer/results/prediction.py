@@ -48,9 +48,9 @@ class Prediction:
 
     results: RunResults  # Results of the steps, as of a run: what fills the device, with its files
     card: Card | None  # The device; None where only the need is asked for
-    # What the steps take where memory does not end; of a script that runs out of memory, what it took until then.
+    # Peaks of the steps without a limit on memory; of a script that runs out of memory, its peaks until then.
     need: Sizes
-    memory: Sizes  # What they take on the card
+    memory: Sizes  # Their peaks on the card
     failed_at: OutOfMemoryAt | None  # Where the card runs out of memory; None where it does not
     assumptions: tuple[str, ...]  # Sentences on what was assumed of this program
     num_cards: int = 1  # How many of them the program sees

@@ -33,10 +33,9 @@ class RunResults(RunFacts):
     failure: Failure | None = None  # What ended the run early, or None
     notes: tuple[str, ...] = ()  # Sentences on what could not be measured
     project_root: Path | None = None  # The folder from which reports name files
-    # What the device had no memory for, explained; None where the allocator's history has none.
+    # The request that the device had no memory for, explained; None where the allocator's history has none.
     failed_allocation: FailedAllocation | None = None
-    # What the user's project calls each file, None for those that are not of it; None where that is to be asked of the
-    # disk.
+    # Name of each file in the user's project, None for files outside of it; None where the disk is asked for it.
     project_names: Mapping[str, str | None] | None = None
     # Source of the files that a kept recording has; None where it is to be read from the disk.
     source_texts: Mapping[str, str | None] | None = None

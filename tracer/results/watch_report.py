@@ -71,14 +71,14 @@ class WatchReport:
     outlived: tuple[OutlivedMemory, ...]  # What outlived the step after its own and is of no kind that stays
     notes: tuple[str, ...]  # What is missing or could not be read, in sentences
     settings: Mapping[str, object]  # What to remember of the run
-    # What earlier reports of the run found, each as `findings_alone`, the oldest first.
+    # Earlier reports of the run, each as `findings_alone`, the oldest first.
     found_before: tuple[WatchReport, ...] = ()
     caveat: str = ""  # What has to be said before anything else; empty for a run like any other
     values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
 
     @property
     def has_findings(self) -> bool:
-        """Whether it says more than what is in use."""
+        """Whether it has more than figures of the memory in use."""
         steps = StepFindings(self.steps.num_steps)
         return bool(self.outlived) or self.out_of_memory is not None or self.steps != steps
 
@@ -89,7 +89,7 @@ class WatchReport:
         return int(np.max(column, initial=0))
 
     def findings_alone(self) -> WatchReport:
-        """The same without its tables: what a later report of the run repeats of it."""
+        """Return the report without its tables, as a later report of the run repeats it."""
         return replace(
             self,
             events=(self.event,),

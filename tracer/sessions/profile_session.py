@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 _MOST_STEPS_OF_HISTORY = 10
-"""Where the allocator's history has more steps as a cycle begins, it begins anew with it."""
+"""Steps that the allocator's history may have when a cycle begins; with more, the history is started anew."""
 _LEAST_MAPPED_BYTES = MIB
-"""Of mapped files: less is no sentence."""
+"""Mapped memory below this is not worth a sentence."""
 _ON_META = (
     "Parameters of the model are on the meta device, where nothing is allocated: what a step takes elsewhere is not in "
     "the peak. predict says what it would be."
@@ -448,7 +448,7 @@ class ProfileSession(Session):
             self._begin_schedule(self.num_steps_done)
 
     def _begin_between_steps(self) -> None:
-        """The same, called while the program is at work."""
+        """Begin the schedule, called while the program is at work."""
         with self._never_the_loops_fault():
             self._begin_schedule()
 

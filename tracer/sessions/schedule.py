@@ -53,7 +53,7 @@ class Schedule:
         return int(self.is_apart and self.num_wait_steps == self.num_warmup_steps == 0)
 
     def for_torch(self) -> Any:
-        """The same schedule for `torch.profiler.profile`."""
+        """Return the schedule for `torch.profiler.profile`."""
         with ignored("Profiler won't be using warmup"):  # the first step is slower then, which no size depends on
             return torch.profiler.schedule(
                 wait=self.num_wait_steps + self._num_steps_apart,
@@ -117,7 +117,7 @@ MOST_EVENTS: Final = 400_000
 """Events that are recorded in all: torch keeps each until its cycle is read, and each takes some 15 us of a processor
 until it is in the files. A step of 2,000 modules and their AdamW has 240,000."""
 _MOST_SHARE: Final = 0.5
-"""Of the step itself: what steps differ by anyway."""
+"""Share of a step's own time that recording may add: steps differ by as much anyway."""
 _NUM_STEPS_TO_BEGIN: Final = 1  # slower than all others, unless it is the only one that is not recorded
 _MOST_WITHOUT_GRADIENTS_S: Final = 1.0
 _MOST_ENDLESS_S: Final = 5.0

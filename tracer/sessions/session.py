@@ -65,7 +65,7 @@ class Session:
         raise NotImplementedError
 
     def _switch_off_in_child(self) -> None:
-        """The same in a forked child, where what the parent has begun must not be ended."""
+        """Switch off in a forked child, without ending anything that the parent has begun."""
         raise NotImplementedError
 
     def _end(self, error: BaseException | None) -> None:

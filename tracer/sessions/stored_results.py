@@ -20,7 +20,7 @@ from tracer.results.run_results import RunResults
 
 
 def kept_run(results: RunResults) -> KeptRun:
-    """All that was observed, of the results that were concluded from it."""
+    """Return the observations that the results were concluded from."""
     findings, failure, failed = results.findings, results.failure, results.failed_allocation
     cycles = findings.cycles if findings is not None else ()
     return KeptRun(

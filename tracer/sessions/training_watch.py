@@ -49,7 +49,7 @@ from tracer.sessions.session import Session, Voice
 from tracer.sessions.watch_report import Moment
 
 MAX_ENTRIES: Final = 100_000
-"""Of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""
+"""Entries of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""
 WATCH_TEXT, WATCH_SNAPSHOT = "watch.txt", "memory_snapshot.pkl"
 _OUT_OF_MEMORY: Final = "out of memory"
 _GROWS: Final = "memory grows from step to step"
@@ -222,7 +222,7 @@ class TrainingWatch(Session):
     # ------------------------------------------------------------------------------------------------------ the steps
     @property
     def is_complete(self) -> bool:
-        """Whether more steps would not be looked at: never."""
+        """False: a watch looks at every step."""
         return False
 
     def step(self) -> None:

@@ -73,7 +73,7 @@ class Moment:
 
     def explained(self) -> WatchReport:
         """Return the report."""
-        limit_bytes, steps = limit_of(self.device), self._steps  # of the watched device
+        limit_bytes, steps = self._limit_bytes, self._steps  # of the watched device
         history = self._or_note(self._read_history) if self.snapshot is not None else None
         outlived = self._or_note(lambda: tuple(self._outlived(history)))
         counters, error = read_counters(self.device), self.error
@@ -99,9 +99,13 @@ class Moment:
         )
 
     @cached_property
+    def _limit_bytes(self) -> int | None:
+        return limit_of(self.device)
+
+    @cached_property
     def _steps(self) -> StepFindings:
         has_allocator = read_counters(self.device) is not None
-        return explain_steps(self.columns, limit_bytes=limit_of(self.device), has_allocator=has_allocator)
+        return explain_steps(self.columns, limit_bytes=self._limit_bytes, has_allocator=has_allocator)
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
         """Return the answer, or add a note in its place."""

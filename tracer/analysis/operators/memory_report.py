@@ -79,7 +79,7 @@ def _eligible(cycle: Cycle, instances: OpInstances) -> PerBlock[Bool]:
     by_optimizer = np.zeros(len(made_here), bool)
     by_optimizer[made_here] = _in_optimizer(cycle, instances, lifetimes.allocation[made_here])
     is_eligible: PerBlock[Bool] = made_here & by_operator & ~by_optimizer & ~np.isin(kinds, _NOBODYS)
-    # Of what was there before, torch's data flow takes the buffers of a norm for a batch where no tensor was observed.
+    # Where no tensor was observed, torch's data flow takes buffers of a norm from before the recording for a batch.
     is_known = by_operator | (lifetimes.observed_as >= 0) | (~made_here & lifetimes.count.is_walked)
     return np.asarray(is_eligible | ((kinds == Kind.INPUT) & is_known), np.bool_)
 

@@ -10,7 +10,7 @@ from tracer.analysis.kinds import Kind
 from tracer.command_line import this_command
 
 UNITS = {"*bytes": "bytes", "*_us": "microseconds", "*time_us": "microseconds since 1970-01-01 UTC"}
-"""Of keys by what they end in; the longer ending decides. Other numbers are counts."""
+"""Units of keys by their ending, of which the longest decides. Other numbers are counts."""
 
 
 def json_header(name: str, version: int, *, torch: str | None = None, computed: bool | None = None) -> dict[str, Any]:

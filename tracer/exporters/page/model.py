@@ -84,13 +84,13 @@ class PagePeak:
 class PageBlocks:
     """Every block of the recording, from which the page says what was in use at any moment."""
 
-    # What equal blocks have in common; bytes and counts are of all of them, whenever they were in use.
+    # Groups of equal blocks; bytes and counts are of all blocks of a group, whenever they were in use.
     groups: tuple[PeakRow, ...]
     group: PerBlock[Int]  # [B] Which group each block belongs to
     size_bytes: PerBlock[Int]  # [B]
     made_at: PerBlock[Int]  # [B] The first row of `Page.times` at which it was in use; negative if it was there before
     freed_at: PerBlock[Int]  # [B] The first row at which it no longer was; the number of rows if that was never
-    # What led to each group, innermost frame first; as many as groups, or none.
+    # Stack of each group, innermost frame first; as many as groups, or none.
     stacks: tuple[tuple[str, ...], ...] = ()
     address: PerBlock[Int] | None = None  # [B] Where each block lies; None where that is of no use
     allocated_bytes: PerBlock[Int] | None = None  # [B] What it takes there, rounded; None where that is its size
@@ -155,7 +155,7 @@ class Page:
 
 
 def without_times(page: Page) -> Page:
-    """The same page on an axis of events."""
+    """Return the page on an axis of events."""
     drawn = np.maximum.accumulate(page.times) if len(page.times) else page.times
 
     def positions(times: Ints) -> Ints:

@@ -31,7 +31,7 @@ def print_values(values: ValuesRead | None, console: Console) -> None:
 
 
 def values_lines(values: ValuesRead | None) -> tuple[str, ...]:
-    """The same for a file."""
+    """Return the lines on values for a text file."""
     return (*values_sentences(values), *(f"  {line}" for line in _list(values))) if values is not None else ()
 
 

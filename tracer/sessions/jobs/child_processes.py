@@ -23,7 +23,7 @@ from tracer.sessions.termination import signals_deferred
 IDLE_LIMIT_S: Final = 300.0
 """How long a process may use no processor."""
 _IDLE_SHARE: Final = 0.01
-"""Of a processor, which polling takes."""
+"""Share of a processor that polling takes at most."""
 END_LIMIT_S: Final = 20.0
 """How long a process that is being ended may write its files."""
 _LOOK_EVERY_S: Final = 0.5
@@ -73,7 +73,7 @@ class Ended:
 
     @property
     def lines(self) -> list[str]:
-        """The same in lines."""
+        """The text, line by line."""
         return self.text.splitlines()
 
 

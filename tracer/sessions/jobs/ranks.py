@@ -45,7 +45,7 @@ class Rank:
     local_index: int  # Number from 0, on this machine; also that of its device
     run: str  # Name of this start of the program, so that an earlier one's files are not taken for this one's
     local_world_size: int = 1  # Number of ranks on this machine
-    # Where it leaves what it has to say if the others do not run beside it; None where they do.
+    # Folder for its messages where the other ranks do not run beside it; None where they do.
     job_folder: Path | None = None
 
     @property
@@ -150,7 +150,7 @@ class RankMessage:
 
 @dataclass(frozen=True, slots=True)
 class RanksSummary:
-    """All ranks beside each other."""
+    """Messages of all ranks of a job."""
 
     ranks: tuple[RankMessage, ...]  # Ranks that have left results, by index
     missing: tuple[int, ...]  # Indices of those that have not

@@ -49,7 +49,7 @@ class Job:
     ranks: tuple[int, ...] | None = None  # Ranks to run; None for those that can differ
     # The ranks that run at this moment.
     processes: ChildProcesses = field(default_factory=ChildProcesses, compare=False, repr=False)
-    # Of a job that runs more than once; None for one of this run.
+    # Folder of a job that runs more than once; None for a folder of this run alone.
     folder: Path | None = field(default=None, compare=False, repr=False)
     role: Mapping[str, object] = field(default_factory=dict, compare=False)  # Further parts of each rank's role
     variables: Mapping[str, str] = field(default_factory=dict, compare=False)  # Further environment variables of each
@@ -250,7 +250,7 @@ class _JobRun:
 
 
 def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
-    """The same with what the rank has left: its peak, what it took of each GPU, and what ended it."""
+    """Add the peak that the rank left, its memory on each GPU, and the error that ended it."""
     run = replace(
         run,
         nccl=nccl_left(folder, run.rank),

@@ -49,7 +49,7 @@ class ForkedTrials:
     """
 
     def __init__(self, channel: Channel, begin: Callable[[TrialRequest], None]) -> None:
-        """Nothing is read before the script has come so far.
+        """Create a server that reads no request before `look_out` is called and the script has come so far.
 
         Args:
             begin: Called with the request of the trial that a process is, before it goes on.
@@ -60,7 +60,7 @@ class ForkedTrials:
         self._end = ExitStack()
         self._is_fork = False
         self._children_before: set[Any] = set()
-        # Where this process leaves its answer; None in the one that forks, and before it came so far
+        # Folder for the answer of this process; None in the process that forks, and before a trial begins
         self.folder: Path | None = None
         self.applied = AppliedChanges((), choose=self._choose)  # The changes that are made, from then on
 

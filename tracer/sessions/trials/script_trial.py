@@ -23,7 +23,7 @@ _QUICK_BYTES = 1 << 20
 """Weights of less are filled in no time."""
 _LEAST_STEPS = 3
 MOST_STEPS = 10
-"""Of a script whose memory does not repeat."""
+"""Steps that are counted of a script whose memory does not repeat."""
 # Running totals, whose difference is a step's; the last two are peaks, which nobody else is to find reset.
 _TOTALS = ("allocation.all.allocated", "requested_bytes.all.allocated")
 _PEAKS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")
@@ -90,12 +90,12 @@ class StepFlops:
         self._mode: Any = watched(self._see)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.is_on = True
         self._mode.__enter__()
 
     def end(self) -> None:
-        """It has ended."""
+        """End the step, and keep its count."""
         self.stop()
         self.flops = self._count
 

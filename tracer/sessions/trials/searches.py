@@ -58,7 +58,7 @@ class _ChangeSearch:
         return self.tried(changes).fits
 
     def borne(self, before: Changes, of_group: Changes) -> Changes:
-        """All of them, but for those that the script does not bear, or that could not be made.
+        """Return the changes without those that the script does not bear, or that could not be made.
 
         Where it does not bear all, each is tried alone, until one fits.
         """
@@ -90,7 +90,7 @@ class _ChangeSearch:
         return next((change for change in of_group if (trial := self._known.get((change,))) and trial.fits), None)
 
     def without_idle(self, changes: Changes) -> Changes:
-        """The same without each change that it fits without, what gives up most first.
+        """Remove each change without which the script fits, those that give up most first.
 
         What gives up nothing but memory is tried all together first: mostly none of it is needed.
         """

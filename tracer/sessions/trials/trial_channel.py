@@ -52,7 +52,7 @@ def answer_name(rank: int) -> str:
 
 
 def history_name(rank: int) -> str:
-    """The same of the allocator's history, where that is asked for and there is any."""
+    """File of a rank's allocator history, where it is asked for and there is one."""
     return f"{rank}.pickle"
 
 
