@@ -130,9 +130,6 @@ def test_what_a_storage_takes_is_its_block_and_segments_are_in_order(monkeypatch
     assert found.segments == ((1 << 29, (1 << 29) + 4 * MIB), (1 << 30, (1 << 30) + 64 * MIB))
 
 
-MIB = 1 << 20
-
-
 def allocator_module(*, says_which_sleep: bool) -> Any:
     """An allocator as vLLM's: weights and a KV cache, which sleep, and wake by their tags."""
 

@@ -224,7 +224,7 @@ void memory_give(int device, size_t size) {
   give(device, size);
   pthread_mutex_unlock(&lock);
 }
-size_t memory_free_bytes(int device) {
+static size_t memory_free_bytes(int device) {
   size_t usable = card_of(device)->usable, used = places[device].used + node_others_bytes(device);
   return usable > used ? usable - used : 0;
 }
@@ -289,7 +289,7 @@ static void *allocate_whole(int device, size_t size) {
   return (void *)block->at;
 }
 
-void *device_allocate(int device, size_t size) {
+static void *device_allocate(int device, size_t size) {
   lock_books();
   void *pointer = size < SLAB_LIMIT ? allocate_small(device, size) : allocate_whole(device, size);
   pthread_mutex_unlock(&lock);
@@ -297,7 +297,7 @@ void *device_allocate(int device, size_t size) {
   return pointer;
 }
 
-bool memory_free(void *pointer) {
+static bool memory_free(void *pointer) {
   int index = place_of(pointer);
   uintptr_t at = (uintptr_t)pointer;
   if (index == PLACE_NONE) return false;

@@ -52,11 +52,8 @@ typedef struct {
 int place_of(const void *pointer);
 bool extent_of(const void *pointer, Extent *extent);
 bool is_foreign(const void *pointer);
-void *device_allocate(int device, size_t size);
-bool memory_free(void *pointer);
 bool memory_take(int device, size_t size);
 void memory_give(int device, size_t size);
-size_t memory_free_bytes(int device);
 void *address_reserve(int device, size_t size, size_t alignment);
 bool address_release(void *pointer);
 bool physical_map(void *pointer, int device, size_t offset, size_t size);
