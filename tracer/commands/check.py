@@ -88,7 +88,8 @@ def check(
         named = script_named(place, script, arguments, is_module=module)
         name = f"{shlex.join(named.words)} on {on}"
         known = _known(baseline, name, update=update)
-        job = place.job if RankPlace.here() is None else None
+        here = RankPlace.here()
+        job = place.job if here is None else None
         with _measuring():
             if job is not None:
                 peak = _worst_of(job)
@@ -99,12 +100,10 @@ def check(
                     found = predict_script(named, devices, num_steps=steps, quiet=False)
         if job is None:
             peak = documents.as_in_checkout(_peak(found, name), Path() if named.is_module else Path(named.path).parent)
-            if folder := role("peaks"):
+            if here is not None and (folder := role("peaks")):
                 from tracer.exporters.files import write_json
 
-                here = RankPlace.here()
-                file = Path(folder, f"{here.rank if here is not None else 0}.json")
-                write_json(file, documents.saved_peak_document(peak))
+                write_json(Path(folder, f"{here.rank}.json"), documents.saved_peak_document(peak))
                 return
         if update:
             documents.write_baseline({**known, name: peak}, baseline)

@@ -16,7 +16,6 @@ import typer
 
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
-from tracer.commands.script import no_card_named
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import print_json, say, screen, show
 from tracer.results.files import ENGINE_JSON, PAGE
@@ -211,21 +210,19 @@ def fit_engine(
     tried: Sequence[tuple[str, ...]],
     save_dir: Path | None,
     *,
-    is_first_enough: bool = False,
+    is_first_enough: bool,
 ) -> None:
     """Start an engine with each of some options, print a table, and the command with the most requests at once.
 
     Args:
         tried: Options of each start, in the order of the table.
         save_dir: Folder for engine.json of each start, in folders 1, 2, ...; None for none.
-        is_first_enough: Whether the first that starts ends the search.
+        is_first_enough: The first that starts ends the search.
 
     Raises:
-        UsageError: No card is named.
         Exit: Always, with 3 where it starts with none of them.
     """
-    if on.on is None:
-        raise no_card_named(engine.arguments)
+    assert on.on is not None  # checked with the options
     _check_installed()
     say_where(start_on(on.on))
     from tracer.engines.answer import change_sentences, print_engines

@@ -61,13 +61,13 @@ class ProfileOptions:
     """Options of a profile: the workload, the device, the steps, and the outputs."""
 
     workload: WorkloadOptions
-    device: str = DEFAULT_DEVICE
-    device_named: bool = False  # True if the user wrote `--device`
+    device: str
+    device_named: bool  # True if the user wrote `--device`
     on: OnOptions
-    save_dir: Path = opt.SAVE_DIR
+    save_dir: Path
     leave_out: Collection[str] = ()  # Names of outputs
     keep_recording: bool = False
-    schedule: Sequence[int] = (1, 1, 3, 2)  # Arguments of `Schedule`
+    schedule: Sequence[int]  # Arguments of `Schedule`
     top: int = opt.NUM_ROWS
     quiet: bool = False
 
