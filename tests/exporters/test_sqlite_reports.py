@@ -12,10 +12,10 @@ import pytest
 
 from tests.analysis.operators.test_memory_report import report
 from tests.analysis.operators.test_run_times import times
-from tests.analysis.snapshots.test_findings import MIB, load
+from tests.analysis.snapshots.test_findings import BASE, MAIN, MIB, load
 from tests.exporters.report_readers import R1, R2, R3, R4, dump, query, shape
-from tests.exporters.snapshot_samples import out_of_memory
-from tests.snapshot.dumps import REAL_FILES
+from tests.exporters.snapshot_samples import LINEAR_BUILD, out_of_memory
+from tests.snapshot.dumps import REAL_FILES, block, entry, frame, segment, snapshot
 from tests.training_steps import ONE_OF_EACH, REPORT_WORKLOADS, record
 from tracer.analysis.operators.invocations import op_instances
 from tracer.analysis.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
@@ -128,6 +128,15 @@ def test_a_snapshot_by_hand(tmp_path: Path) -> None:
     reader = memory_reader.MemoryReport(sqlite3.connect(path))
     assert [*map(tuple, reader.get_weight_entries())] == [("build", 2 * MIB, 0, "/home/me/model.py", 3)]
     assert [*map(tuple, reader.get_activation_entries())] == [("mul_Tensor", 3 * MIB, "/home/me/model.py", 7)]
+
+
+def test_text_of_a_recording_is_a_value(tmp_path: Path) -> None:
+    evil = "x'); DROP TABLE weight_entries; --"
+    trace = [entry("alloc", BASE, 2 * MIB, frames=[*LINEAR_BUILD[:-2], frame(f"{evil}\ud800", f"/{evil}.py"), MAIN])]
+    loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 2 * MIB, [block(BASE, 2 * MIB)])]))
+    tables = dump(snapshot_written(loaded, tmp_path))
+    assert tables["weight_entries"] == [(1, f"{evil}\\ud800", 2 * MIB, 0)]
+    assert tables["stack_frames"][0] == (1, 0, f"/{evil}.py", 10)
 
 
 @pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")

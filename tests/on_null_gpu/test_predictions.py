@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_asked_what_it_would_need(elsewhere: Elsewhere) -> 
     assert told.failed_at is not None and told.failed_at.step == 0
 
 
-@pytest.mark.slow  # a trial for each batch: test_changes_search.py has the search alone
+@pytest.mark.slow  # a trial for each batch: test_searches.py has the search alone
 def test_the_largest_batch_is_found_in_one_process(elsewhere: Elsewhere) -> None:
     largest = elsewhere(largest_batch, LAYERS, 700 * MIB)
     assert largest > 16
