@@ -1,4 +1,4 @@
-"""What counters say of a run: growth told from noise, stairs and what fills up, and columns made by hand."""
+"""Findings of a run's counters: growth told from noise, stairs and filling caches, and columns made by hand."""
 
 from __future__ import annotations
 

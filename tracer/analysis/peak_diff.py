@@ -1,4 +1,4 @@
-"""What changed between two peaks, to the byte: of profiled runs by category, module, operator and line."""
+"""Changes between two peaks, to the byte: of profiled runs by category, module, operator and line."""
 
 from __future__ import annotations
 

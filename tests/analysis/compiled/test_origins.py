@@ -479,7 +479,7 @@ def test_a_kept_recording_says_the_same(one: dict[str, Any]) -> None:
     "one", ["checkpointed_eager", pytest.param("checkpointed", marks=pytest.mark.slow)], indirect=True
 )
 def test_what_backward_computes_again_has_the_lines_of_its_blocks(one: dict[str, Any]) -> None:
-    """Those that are computed again without compiling, and the last line, before which torch.utils.checkpoint ends."""
+    """Lines computed again without compiling, and the last line, before which torch.utils.checkpoint ends."""
     first, second, _ = BLOCK
     assert {first, second} == set(one["again_in_eager"])
     assert set(one["again"]) <= set(BLOCK)

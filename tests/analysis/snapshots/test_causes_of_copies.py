@@ -1,4 +1,4 @@
-"""What is there twice, what the source tells, and which changes come first."""
+"""Causes by copies, facts of the source, and the order of changes."""
 
 from __future__ import annotations
 

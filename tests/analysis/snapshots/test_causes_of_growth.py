@@ -1,4 +1,4 @@
-"""What grows, and graphs that are kept: programs of a few blocks."""
+"""Growth, kept graphs and failed attempts: programs of a few blocks."""
 
 from __future__ import annotations
 

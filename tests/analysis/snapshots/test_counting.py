@@ -1,4 +1,4 @@
-"""What equal stacks, sizes and lives say, and the workspaces that they show."""
+"""Facts by equal stacks, sizes and lives, and the workspaces that they show."""
 
 from __future__ import annotations
 

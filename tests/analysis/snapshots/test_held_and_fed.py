@@ -1,4 +1,4 @@
-"""What a program holds, what is fed to a model, and what takes the place of a buffer or a parameter."""
+"""Blocks that a program holds or feeds to a model, and those that replace a buffer or a parameter."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the code that torch.compile generated says of the memory that it asked for."""
+"""Memory of code that torch.compile generates, by what the code says of it."""

@@ -1,4 +1,4 @@
-"""What was allocated, counted without looking at blocks: the other side of the law that rows sum to the peak.
+"""Allocated bytes, counted without looking at blocks: the other side of the law that rows sum to the peak.
 
 On an accelerator the allocator's own running total says it. The CPU's says what was made since the recording began,
 less what it reports of other storages. It leaves out what other parts of torch map into memory (it reports a total of 0

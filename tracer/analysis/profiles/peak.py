@@ -1,4 +1,4 @@
-"""What filled the device at its worst moment: the live blocks at the peak, in rows that sum to it."""
+"""The peak of a device: the live blocks, in rows that sum to it."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class PeakReport:
     device: str  # Name as `str(torch.device)` writes it
     peak_bytes: int
     allocator_peak_bytes: int  # Counted without looking at blocks; the rows and `unexplained_bytes` sum to it
-    counted: CountedParts  # What it is the sum of
+    counted: CountedParts  # The parts that sum to `allocator_peak_bytes`
     reserved_bytes: int  # Reserved memory at the peak; 0 where the device has no such thing
     time_ns: int
     position: int  # Position in `BlockLifetimes.events` of the event after which so much was in use
@@ -182,7 +182,7 @@ class PeakReport:
 
     @property
     def unexplained_bytes(self) -> int:
-        """What was counted and is in no row; negative where rows show more than was counted."""
+        """Bytes that were counted and are in no row; negative if rows show more than was counted."""
         return self.allocator_peak_bytes - self.peak_bytes
 
     @property
@@ -234,11 +234,10 @@ def peak_report(
         counted_bytes = in_use.memory.allocated_bytes - in_use.pending_bytes - in_use.asleep_bytes
     asleep_bytes = lifetimes.asleep.bytes_at(position)
     event = int(lifetimes.events[made_at])
-    alive = lifetimes.alive_at(position)
     if in_use is not None:
         blocks = _with_history_sizes(blocks.take(in_use.block[in_use.block >= 0]), in_use)
     else:
-        blocks = blocks.take(alive)
+        blocks = blocks.take(lifetimes.alive_at(position))
     allocations = recording.allocations
     step = int(attribution.allocation_step[event])
     rows, row_of = group_rows(cycle, known, blocks, history=history)

@@ -1,4 +1,4 @@
-"""What the blocks of one device say about each other: equal stacks, equal sizes, and what took whose place."""
+"""Facts that blocks of one device prove of each other: equal stacks, equal sizes, and blocks that replace others."""
 
 from __future__ import annotations
 

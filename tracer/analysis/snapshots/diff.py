@@ -1,4 +1,4 @@
-"""What changed between the peaks of two snapshots, by kind and by stack, to the byte, and how each of them grew."""
+"""Changes between the peaks of two snapshots, by kind and by stack, to the byte, and the growth of each."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _diff_sides(device: int, before_side: _PeakSide, after_side: _PeakSide) -> P
     before, after = before_side.by_key, after_side.by_key
     pairs = match_stacks(before, after)
     come = after.keys() - pairs.values()
-    # What one of the peaks has none of may have been in use at another moment of that side.
+    # A stack that one peak lacks may have been in use at another moment of that side.
     pairs |= match_functions([key for key in before if key not in pairs], after_side.not_at_peak)
     olds = match_functions([key for key in after if key in come], before_side.not_at_peak)
     by_stack = [_change(key, pairs.get(key), before_side, after_side) for key in before]
@@ -112,7 +112,7 @@ def _diff_sides(device: int, before_side: _PeakSide, after_side: _PeakSide) -> P
 
 
 def _change(old: Key | None, new: Key | None, before: _PeakSide, after: _PeakSide) -> PeakChange:
-    """What became of one stack; it has the frames of the second side where it is there."""
+    """Return the change of one stack, with the frames of the second side if it has the stack."""
     (before_bytes, before_count) = before.by_key.get(old, (0, 0)) if old is not None else (0, 0)
     (after_bytes, after_count) = after.by_key.get(new, (0, 0)) if new is not None else (0, 0)
     key = old if new is None else new

@@ -1,4 +1,4 @@
-"""What is reserved from the driver at any moment: how much of it is in use, the largest hole, ranges of addresses."""
+"""Memory reserved from the driver at any moment: the bytes in use, the largest hole, ranges of addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stack frame is: a line of Python, of torch's own, of the program's, or our label; an operation or a node."""
+"""Classes of stack frames: a line of Python, of torch's own, of the program's, or our label; an operation or a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counting sizes proves: a model's parameters, its gradients and its optimizer state have the same sizes."""
+"""Proofs by counting sizes: a model's parameters, its gradients and its optimizer state have the same sizes."""
 
 from __future__ import annotations
 

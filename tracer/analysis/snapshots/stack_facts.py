@@ -1,4 +1,4 @@
-"""What a stack proves about the allocation or free that it belongs to, each frame looked at once."""
+"""Facts that a stack proves about its allocation or free, each frame looked at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracer.snapshot.columns import Frame, Stacks
 
 
 class Fact(IntFlag):
-    """What a stack proves. A stack may prove several facts, or none."""
+    """Facts that a stack may prove: several, one or none."""
 
     NONE = 0
     STACK = 1  # there is one at all

@@ -1,4 +1,4 @@
-"""What stays on the device whole: keys and values of the tokens seen, by the name of the code; a whole set of data."""
+"""Causes: keys and values of the tokens seen, by the name of the code; a whole set of data on the device."""
 
 from __future__ import annotations
 

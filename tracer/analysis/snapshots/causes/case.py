@@ -49,8 +49,8 @@ class Cause:
     """A cause of full memory with its change, which is not replayed yet."""
 
     name: str  # For scripts, such as `graphs kept`
-    sentence: str  # What holds how much; empty where the change says it all
-    change: str  # What to change, as an order: `call torch.cuda.empty_cache()`
+    sentence: str  # The holder and its bytes; empty where the change says it all
+    change: str  # The change, as an order: `call torch.cuda.empty_cache()`
     make: Callable[[Modelled], Changed]  # The recorded program with that change
     site: Site | None = None  # The line that it is about; None for none in particular
     gives_up: GivesUp = GivesUp.NOTHING

@@ -1,4 +1,4 @@
-"""What is there twice: a loaded checkpoint, copies of weights, a model not trained now; what DDP and FSDP keep."""
+"""Causes: a loaded checkpoint, copies of weights, a model not trained now; blocks that DDP and FSDP keep."""
 
 from __future__ import annotations
 
