@@ -281,18 +281,22 @@ def logits(case: Case) -> Iterator[Cause]:
     """Copies of the largest layer's result, which is the last one's, and the cross entropy's blocks."""
     lives = case.lives
     made = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.last_entry))
-    of_loss = made[_is_of_loss(case)[made]]
+    is_loss = case.with_frame(_is_cross_entropy)
+    of_loss = made[is_loss[lives.stack[made]] | at(is_loss, case.forward[made], False)]
     size = _size_of_logits(case)
     passing = made[~case.stays[made]] if size else of_loss[:0]
     alike = passing[_is_alike(lives.requested_bytes[passing], size)]
     rows = np.union1d(np.union1d(of_loss, alike), _row_by_row(case, passing, size))
     held = case.held(rows)
     asks = bool(size) and bool(_is_alike(np.array([case.asked_bytes]), size).all())
-    asks |= bool(case.with_frame(_is_cross_entropy)[case.asked_stack])
+    is_asked_by_loss = bool(is_loss[case.asked_stack])
+    asks |= is_asked_by_loss
     asked = case.asked_bytes * asks
+    has_loss = is_asked_by_loss or len(of_loss) > 0
     if len(held) + asks < 2 or not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
         if len(of_loss) and case.is_worth(without=of_loss):
-            yield _cause(case, of_loss, f"The cross entropy makes {case.words(of_loss)} of the logits.")
+            sentence = f"The cross entropy makes {case.words(of_loss)} of the logits."
+            yield _cause(case, of_loss, sentence, has_loss=has_loss)
         return
     which = f"{format_bytes(size)}" if size else "large"
     yield _cause(
@@ -300,15 +304,16 @@ def logits(case: Case) -> Iterator[Cause]:
         rows,
         f"The logits ({which}) and what is made of them fill {case.with_asked(held, asked, 3)}: copies "
         "in full precision, softmax or log-softmax over the vocabulary, their gradients.",
+        has_loss=has_loss,
         asks=asks,
     )
 
 
-def _cause(case: Case, rows: Ints, sentence: str, *, asks: bool = False) -> Cause:
+def _cause(case: Case, rows: Ints, sentence: str, *, has_loss: bool, asks: bool = False) -> Cause:
     forward = rows[~has(case.facts[rows], Fact.ENGINE)]
     trains = case.trains_now or case.last_learning > BEFORE or bool(has(case.facts, Fact.BACKWARD_CALL).any())
     # A first step has no backward yet, and its loss needs all of the logits.
-    trains |= bool(case.with_frame(_is_cross_entropy)[case.asked_stack]) or bool(_is_of_loss(case)[rows].any())
+    trains |= has_loss
     change = (
         f"compute the loss, or the log-probabilities, in {_PARTS} parts of the tokens, each recomputed in backward "
         "(torch.utils.checkpoint), or by an operator that never makes the logits whole (a fused linear cross entropy)"
@@ -324,13 +329,6 @@ def _cause(case: Case, rows: Ints, sentence: str, *, asks: bool = False) -> Caus
         case.largest_site(forward),
         GivesUp.A_LITTLE,
     )
-
-
-def _is_of_loss(case: Case) -> Bools:
-    """Whether each block is of a cross entropy, in forward or in backward [lives]."""
-    is_loss = case.with_frame(_is_cross_entropy)
-    is_of_loss: Bools = is_loss[case.lives.stack] | at(is_loss, case.forward, False)
-    return is_of_loss
 
 
 def _is_cross_entropy(frame: Frame) -> bool:
