@@ -63,6 +63,8 @@ def test_what_may_be_repeated_is_a_list_or_one(project: Path) -> None:
     for value in ('["nonsense"]', '"nonsense"'):
         project.write_text(f"[tool.torch-timeline.snapshot]\nsettings = {value}\n")
         assert "The setting 'nonsense' is not a name" in error("snapshot", "nowhere.pickle")
+    project.write_text("[tool.torch-timeline.snapshot]\nsettings = []\n")
+    assert "nowhere.pickle does not exist" in called("snapshot", "nowhere.pickle").stderr
 
 
 @pytest.mark.parametrize("others", ['input = "3x4"'])

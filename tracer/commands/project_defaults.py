@@ -105,7 +105,10 @@ def _given(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
     given: dict[str, Any] = {}
     for name, value in values.items():
         if (option := options.get(name)) is not None:
-            parts = [str(part) for part in value] if isinstance(value, list) else None
-            text = value if isinstance(value, bool) else str(value)
-            given[option.name] = parts or ([text] if option.multiple else text)
+            if isinstance(value, list):
+                given[option.name] = [str(part) for part in value]
+            elif isinstance(value, bool):
+                given[option.name] = value
+            else:
+                given[option.name] = [str(value)] if option.multiple else str(value)
     return given
