@@ -155,8 +155,8 @@ def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int, 
     by_address = {int(lifetimes.address[row]): row for row in alive.tolist() if history.entry[row] < 0}
     pairs = zip(lives.alloc_entry[rows].tolist(), lives.addr[rows].tolist(), strict=True)
     block = np.array([by_entry.get(made_by, by_address.get(address, -1)) for made_by, address in pairs], np.int64)
-    # Of a block from before the recording the history has the request, and a look at the allocator what it gave: more,
-    # where the rest of a piece was too little to split off. A tensor may span less than its block.
+    # The history has the requested size of a block from before the recording. The observed size may be larger, if the
+    # rest of a piece was too little to split off, or smaller, as a tensor may span less than its block.
     observed = np.where(block >= 0, lifetimes.size_bytes[block], 0)
     return InUse(
         block=block,

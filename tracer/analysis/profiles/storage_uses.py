@@ -44,7 +44,7 @@ def backward_passes(recording: Recording, attribution: Attribution) -> TimeSpans
 
 
 def outermost_calls(recording: Recording, attribution: Attribution) -> OutermostCalls:
-    """Find the calls of whole models, and what came of each."""
+    """Find the calls of whole models; of each, whether it ran with gradients on and whether a backward followed."""
     calls, ops = recording.calls, recording.ops
     inside = calls.op >= 0
     node = np.where(inside, attribution.op_node[np.where(inside, calls.op, 0)] if len(ops.name) else -1, -1)
@@ -61,7 +61,7 @@ def outermost_calls(recording: Recording, attribution: Attribution) -> Outermost
 
 
 def records_grad(recording: Recording) -> PerOp[Bool]:
-    """[O] operators that ran with gradients on, which the profiler numbers, and what a custom function calls."""
+    """[O] operators that ran with gradients on: those that the profiler numbers, and those of a custom function."""
     ops = recording.ops
     is_recorded = (ops.kind == OpKind.OPERATOR) & (ops.sequence_number >= 0)
     above = np.where(ops.parent >= 0, ops.parent, 0)

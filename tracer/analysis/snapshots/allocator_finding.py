@@ -125,7 +125,7 @@ def _row(modelled: Modelled, text: str, settings: AllocatorSettings, gpu_memory:
 
 
 def _smallest(program: Requests, settings: AllocatorSettings, unlimited: Need, version: tuple[int, int]) -> int | None:
-    """A memory fraction leaves a share of the device to the allocator, and that share is what has to suffice."""
+    """Return the least memory of which the share that a memory fraction leaves suffices; None for a share of 0."""
     if not settings.per_process_memory_fraction:
         return None
     least = smallest_capacity(

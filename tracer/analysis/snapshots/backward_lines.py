@@ -143,7 +143,7 @@ class BackwardLines:
         return stacks
 
     def _match(self, number: int) -> dict[int, int]:
-        """For blocks of one backward pass, a block of the operation of forward of each."""
+        """Return, for each block of one backward pass, a block of its operation of forward."""
         start, end = int(self._backwards.start[number]), int(self._backwards.end[number])
         since = int(self._backwards.end[number - 1]) if number else 0
         before = np.searchsorted(self._steps.start, start) - 1
