@@ -55,8 +55,8 @@ def diff(
 
     exceeded: list[str] = []
     with errors_for_people():
-        html = page_to_open(html, is_opened=open_)
         threshold = parse_threshold(fail_above) if fail_above is not None else None
+        html = page_to_open(html, is_opened=open_)
         names = {"before": str(before), "after": str(after)}
         if html is not None:
             check_outputs([html], [before, after], hint="Name another file with --html.")
