@@ -35,8 +35,13 @@ def can_begin_in_fork() -> None:
     """Let torch use CUDA in this forked process although its parent asked for the number of GPUs.
 
     A driver would refuse. The null GPU has none, so that nothing of the parent's is left behind in it.
+
+    torch makes its pool of threads anew at the first use in a fork, which is that of autograd's threads, one for each
+    GPU: where two come at once, one finds none and ends the process ("Invalid thread pool!", ParallelOpenMP.cpp). So
+    it is used here, by the one thread that there is.
     """
     torch.cuda._is_in_bad_fork = lambda: False
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def set_allocator_settings(text: str) -> None:
