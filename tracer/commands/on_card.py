@@ -97,7 +97,7 @@ def run_ranks(
     if _TORCHRUN in os.environ and (rank := this_rank()) is not None:
         raise UsageError(
             f"torchrun has started this command as {rank.world_size:,} ranks, and --on {on.on} starts ranks itself.",
-            hint="Leave torchrun out; or add --one-process, so that each of its ranks has the GPUs.",
+            hint="Leave torchrun out; or, with `run`, add --one-process, so that each of its ranks has the GPUs.",
         )
     from tracer.exporters.json_documents.job import null_job_json
     from tracer.exporters.screen.job import print_null_job
