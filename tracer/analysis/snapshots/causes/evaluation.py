@@ -107,11 +107,18 @@ def retained_graphs(case: Case) -> Iterator[Cause]:
     mine = np.flatnonzero(np.append(was_used, False)[call] & ~case.stays)
     over = _end_of_last(case, mine)
     mine, over = mine[over < case.entry], over[over < case.entry]
+    is_graph = case.in_graphs is not None
+    what = "The graph" if is_graph else "What forward has made"
+    holder = (
+        "has used and not let go of (retain_graph=True), and which a loss or an output of it holds"
+        if is_graph
+        else "has not let go of: a graph that was retained (retain_graph=True), or results that the program keeps"
+    )
+    change = "call the last backward of each graph without retain_graph=True, or backward() once of the sum of losses"
     yield Cause(
         "graph retained",
-        f"The graph of an iteration before is still there: {case.words(held)}{case.lines(held)}, which backward has "
-        "not let go of (retain_graph=True), and which a loss or an output of it holds.",
-        "call the last backward of each graph without retain_graph=True, or backward() once of the sum of the losses",
+        f"{what} in an iteration before is still there: {case.words(held)}{case.lines(held)}, which backward {holder}.",
+        change if is_graph else f"let go of results before the next iteration (del, .detach()), or {change}",
         lambda modelled: with_earlier_frees(modelled, mine, over),
         case.largest_site(held),
     )
