@@ -53,13 +53,19 @@ def run_program(
     variables: Mapping[str, str] = MappingProxyType({}),
     module: str = "programs",
 ) -> subprocess.CompletedProcess[str]:
-    """Functions of a module of this folder, one after the other in one process on the null GPU."""
+    """Functions of a module of this folder, one after the other in one process on the null GPU.
+
+    The process works in an empty folder: `python -m` looks there first, and a file `tests.py` of the shared temporary
+    folder would hide the package of tests.
+    """
     found = environment(cards) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    place = Path(tempfile.gettempdir())
-    if "backend:" in variables.get("PYTORCH_CUDA_ALLOC_CONF", ""):  # torch reads it when it is loaded
-        command = [sys.executable, "-m", f"tests.null_gpu.{module}", *names]
-        return subprocess.run(command, cwd=place, env=found, capture_output=True, text=True, timeout=600, check=False)
-    return run_python("-m", f"tests.null_gpu.{module}", *names, folder=place, variables=found, limit_s=600)
+    with tempfile.TemporaryDirectory() as place:
+        if "backend:" in variables.get("PYTORCH_CUDA_ALLOC_CONF", ""):  # torch reads it when it is loaded
+            command = [sys.executable, "-m", f"tests.null_gpu.{module}", *names]
+            return subprocess.run(
+                command, cwd=place, env=found, capture_output=True, text=True, timeout=600, check=False
+            )
+        return run_python("-m", f"tests.null_gpu.{module}", *names, folder=Path(place), variables=found, limit_s=600)
 
 
 def programs_in(file: str, *, but: Sequence[str] = ()) -> list[str]:
