@@ -180,8 +180,8 @@ def _table(file: Path, rounds: int) -> bool:
 
 def _agreement(folder: Path) -> None:
     """How many decisions of real recordings come out."""
-    from tracer.analysis.snapshots.findings import replay_snapshot
-    from tracer.analysis.snapshots.modelled import model_device
+    from tracer.answers.allocator.modelled import model_device
+    from tracer.answers.snapshot_findings import replay_snapshot
     from tracer.errors import SnapshotError
     from tracer.snapshot.load import load_snapshot
 

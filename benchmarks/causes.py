@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.engine import as_markdown
-from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.first_changes import first_changes
+from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.answers.why.first_changes import first_changes
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.process import environment
 from tracer.snapshot.load import load_snapshot

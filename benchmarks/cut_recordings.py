@@ -34,9 +34,9 @@ from typing import Any
 
 from benchmarks.further_programs import PROGRAMS as FURTHER
 from benchmarks.snapshot_kinds import SILENT, only_python
-from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.kinds import Evidence, Kind
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
 from tracer.snapshot.load import load_snapshot

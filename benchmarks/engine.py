@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 from models.fno_workload import FnoSettings, build_fno_workload
 from models.resnet import build_resnet50
-from tracer.analysis.profiles.memory_timeline import MemoryTimeline
+from tracer.blocks.from_recording.memory_timeline import MemoryTimeline
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.workloads.module_steps import SupervisedWorkload as Workload
 

@@ -49,16 +49,16 @@ from tests.truth.on_device import on_device, size_there
 from tests.truth.program import PROGRAMS, Entry, Provable
 from tests.truth.running import first_recorded
 from tests.truth.verdict import instants_of, kinds, knows_batch, proven_kind
-from tracer.analysis.kinds import Evidence, HasLength, Kind, Rule
-from tracer.analysis.profiles import classify_blocks as profiles
-from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
-from tracer.analysis.profiles.peak import origin_of
-from tracer.analysis.snapshots.classify_blocks import PROOFS, RULES, apply_rules
-from tracer.analysis.snapshots.counting import BlockFacts
-from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.kind_finder import KindFinder, ReplayedDevice
+from tracer.answers.recording_findings import CycleFindings, find_in_cycle
+from tracer.answers.recording_peak import origin_of
+from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.arrays import Ints
+from tracer.blocks.from_recording import classify_blocks as profiles
+from tracer.blocks.from_recording.attribution import Phase
+from tracer.blocks.from_snapshot.classify_blocks import PROOFS, RULES, apply_rules
+from tracer.blocks.from_snapshot.counting import BlockFacts
+from tracer.blocks.from_snapshot.kind_finder import KindFinder, ReplayedDevice
+from tracer.blocks.kinds import Evidence, HasLength, Kind, Rule
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.process import restart_on
 from tracer.snapshot.load import load_snapshot

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.snapshots.findings import ReplayedSnapshot, replay_snapshot
-from tracer.analysis.snapshots.frames import is_python
-from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.sites import Sites
-from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.answers.snapshot_findings import ReplayedSnapshot, replay_snapshot
+from tracer.blocks.from_snapshot.frames import is_python
+from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.sites import Sites
+from tracer.blocks.from_snapshot.stack_facts import Fact, has
+from tracer.blocks.kinds import Evidence, Kind
 from tracer.snapshot.columns import DeviceState, Snapshot, Stacks
 from tracer.snapshot.load import load_snapshot
 

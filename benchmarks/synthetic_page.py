@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.snapshots.timeline import Band
+from tracer.answers.rows import PeakRow
 from tracer.arrays import Ints
+from tracer.blocks.from_snapshot.timeline import Band
 from tracer.exporters.page.model import (
     Curve,
     Mark,

@@ -31,10 +31,10 @@ from models.gpt import GPT, next_token_loss
 from models.resnet import ResNet
 from tests.training_steps import torch_timeline
 from tracer import MemoryTimeline, profile_training
-from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.profiles.caveats import compiled_sentences
-from tracer.analysis.profiles.findings import CycleFindings
-from tracer.analysis.profiles.peak import origin_of
+from tracer.answers.caveats import compiled_sentences
+from tracer.answers.recording_findings import CycleFindings
+from tracer.answers.recording_peak import origin_of
+from tracer.blocks.kinds import Evidence, Kind
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 from tracer.sessions.schedule import Schedule

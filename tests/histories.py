@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.arrays import in_use
+from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Allocations, Calls, DataFlow, Frames, Keys, Modules, Ops, Recording, Spans
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tracer.analysis.kinds import NOT, OR, Kind, Rule
-from tracer.analysis.profiles import classify_blocks as profiles
-from tracer.analysis.snapshots import classify_blocks as snapshots
+from tracer.blocks.from_recording import classify_blocks as profiles
+from tracer.blocks.from_snapshot import classify_blocks as snapshots
+from tracer.blocks.kinds import NOT, OR, Kind, Rule
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-it-works.md"
 HEADS = {

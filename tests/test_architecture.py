@@ -21,10 +21,9 @@ _BASE = {"tracer.arrays", "tracer.block_sizes", "tracer.errors", "tracer.units",
          "tracer.command_line", "tracer.loaded_modules", "tracer.nested", "tracer.user_cache",
          "tracer.working_folder", "tracer.own_files"}  # fmt: skip
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
-_MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
-_FOUND = {*_MEANS, "tracer.null_gpu", "tracer.changes"}
-_WRITES = {*_FOUND, "tracer.results", "tracer.exporters"}
+_FOUND = {*_RECORDS, "tracer.blocks", "tracer.answers", "tracer.null_gpu"}
+_WRITES = {*_FOUND, "tracer.changes", "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.arrays": set(),
     "tracer.block_sizes": set(),
@@ -56,10 +55,10 @@ ROOMS: dict[str, set[str]] = {
     "tracer.capture": _BASE,
     "tracer.snapshot": _BASE,
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
-    "tracer.analysis": _RECORDS,
-    "tracer.changes": {*_MEANS, "tracer.null_gpu", "tracer.workloads"},
-    "tracer.results": _FOUND,
-    "tracer.exporters": {*_FOUND, "tracer.results"},
+    "tracer.blocks": _RECORDS,
+    "tracer.answers": {*_RECORDS, "tracer.blocks", "tracer.null_gpu"},
+    "tracer.changes": {*_FOUND, "tracer.workloads"},
+    "tracer.exporters": {*_FOUND, "tracer.changes"},
     "tracer.timeline_tracer": _WRITES,
     "tracer.sessions": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.workloads"},
     "tracer.engines": {*_WRITES, "tracer.null_gpu", "tracer.sessions"},
@@ -72,13 +71,7 @@ ROOMS: dict[str, set[str]] = {
 }
 # Inside a room too: folders, from those that know nothing of the others to those that know all before them.
 FLOORS: dict[str, tuple[str, ...]] = {
-    "tracer.analysis": (
-        "tracer.analysis.snapshots",
-        "tracer.analysis.compiled",
-        "tracer.analysis.profiles",
-        "tracer.analysis.operators",
-        "tracer.analysis.step_findings",
-    ),
+    "tracer.blocks": ("tracer.blocks.from_snapshot", "tracer.blocks.from_recording"),
     "tracer.capture": (
         "tracer.capture.torch_private",
         "tracer.capture.sources",
@@ -96,7 +89,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # The longest way from a room to the base, in rooms: `commands` to `errors`.
 MAX_FLOORS = 11
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
-READ_RECORDINGS = {f"tracer.allocator.{name}" for name in ("history", "start_state", "statistics", "reproduce")}
+READ_RECORDINGS = {
+    f"tracer.allocator.{name}" for name in ("fragmentation", "history", "start_state", "statistics", "reproduce")
+}
 PRIVATE_TORCH = "tracer.capture.torch_private"
 TORCH_NAMES = "tracer.capture.torch_names"
 # What only torch_names may spell out: names that torch gives in a recording, and files of its own functions.
@@ -106,7 +101,7 @@ TORCHS_NAMES = re.compile(
 )
 # Snapshots are read without what capture knows: their stacks name functions of torch in Python and C++.
 NAMES_OF_STACKS = {
-    f"tracer.analysis.snapshots.{name}" for name in ("frames", "phases", "sites", "stack_facts", "timeline")
+    f"tracer.blocks.from_snapshot.{name}" for name in ("frames", "phases", "sites", "stack_facts", "timeline")
 }
 # Private by a leading underscore, and still for everybody: of Python's standard library, and of C's.
 # `runpy._run_code`: nothing public tells that a script's last line has run while its variables are still there.
@@ -393,19 +388,20 @@ def test_the_model_of_the_allocator_knows_recordings_in_few_places() -> None:
 
 
 # Tested through what asks them: the causes, and buffers of collectives by the owners in tests of attribution.
-TESTED_THROUGH_OTHERS = ("tracer/analysis/snapshots/causes/", "tracer/analysis/profiles/collectives.py")
+TESTED_THROUGH_OTHERS = ("tracer/answers/why/", "tracer/blocks/from_recording/collectives.py")
 
 
-def files_of_analysis() -> list[str]:
-    files = (path.relative_to(ROOT).as_posix() for path in ROOT.glob("tracer/analysis/**/*.py"))
+def files_of_findings() -> list[str]:
+    paths = [*ROOT.glob("tracer/blocks/**/*.py"), *ROOT.glob("tracer/answers/**/*.py")]
+    files = (path.relative_to(ROOT).as_posix() for path in paths)
     own = (name for name in files if not name.startswith(TESTED_THROUGH_OTHERS))
     return sorted(name for name in own if not name.endswith("__init__.py"))
 
 
-def test_every_file_of_analysis_is_tested() -> None:
+def test_every_file_of_blocks_and_answers_is_tested() -> None:
     """By a file of its name beside it, or by one that imports it."""
-    tests = "".join(path.read_text("utf-8") for path in ROOT.glob("tests/analysis/**/*.py"))
-    for name in files_of_analysis():
+    tests = "".join(path.read_text("utf-8") for path in ROOT.glob("tests/**/*.py"))
+    for name in files_of_findings():
         path = ROOT / name.replace("tracer/", "tests/", 1)
         is_beside = path.with_name(f"test_{path.name}").is_file()
         assert is_beside or f"from {_module_name(Path(name))} import" in tests, name
@@ -413,8 +409,10 @@ def test_every_file_of_analysis_is_tested() -> None:
 
 # On a laptop without a GPU, in a moment; torch takes three seconds and 600 MB.
 _READ = [m for m in MODULES if room_of(m) in ("tracer.snapshot", "tracer.allocator")]
+_OF_SNAPSHOTS = ("tracer.blocks.from_snapshot", "tracer.answers.snapshot_", "tracer.answers.allocator",
+                 "tracer.answers.why", "tracer.answers.out_of_memory", "tracer.answers.ranks")  # fmt: skip
 WITHOUT_TORCH = {
-    "snapshots": ([*_READ, *(m for m in MODULES if m.startswith("tracer.analysis.snapshots."))],
+    "snapshots": ([*_READ, *(m for m in MODULES if m.startswith(_OF_SNAPSHOTS))],
                   "tracer.capture.recording"),
     "commands": ([f"tracer.commands.{name}" for name in ("profile", *COMMANDS)], "numpy"),
 }  # fmt: skip

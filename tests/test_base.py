@@ -30,7 +30,10 @@ from tracer.units import GIB, KIB, MIB, format_bytes, format_growth, parse_count
 ROOT = Path(__file__).resolve().parent.parent
 LETTER = re.compile(r"(?<![\w\])])\[([A-Z])(?:,[^\]]*| \+ 1)?\]")
 # Their tables are named in words: they have other entries, segments and stacks than a recording.
-IN_WORDS = ("tracer/snapshot/", "tracer/allocator/", "tracer/analysis/snapshots/")
+IN_WORDS = (
+    *("tracer/snapshot/", "tracer/allocator/", "tracer/blocks/from_snapshot/", "tracer/answers/snapshot_"),
+    *("tracer/answers/allocator/", "tracer/answers/why/", "tracer/answers/out_of_memory.py", "tracer/answers/ranks.py"),
+)
 
 
 def letters(source: str) -> Iterator[str]:

@@ -19,7 +19,8 @@ from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.null_gpu.started import ROOT, called, needs_null_gpu
 from tests.snapshot.dumps import write
-from tracer.analysis.peak_row import PeakRow
+from tracer.answers.fit import FitReport, FitTrial
+from tracer.answers.rows import PeakRow
 from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.run_facts import LeftOut, ValueRead, ValuesRead
 from tracer.commands.doctor import Check, doctor_json
@@ -29,7 +30,6 @@ from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
 from tracer.exporters.json_documents.prediction import fit_values
 from tracer.exporters.phases import phases_json
-from tracer.results.fit import FitReport, FitTrial
 
 HEADER = ("format", "version", "torch", "command", "computed", "units")
 

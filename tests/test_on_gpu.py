@@ -18,10 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.fno_workload import FnoSettings, build_fno_workload
 from tracer.allocator.reproduce import Reproduction
-from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.peak import PeakReport
-from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.modelled import model_device
+from tracer.answers.allocator.modelled import model_device
+from tracer.answers.recording_peak import PeakReport
+from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.blocks.kinds import Kind
 from tracer.capture.device import devices
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.commands.doctor import record, wrong_peak

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 import main
 from tests.processes import run_python
 from tests.snapshot.explained import explain_snapshot
-from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.peak import SnapshotRow
+from tracer.answers.snapshot_peak import SnapshotRow
+from tracer.blocks.kinds import Kind
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.sessions.stored_results import results_of

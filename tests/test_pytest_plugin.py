@@ -12,8 +12,8 @@ import pytest
 
 from tests.null_gpu.started import needs_null_gpu
 from tests.processes import run_python
-from tracer.analysis.peak_diff import SavedPeak, diff_peaks
-from tracer.analysis.peak_row import PeakRow
+from tracer.answers.difference import SavedPeak, diff_peaks
+from tracer.answers.rows import PeakRow
 from tracer.errors import SnapshotError
 from tracer.exporters.diff import write_markdown
 from tracer.exporters.json_documents.peak import as_in_checkout, read_baseline, write_baseline

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 from models.fno_workload import FnoSettings, build_fno_workload
-from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.answers.recording_findings import CycleFindings, find_in_cycle
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 

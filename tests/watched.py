@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tracer.analysis.step_findings import StepFindings
+from tracer.answers.step_findings import StepFindings
+from tracer.answers.watch_report import Event, WatchReport
 from tracer.capture.step_columns import StepTable
-from tracer.results.watch_report import Event, WatchReport
 
 
 def report_of(**given: Any) -> WatchReport:

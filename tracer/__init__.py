@@ -36,9 +36,10 @@ The folders are the data flow: what happened, what it means, who wants to know.
     capture/           what happened: the only rooms that touch a running torch
     snapshot/          what happened, from a file: allocator snapshots of any age and machine
     allocator/         the caching allocator as a model: settings, allocate and free, replay of a history
-    analysis/          what it means: pure functions from columns to frozen findings
+    blocks/            the blocks and what each is: from_recording/ and from_snapshot/, by one set of kinds
+    answers/           what they mean: rows, peak, growth, difference, ranks, failure, allocator, operators
+      why/             what filled the memory, and the change that empties it
     changes/           what lowers the peak of a script, made from outside; each is tried first
-    results/           what a run, a prediction or a watched training found: what exporters write
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback
     sessions/          around a loop, a script or a workload: its steps, files, signals; what a watched training does
@@ -59,7 +60,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracer.analysis.profiles.memory_timeline import MemoryTimeline
+    from tracer.blocks.from_recording.memory_timeline import MemoryTimeline
     from tracer.capture.named_memory import named_memory
     from tracer.errors import TracerError
     from tracer.sessions.profile_session import ProfileSession
@@ -81,7 +82,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "MemoryTimeline": "tracer.analysis.profiles.memory_timeline",
+    "MemoryTimeline": "tracer.blocks.from_recording.memory_timeline",
     "ProfileSession": "tracer.sessions.profile_session",
     "Schedule": "tracer.sessions.schedule",
     "TimelineTracer": "tracer.timeline_tracer",

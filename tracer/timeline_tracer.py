@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracer.analysis.compiled.origins import with_lines_of_nodes
-from tracer.analysis.profiles.allocator_count import default_device, most_held_bytes
-from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.answers.recording_findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.blocks.from_recording.allocator_count import default_device, most_held_bytes
+from tracer.blocks.from_recording.origins import with_lines_of_nodes
 from tracer.capture.compile_watch import CompileWatch
 from tracer.capture.device import devices
 from tracer.capture.device.memory_counters import CounterReading, with_reading

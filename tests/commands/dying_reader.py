@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tracer.analysis.snapshots.job import RankPeak
+from tracer.answers.ranks import RankPeak
 from tracer.sessions.jobs.read_recordings import read_rank
 
 

@@ -14,7 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import main
-from tracer.analysis.snapshots.allocator_finding import Explanation
+from tracer.answers.allocator.allocator_finding import Explanation
+from tracer.answers.fit import FitTrial, RankTrial
 from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
 from tracer.commands.fit import combinations, each_alone
@@ -23,7 +24,6 @@ from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.prediction import command_words, print_search, trial_words
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.results.fit import FitTrial, RankTrial
 from tracer.sessions.jobs.child_processes import ChildProcesses
 from tracer.units import GIB, MIB
 

@@ -211,7 +211,7 @@ def test_what_was_read_is_kept() -> None:
 def test_a_device_that_computes_has_no_caveat() -> None:
     import torch
 
-    from tracer.results.null_run import caveat_of
+    from tracer.answers.null_run import caveat_of
 
     assert not process.is_active() and caveat_of(torch.device("cuda", 0)) == ""
 
@@ -219,7 +219,7 @@ def test_a_device_that_computes_has_no_caveat() -> None:
 def test_on_the_null_gpu_only_its_own_devices_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from tracer.results.null_run import CAVEAT, caveat_of
+    from tracer.answers.null_run import CAVEAT, caveat_of
 
     monkeypatch.setattr(process, "is_active", lambda: True)
     assert caveat_of(torch.device("cuda", 1)) == CAVEAT

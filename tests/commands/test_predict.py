@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import main
 from tests.null_gpu.started import ROOT, called, needs_null_gpu
+from tracer.answers.null_run import CAVEAT
 from tracer.exporters.json_documents.peak import read_peak_json
 from tracer.exporters.page.html import data_of_html
-from tracer.results.null_run import CAVEAT
 
 GPT = ("--model", "models.gpt:build")
 

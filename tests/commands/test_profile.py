@@ -23,11 +23,11 @@ import tracer.sessions.workload_run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
 from tests.pieces import Pieces, noise, raising
 from tests.processes import run_python
+from tracer.answers.run_results import RunResults
 from tracer.commands.on_card import OnOptions
 from tracer.commands.profile import ProfileOptions, run_and_report
 from tracer.commands.workload_options import WorkloadOptions, chosen_device
 from tracer.errors import OutputError, TracerError
-from tracer.results.run_results import RunResults
 from tracer.sessions.jobs.ranks import Rank
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule

@@ -16,7 +16,7 @@ import pytest
 
 import main
 from tests.allocator.recorded import Program
-from tests.analysis.snapshots.recorded_program import full
+from tests.blocks.from_snapshot.recorded_program import full
 from tests.commands import test_profile as profile
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.report_readers import query
@@ -24,7 +24,7 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.histories import Event, Key, recording_of
 from tests.processes import run_python
 from tests.snapshot.dumps import block, entry, frame, freed, segment, snapshot, write
-from tracer.analysis.profiles.block_lifetimes import follow_blocks
+from tracer.blocks.from_recording.block_lifetimes import follow_blocks
 from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
 from tracer.exporters.page import snapshot_page
 from tracer.units import MIB

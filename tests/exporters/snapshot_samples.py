@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.analysis.snapshots.test_findings import APPLY, BASE, FORWARD, FREE_BACKWARD, MAIN, MALLOC, MIB, UNWIND
+from tests.answers.test_snapshot_findings import APPLY, BASE, FORWARD, FREE_BACKWARD, MAIN, MALLOC, MIB, UNWIND
 from tests.snapshot.dumps import block, entry, frame, freed, segment, snapshot
 
 LINEAR_BUILD = [UNWIND, MALLOC, APPLY, frame("build", "/home/me/model.py", 3), MAIN]

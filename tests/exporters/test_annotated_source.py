@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracer.analysis.profiles.line_memory import LineMemory
+from tracer.answers.line_memory import LineMemory
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.annotated_source import annotate, annotated_files, freed_words
 

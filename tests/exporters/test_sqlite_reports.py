@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.analysis.operators.test_memory_report import report
-from tests.analysis.operators.test_run_times import times
-from tests.analysis.snapshots.test_findings import BASE, MAIN, MIB, load
+from tests.answers.operators.test_memory_report import report
+from tests.answers.operators.test_run_times import times
+from tests.answers.test_snapshot_findings import BASE, MAIN, MIB, load
 from tests.exporters.report_readers import R1, R2, R3, R4, dump, query, shape
 from tests.exporters.snapshot_samples import LINEAR_BUILD, out_of_memory
 from tests.snapshot.dumps import REAL_FILES, block, entry, frame, segment, snapshot
 from tests.training_steps import ONE_OF_EACH, REPORT_WORKLOADS, record
-from tracer.analysis.operators.invocations import op_instances
-from tracer.analysis.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
-from tracer.analysis.operators.run_times import RunTimeRow
-from tracer.analysis.profiles.findings import find_in_cycle, put_together
-from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.answers.operators.invocations import op_instances
+from tracer.answers.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
+from tracer.answers.operators.run_times import RunTimeRow
+from tracer.answers.recording_findings import find_in_cycle, put_together
+from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.capture.objects.parameter_origins import ParameterOrigins, describe_parameters
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.source_files import ProjectFiles

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.null_gpu.started import called, needs_null_gpu
+from tracer.answers.null_run import CAVEAT
 from tracer.exporters.page.html import data_of_html
-from tracer.results.null_run import CAVEAT
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """

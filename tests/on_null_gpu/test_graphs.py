@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from tests.truth.isolate import Elsewhere
-from tracer.analysis.peak_row import PeakRow
+from tracer.answers.rows import PeakRow
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.exporters.screen.profile import print_peak

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from tests.truth.isolate import Elsewhere
+from tracer.answers.prediction import OutOfMemoryAt, Prediction, Sizes
 from tracer.commands.predict import predict_workload, workload_trial
 from tracer.commands.workload_options import WorkloadOptions
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
 from tracer.null_gpu.process import limited_to
-from tracer.results.prediction import OutOfMemoryAt, Prediction, Sizes
 from tracer.sessions.script_run import FirstStepsDone, ScriptProfile
 from tracer.sessions.trials.null_gpu_prediction import predict_script
 from tracer.sessions.trials.script_trial import script_sizes

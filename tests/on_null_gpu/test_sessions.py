@@ -28,8 +28,8 @@ from torch.utils.checkpoint import checkpoint
 from tests.on_null_gpu.small_cards import leave_bytes
 from tests.truth.isolate import Elsewhere
 from tracer import TimelineTracer
-from tracer.analysis.profiles.allocator_join import reserved_ranges
-from tracer.analysis.profiles.findings import CycleFindings
+from tracer.answers.recording_findings import CycleFindings
+from tracer.blocks.from_recording.allocator_join import reserved_ranges
 from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.capture.torch_private.torch_history import allocator_history_enabled

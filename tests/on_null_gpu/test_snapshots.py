@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from tests.snapshot.explained import explain_snapshot
 from tests.truth.isolate import Elsewhere
-from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.allocator_finding import explain_allocator, with_model
-from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.answers.allocator.allocator_finding import explain_allocator, with_model
+from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
+from tracer.blocks.kinds import Kind
 from tracer.snapshot.load import load_snapshot
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {

@@ -18,11 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tests.training_steps import ONE_OF_EACH, WORKLOADS, record, torch_timeline
 from tests.truth.isolate import Elsewhere
-from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.findings import CycleFindings
-from tracer.analysis.profiles.memory_timeline import memory_timeline
-from tracer.analysis.profiles.torch_categories import categorize
+from tracer.answers.recording_findings import CycleFindings
+from tracer.blocks.from_recording.attribution import Phase
+from tracer.blocks.from_recording.memory_timeline import memory_timeline
+from tracer.blocks.from_recording.torch_categories import categorize
+from tracer.blocks.kinds import Kind
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.sessions.profile_session import ProfileSession

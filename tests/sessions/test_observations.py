@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from tracer.analysis.kinds import Kind
+from tracer.blocks.kinds import Kind
 from tracer.capture.device.host_memory import MappedFile, file_at, gaps, mapped_files
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.sessions.observations import Observations

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.pieces import Pieces, raising
-from tracer.analysis.profiles import findings as findings_module
+from tracer.answers import recording_findings as findings_module
+from tracer.answers.run_results import RunResults
 from tracer.capture.run_facts import RunOrigin
 from tracer.errors import OutputError
 from tracer.exporters.page.timeline_page import timeline_page
-from tracer.results.run_results import RunResults
 from tracer.sessions import output_files as outputs
 from tracer.sessions.output_files import OUTPUTS, Written, write_outputs
 from tracer.sessions.schedule import Schedule

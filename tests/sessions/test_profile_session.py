@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from tests.pieces import Pieces, mlp_with_state, noise, raising, random_states, seeded, tiny_fno
 from tests.sessions.loops import assert_all_off, plain_run
+from tracer.answers.failure import Failure
+from tracer.answers.run_history import RunHistory
+from tracer.answers.run_results import RunResults
 from tracer.capture.device import devices
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.errors import RecordingError, TracerError
-from tracer.results.failure import Failure
-from tracer.results.run_history import RunHistory
-from tracer.results.run_results import RunResults
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import device_of

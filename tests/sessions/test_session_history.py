@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.pieces import Pieces
 from tests.sessions.loops import assert_all_off, plain_run
 from tests.snapshot.dumps import block, entry, segment, snapshot
-from tracer.analysis.profiles.allocator_join import join_history
+from tracer.blocks.from_recording.allocator_join import join_history
 from tracer.capture.device import allocator_history
 from tracer.capture.device.allocator_history import MAX_ENTRIES, AllocatorHistory
 from tracer.capture.device.devices import allocator_counters
@@ -169,7 +169,7 @@ def test_a_history_that_contradicts_itself_is_a_note_too(
     monkeypatch.setattr(torch_history, "allocator_snapshot", lambda device: odd)
     session = cuda_session(Schedule(0, 0, 1, 1), history_log, num_steps=1 if error else 2, error=error)
     monkeypatch.setattr(session._tracer, "device", "cpu")
-    monkeypatch.setattr("tracer.analysis.profiles.findings.join_history", lambda snapshot, _, storages: join_history(
+    monkeypatch.setattr("tracer.answers.recording_findings.join_history", lambda snapshot, _, storages: join_history(
         snapshot, "cuda:0", storages
     ))  # fmt: skip
     assert session.findings.worst.peak.allocator is None

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tracer.results.run_results import RunResults
+from tracer.answers.run_results import RunResults
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import NO_CALL, NO_MODEL, ScriptProfile
 from tracer.sessions.session import ScriptVoice

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from tests.watched import report_of
 from tracer import watch_training
-from tracer.analysis.snapshots.sites import NO_FRAMES
-from tracer.analysis.step_findings import Fragmenting, GrowthOverSteps, StepFindings, Trend
+from tracer.answers.step_findings import Fragmenting, GrowthOverSteps, StepFindings, Trend
+from tracer.answers.watch_report import END_OF_RUN, Event, OutlivedMemory
+from tracer.blocks.from_snapshot.sites import NO_FRAMES
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.errors import Terminated
 from tracer.exporters.watch import short_watch_lines, watch_values
-from tracer.results.watch_report import END_OF_RUN, Event, OutlivedMemory
 from tracer.sessions.training_watch import TrainingWatch
 
 MIB = 1 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracer.analysis.snapshots.findings import SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.answers.snapshot_findings import SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.replay import Replay
 

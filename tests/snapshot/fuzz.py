@@ -32,10 +32,10 @@ from rich.console import Console
 
 from tests.snapshot.allocator_model import AllocatorModel
 from tests.snapshot.dumps import block, segment
-from tracer.analysis.snapshots.allocator_finding import explain_allocator
-from tracer.analysis.snapshots.diff import diff_snapshots
-from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.timeline import device_timeline
+from tracer.answers.allocator.allocator_finding import explain_allocator
+from tracer.answers.snapshot_difference import diff_snapshots
+from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.blocks.from_snapshot.timeline import device_timeline
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.exporters.page.data import page_data, page_json

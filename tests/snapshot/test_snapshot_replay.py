@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.snapshot.allocator_model import AllocatorModel
 from tests.snapshot.dumps import REAL_FILES, block, entry, freed, naive_peaks, read_plain, segment, snapshot, write
 from tests.snapshot.explained import allocated_after
-from tracer.analysis.snapshots.fragmentation import fragmentation_after
+from tracer.allocator.fragmentation import fragmentation_after
 from tracer.block_sizes import recorded_divisions, round_sizes
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action

@@ -320,7 +320,7 @@ def _claims(session: Any, warned: tuple[str, ...]) -> Claims:
     peak = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     blocks: tuple[tuple[int, str], ...] = ()
     if session.results is not None and session.results.findings is not None:
-        from tracer.analysis.kinds import Kind
+        from tracer.blocks.kinds import Kind
 
         at_peak = session.results.findings.worst.peak.blocks
         columns = zip(at_peak.size_bytes.tolist(), at_peak.kind.tolist(), strict=True)

@@ -10,9 +10,9 @@ import pytest
 
 from tests.truth.isolate import value_in_fresh_process
 from tests.truth.running import run_watched
-from tracer.analysis.snapshots.allocator_finding import explain_allocator
-from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.sites import Sites
+from tracer.answers.allocator.allocator_finding import explain_allocator
+from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
+from tracer.blocks.from_snapshot.sites import Sites
 from tracer.capture import recording as wrapper
 from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.own_files import frames_of_program, is_own_file

@@ -73,7 +73,8 @@ LEFT_TO_THE_BENCHMARK = {
 }
 
 # One of each class of programs, for the quick run; the others take some seconds each. Of compiled ones, quicker tests
-# are tests/analysis/compiled and, for what watching changes, tests/capture/objects/test_call_hooks.py.
+# are tests/blocks/from_recording/test_origins.py and, for what watching changes,
+# tests/capture/objects/test_call_hooks.py.
 QUICK = {
     *("gan_two_optimizers", "forward_in_a_thread_pool", "data_loader_with_workers", "functional_gradients"),
     *("nested_jagged", "wrapper_subclass", "leaking_losses", "optimizer_inside_backward", "optimizers_replaced"),

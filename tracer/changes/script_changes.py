@@ -40,7 +40,7 @@ class ScriptChange:
     words: str  # What it does, for people
     settings: str = ""  # Allocator settings, if the change is these and nothing else
     is_for_jobs: bool = False  # Whether it is nothing to a script of one process
-    against: tuple[str, ...] = ()  # Names of causes of a full memory that it removes, see `analysis/snapshots/causes`
+    against: tuple[str, ...] = ()  # Names of causes of a full memory that it removes, see `answers/why`
 
 
 SCRIPT_CHANGES = {

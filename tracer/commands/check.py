@@ -26,8 +26,8 @@ from tracer.null_gpu.job.place import RankPlace
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import SavedPeak
-    from tracer.results.prediction import Prediction
+    from tracer.answers.difference import SavedPeak
+    from tracer.answers.prediction import Prediction
     from tracer.sessions.jobs.run_ranks import Job
 
 
@@ -75,7 +75,7 @@ def check(
 
     torch-timeline check --on 8xh100 --fail-above 2% train.py
     """
-    from tracer.analysis.peak_diff import diff_peaks, parse_threshold
+    from tracer.answers.difference import diff_peaks, parse_threshold
     from tracer.exporters.diff import print_peak_diffs, write_markdown
     from tracer.exporters.json_documents import peak as documents
 
@@ -135,7 +135,7 @@ def _measuring() -> Iterator[None]:
 
 
 def _peak(answer: Prediction, name: str) -> SavedPeak:
-    from tracer.analysis.profiles.caveats import saved_peak
+    from tracer.answers.caveats import saved_peak
 
     findings = answer.results.findings
     if findings is None or answer.failed_at is not None:

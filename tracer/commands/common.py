@@ -13,10 +13,10 @@ from typing import Final
 
 import typer
 
+from tracer.answers.files import SNAPSHOT
 from tracer.errors import OutputError, Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.loaded_modules import around_load
-from tracer.results.files import SNAPSHOT
 from tracer.units import format_bytes
 from tracer.working_folder import working_folder
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.answers.files import PAGE, PEAK
 from tracer.commands import options as opt
 from tracer.commands.common import (
     SNAPSHOT_NAME,
@@ -23,12 +24,11 @@ from tracer.commands.options import option
 from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
 from tracer.exporters.screen.terminal import print_json, screen
-from tracer.results.files import PAGE, PEAK
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
-    from tracer.analysis.aligned_curves import AlignedCurves, MemoryCurve
-    from tracer.analysis.peak_diff import PeakDiff
+    from tracer.answers.aligned_curves import AlignedCurves, MemoryCurve
+    from tracer.answers.difference import PeakDiff
 
 PEAK_NAME = PEAK.file_name
 _HINT = "Name two snapshots, or two folders that a run wrote (of one rank each)."
@@ -51,7 +51,7 @@ def diff(
     Two folders that runs wrote are compared by category, module, operator and line; two
     snapshots by kind and stack.
     """
-    from tracer.analysis.peak_diff import parse_threshold
+    from tracer.answers.difference import parse_threshold
 
     exceeded: list[str] = []
     with errors_for_people():
@@ -116,19 +116,19 @@ def _instead(folder: Path, before: Path, after: Path) -> str:
 def compare(before: Path, after: Path) -> tuple[PeakDiff, ...]:
     """Compare two profiled runs, or two snapshots, device by device."""
     if _what_to_compare(before, after) == PEAK_NAME:
-        from tracer.analysis.peak_diff import diff_peaks
+        from tracer.answers.difference import diff_peaks
         from tracer.exporters.json_documents.peak import read_peak_json
 
         return (diff_peaks(read_peak_json(before / PEAK_NAME), read_peak_json(after / PEAK_NAME)),)
     sides = [load_snapshot(snapshot_path(path)) for path in (before, after)]
-    from tracer.analysis.snapshots.diff import diff_snapshots
+    from tracer.answers.snapshot_difference import diff_snapshots
 
     return diff_snapshots(*sides)
 
 
 def _curves(before: Path, after: Path, diffs: Sequence[PeakDiff]) -> tuple[dict[str, AlignedCurves], tuple[str, ...]]:
     """Return both curves on one axis by device, and a note for each device without them."""
-    from tracer.analysis.aligned_curves import align
+    from tracer.answers.aligned_curves import align
 
     found, notes = {}, []
     for diff in diffs:
@@ -152,8 +152,8 @@ def _curve(side: Path, device: str) -> MemoryCurve | None:
         return curve_of_page(side / PAGE.file_name, device)
     if side.is_dir() and not (side / SNAPSHOT_NAME).is_file():
         return None
-    from tracer.analysis.aligned_curves import curve_of_device
-    from tracer.analysis.snapshots.findings import replay_snapshot
+    from tracer.answers.aligned_curves import curve_of_device
+    from tracer.answers.snapshot_findings import replay_snapshot
 
     replayed = replay_snapshot(load_snapshot(snapshot_path(side)))
     named = [

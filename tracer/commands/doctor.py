@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from tracer.analysis.profiles.peak import PeakReport
+    from tracer.answers.recording_peak import PeakReport
     from tracer.sessions.profile_session import ProfileSession
 
 VERSION: Final = 1

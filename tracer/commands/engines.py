@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from tracer.answers.files import ENGINE_JSON, PAGE
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import print_json, say, screen, show
-from tracer.results.files import ENGINE_JSON, PAGE
 
 if TYPE_CHECKING:
     from tracer.engines.start import EngineStart

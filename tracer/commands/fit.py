@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.answers.files import FIT_JSON
+from tracer.answers.fit import FitReport, FitTrial
 from tracer.command_line import role
 from tracer.commands import options as opt
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path
@@ -26,8 +28,6 @@ from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.prediction import command_words, print_search, trial_words
 from tracer.exporters.screen.terminal import say, screen, show
 from tracer.null_gpu.cards import Devices, devices_of
-from tracer.results.files import FIT_JSON
-from tracer.results.fit import FitReport, FitTrial
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:

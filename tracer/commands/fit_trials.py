@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tracer.answers.fit import FitTrial, RankTrial
 from tracer.command_line import in_role
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.script import Script
@@ -21,13 +22,12 @@ from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace, earlier_ranks_are_asked_for
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.results.fit import FitTrial, RankTrial
 from tracer.sessions.jobs.child_processes import ChildProcesses
 from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, history_name
 
 if TYPE_CHECKING:
-    from tracer.analysis.snapshots.allocator_finding import Explanation
-    from tracer.results.jobs import NullJob, RankRun
+    from tracer.answers.allocator.allocator_finding import Explanation
+    from tracer.answers.jobs import NullJob, RankRun
     from tracer.sessions.jobs.run_ranks import Job
     from tracer.sessions.trials.forked_trials import TrialMemory
 
@@ -212,7 +212,7 @@ def _explanation(path: Path) -> Explanation | None:
     """Read what a recording says, if there is one; the trial's answer stands without it."""
     if not path.exists():
         return None
-    from tracer.analysis.snapshots.allocator_finding import explanation_of
+    from tracer.answers.allocator.allocator_finding import explanation_of
     from tracer.snapshot.load import load_snapshot
 
     try:

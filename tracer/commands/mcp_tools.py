@@ -20,11 +20,11 @@ from mcp.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
 
+from tracer.answers.files import FIT_JSON
 from tracer.command_line import program
 from tracer.commands.app import Program
 from tracer.commands.common import THRESHOLD_EXCEEDED
 from tracer.errors import UsageError
-from tracer.results.files import FIT_JSON
 from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 
 _WRITTEN: Final = {"fit": FIT_JSON}

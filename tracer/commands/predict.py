@@ -34,7 +34,7 @@ from tracer.null_gpu.job.place import RankPlace
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.results.prediction import LargestBatch, Prediction
+    from tracer.answers.prediction import LargestBatch, Prediction
     from tracer.sessions.trials.searches import Trial
     from tracer.workloads.workload import Workload
 
@@ -216,8 +216,8 @@ def builder(workload: WorkloadOptions) -> Callable[[], Workload]:
 
 def _largest_batch(workload: WorkloadOptions, card: Card, *, quiet: bool) -> LargestBatch:
     """Find the largest batch that fits; where it is smaller than asked for, also the micro-batches to use."""
+    from tracer.answers.prediction import LargestBatch
     from tracer.exporters.screen.terminal import progress_bar
-    from tracer.results.prediction import LargestBatch
     from tracer.sessions.trials.searches import MOST, fitting_micro_batches, largest_fitting
 
     with progress_bar("", is_shown=not quiet, is_counted=False) as update:

@@ -14,6 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tracer.answers.files import (
+    MAX_MEM,
+    MEMORY_REPORT,
+    PAGE,
+    PEAK,
+    RUN_TIME_REPORT,
+    SNAPSHOT,
+    TIMING,
+    OutputFile,
+)
 from tracer.command_line import program_commit
 from tracer.commands import options as opt
 from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, spin_shortly, was_given
@@ -31,22 +41,12 @@ from tracer.commands.workload_options import (
 )
 from tracer.errors import OutputError, UsageError
 from tracer.exporters.screen.terminal import progress_bar, say, screen, shows_bars
-from tracer.results.files import (
-    MAX_MEM,
-    MEMORY_REPORT,
-    PAGE,
-    PEAK,
-    RUN_TIME_REPORT,
-    SNAPSHOT,
-    TIMING,
-    OutputFile,
-)
 from tracer.sessions.termination import Termination
 
 if TYPE_CHECKING:
     import torch
 
-    from tracer.results.run_results import RunResults
+    from tracer.answers.run_results import RunResults
     from tracer.sessions.folder import SessionFolder
     from tracer.sessions.schedule import Schedule
     from tracer.workloads.workload import Workload

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from tracer.answers.files import RECORDING
 from tracer.commands.common import errors_for_people, say_all
 from tracer.commands.options import NUM_ROWS, Top, option
 from tracer.errors import RecordingError
 from tracer.exporters.screen.next_commands import after_run, command_line
 from tracer.exporters.screen.terminal import screen
-from tracer.results.files import RECORDING
 
 _SNAPSHOTS = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz")
 

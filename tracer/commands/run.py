@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracer.answers.files import PHASES_JSON, RANKS_TEXT
 from tracer.command_line import role
 from tracer.commands import options as opt
 from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
@@ -27,7 +28,6 @@ from tracer.errors import Terminated, UsageError
 from tracer.exporters.screen.terminal import say, screen
 from tracer.exporters.screen.text import say as say_on
 from tracer.null_gpu.job.place import RankPlace
-from tracer.results.files import PHASES_JSON, RANKS_TEXT
 from tracer.units import some
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class _Ending:
 
     def is_answer(self, error: BaseException) -> bool:
         """Note whether memory ran out; the error is shown all the same."""
-        from tracer.results.failure import is_out_of_memory
+        from tracer.answers.failure import is_out_of_memory
 
         self.out_of_memory = is_out_of_memory(error)
         return False
@@ -333,7 +333,7 @@ class _Ending:
 
 def _say_if_elsewhere(profile: ScriptProfile) -> None:
     """Say that a script has trained on another device than the null GPU, and how it uses that."""
-    from tracer.results.null_run import USE_CUDA, elsewhere
+    from tracer.answers.null_run import USE_CUDA, elsewhere
     from tracer.sessions.training_profile import TrainingProfile
 
     results = profile.session.results if isinstance(profile.session, TrainingProfile) else None

@@ -11,15 +11,15 @@ from tracer.commands.script import Script, run_script
 from tracer.errors import Terminated, TracerError
 
 if TYPE_CHECKING:
+    from tracer.answers.prediction import Prediction
     from tracer.null_gpu.cards import Devices
-    from tracer.results.prediction import Prediction
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.trials.script_trial import ScriptSizes
 
 
 def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: bool) -> Prediction:
     """Run a script on the null GPU until its first steps are recorded."""
-    from tracer.results.failure import is_out_of_memory
+    from tracer.answers.failure import is_out_of_memory
     from tracer.sessions.trials.null_gpu_prediction import no_room_before
     from tracer.sessions.trials.null_gpu_prediction import predict_script as predicted
 
@@ -37,7 +37,7 @@ def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: b
 
 def script_trial(script: Script, *, num_steps: int, at_growth: Callable[[], None]) -> ScriptSizes:
     """Run the steps of `predict_script` without a recording; return whether they fit, and their peaks."""
-    from tracer.results.failure import is_out_of_memory
+    from tracer.answers.failure import is_out_of_memory
     from tracer.sessions.trials.script_trial import script_sizes
 
     script.check()
@@ -49,7 +49,7 @@ def script_trial(script: Script, *, num_steps: int, at_growth: Callable[[], None
 
 
 def _runner(script: Script, raised: list[BaseException], *, quiet: bool) -> Callable[[ScriptProfile], bool]:
-    from tracer.results.failure import is_out_of_memory
+    from tracer.answers.failure import is_out_of_memory
 
     def is_answer(error: BaseException) -> bool:
         raised.append(error)

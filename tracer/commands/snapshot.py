@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from tracer.answers.files import MEMORY_REPORT, PAGE
 from tracer.commands import options as opt
 from tracer.commands.common import (
     THRESHOLD_EXCEEDED,
@@ -23,15 +24,14 @@ from tracer.commands.options import checked_size, number, option
 from tracer.errors import MissingPackageError, OutputError, SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
 from tracer.exporters.screen.terminal import print_json, screen
-from tracer.results.files import MEMORY_REPORT, PAGE
 from tracer.sessions.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
-    from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
+    from tracer.answers.allocator.allocator_finding import AllocatorFinding
+    from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding
 
 
 _OTHER_FILE = "Name another file with --html or --sqlite."
@@ -126,7 +126,7 @@ def snapshot(
 
 def _answer_job(paths: Sequence[Path], *, device: int | None, dask: str | None, as_json: bool, top: int) -> None:
     """Explain the recordings of a job."""
-    from tracer.analysis.snapshots.job import explain_job
+    from tracer.answers.ranks import explain_job
     from tracer.exporters.json_documents.job import job_json
     from tracer.exporters.screen.job import print_job
     from tracer.sessions.jobs.read_recordings import read_job, recordings
@@ -173,8 +173,8 @@ def _explained(path: Path, device: int | None, settings: Sequence[str], gpu_memo
     for text in settings:  # before a large file is read
         parse_settings(text)
     snapshot = load_snapshot(snapshot_path(path))
-    from tracer.analysis.snapshots.allocator_finding import explain_allocator, with_model
-    from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+    from tracer.answers.allocator.allocator_finding import explain_allocator, with_model
+    from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 
     replayed = replay_snapshot(snapshot, device=device)
     allocator = explain_allocator(replayed, settings=list(dict.fromkeys(settings)), gpu_memory=memory)
@@ -182,7 +182,7 @@ def _explained(path: Path, device: int | None, settings: Sequence[str], gpu_memo
 
 
 def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> None:
-    from tracer.analysis.snapshots.timeline import step_levels
+    from tracer.blocks.from_snapshot.timeline import step_levels
     from tracer.exporters.json_documents.header import json_value
     from tracer.exporters.json_documents.snapshot import snapshot_json
 
@@ -196,7 +196,7 @@ def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> N
 
 
 def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int) -> None:
-    from tracer.analysis.snapshots.timeline import step_levels
+    from tracer.blocks.from_snapshot.timeline import step_levels
     from tracer.exporters.screen.snapshot import print_allocator, print_snapshot, print_steps
 
     def print_more(index: int) -> None:

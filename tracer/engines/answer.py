@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from tracer.answers.null_run import CAVEAT
 from tracer.engines.start import (
     LEAST_OF_DRIVER_BYTES,
     MOST_OF_DRIVER_BYTES,
@@ -30,7 +31,6 @@ from tracer.exporters.page.html import data_of_html, html_of_data, write_prepare
 from tracer.exporters.page.model import Page
 from tracer.exporters.screen.text import print_table, say
 from tracer.exporters.tables import Cell, Section, Table, columns
-from tracer.results.null_run import CAVEAT
 from tracer.units import format_bytes, some
 
 VERSION: Final = 1

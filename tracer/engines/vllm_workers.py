@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from tracer.answers.failure import is_out_of_memory
 from tracer.capture.device.device_blocks import SLEEP_MODULE, follow_sleep, private_pool_bytes
 from tracer.capture.device.devices import cuda_device
 from tracer.capture.device.memory_counters import Counters, read_counters
@@ -23,7 +24,6 @@ from tracer.engines.start import GRAPHS, LEAST_OF_DRIVER_BYTES, StartStage, Work
 from tracer.exporters.files import write_json
 from tracer.loaded_modules import when_loaded
 from tracer.null_gpu.process import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE, is_active
-from tracer.results.failure import is_out_of_memory
 from tracer.sessions.phase_reports import ledger_of_process
 
 _CACHE_SIZE: Final = re.compile(r"KV cache size: ([\d,]+) tokens")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tracer.analysis.profiles.line_memory import LineMemory
+    from tracer.answers.line_memory import LineMemory
 
 CONTEXT_LINES = 3
 _MAX_LINE_CHARS = 200

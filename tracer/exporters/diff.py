@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tracer.analysis.kinds import words_of
-from tracer.analysis.peak_diff import PeakChange, PeakDiff
-from tracer.analysis.peak_row import moment_words
+from tracer.answers.difference import PeakChange, PeakDiff
+from tracer.answers.rows import moment_words
+from tracer.blocks.kinds import words_of
 from tracer.exporters.files import write_atomically
 from tracer.exporters.screen.text import print_table, say
 from tracer.exporters.tables import WORDS, Cell, Place, Table, cell_text, columns, signed

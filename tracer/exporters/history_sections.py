@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.analysis.kinds import BEFORE_RECORDING, meaning_of
-from tracer.analysis.snapshots.oom import distinct_failures
-from tracer.analysis.snapshots.sites import NO_FRAMES, NO_PYTHON_FRAME
+from tracer.answers.out_of_memory import distinct_failures
+from tracer.blocks.from_snapshot.sites import NO_FRAMES, NO_PYTHON_FRAME
+from tracer.blocks.kinds import BEFORE_RECORDING, meaning_of
 from tracer.exporters.tables import Place, Section, Table, columns, place_text
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
-    from tracer.analysis.snapshots.findings import DeviceFinding
-    from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
-    from tracer.analysis.snapshots.oom import OutOfMemory
-    from tracer.analysis.snapshots.peak import CallerShare, Share, SnapshotRow
-    from tracer.analysis.snapshots.sites import Site
+    from tracer.answers.out_of_memory import OutOfMemory
+    from tracer.answers.snapshot_findings import DeviceFinding
+    from tracer.answers.snapshot_peak import CallerShare, Share, SnapshotRow
+    from tracer.answers.why.first_changes import FirstChange, FirstChanges
+    from tracer.blocks.from_snapshot.sites import Site
 
 _MAX_FAILURES = 5
 _TRY_FIRST = "What to try first"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.analysis.profiles.memory_timeline import Breakdown
-from tracer.analysis.profiles.peak import PeakReport
+from tracer.answers.recording_peak import PeakReport
+from tracer.blocks.from_recording.memory_timeline import Breakdown
 from tracer.exporters.files import write_atomically
 from tracer.units import format_bytes, gib, some
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.profiles.labels import UNKNOWN, Frame, Labels
+from tracer.answers.labels import UNKNOWN, Frame, Labels
 from tracer.arrays import Ints, Rows
+from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.capture.recording import Recording
 from tracer.exporters.files import write_atomically
 from tracer.exporters.python_stacks import PythonStacks

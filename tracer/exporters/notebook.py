@@ -10,8 +10,8 @@ from html import escape
 from importlib import import_module
 from pathlib import Path
 
-from tracer.analysis.kinds import words_of
-from tracer.analysis.profiles.findings import Findings
+from tracer.answers.recording_findings import Findings
+from tracer.blocks.kinds import words_of
 from tracer.capture.sources.source_files import running_shell
 from tracer.exporters.page.data import CATEGORIES
 from tracer.exporters.screen.profile import categories_table, headline, lines_table

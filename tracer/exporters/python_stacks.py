@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tracer.analysis.profiles.labels import Frame
+from tracer.answers.labels import Frame
 from tracer.capture.recording import CallKind, Recording
 from tracer.own_files import frames_of_program
 
 if TYPE_CHECKING:
-    from tracer.analysis.profiles.peak import PeakReport
+    from tracer.answers.recording_peak import PeakReport
 
 
 class PythonStacks:

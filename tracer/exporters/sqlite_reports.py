@@ -13,9 +13,9 @@ from tracer.exporters.files import replacing
 from tracer.units import ms
 
 if TYPE_CHECKING:
-    from tracer.analysis.operators.memory_report import MemoryReport
-    from tracer.analysis.operators.run_times import RunTimeRow
-    from tracer.analysis.snapshots.kind_finder import ReplayedDevice
+    from tracer.answers.operators.memory_report import MemoryReport
+    from tracer.answers.operators.run_times import RunTimeRow
+    from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
     from tracer.capture.sources.source_line import SourceLine
 
 RelativeName = Callable[[str], str | None]
@@ -99,7 +99,7 @@ def write_memory_report(report: MemoryReport, path: Path, *, relative: RelativeN
 
 def write_snapshot_report(device: ReplayedDevice, path: Path) -> None:
     """Write the memory report of one device of a snapshot."""
-    from tracer.analysis.snapshots.memory_report import activations_at_peak, weights_at_peak
+    from tracer.answers.operators.of_snapshot import activations_at_peak, weights_at_peak
 
     weights, activations = weights_at_peak(device), activations_at_peak(device)
     replay = device.replay

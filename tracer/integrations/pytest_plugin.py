@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import PeakDiff, SavedPeak
+    from tracer.answers.difference import PeakDiff, SavedPeak
     from tracer.sessions.process_memory import ProcessPeak
 
 MARK = "gpu_memory"
@@ -320,7 +320,7 @@ def _document(peak: SavedPeak) -> dict[str, object]:
 
 def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tuple[list[str], str]:
     """Return the lines on each exceeded limit, and the peak in a few words."""
-    from tracer.analysis.peak_diff import diff_peaks, parse_threshold
+    from tracer.answers.difference import diff_peaks, parse_threshold
     from tracer.units import format_bytes
 
     peak = worst.peak
@@ -348,7 +348,7 @@ def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
 
 def _rows(peak: SavedPeak) -> list[str]:
     """The largest rows of a peak, and what the others are together."""
-    from tracer.analysis.kinds import words_of
+    from tracer.blocks.kinds import words_of
     from tracer.exporters.screen.text import table_lines
     from tracer.exporters.tables import Place, Table, columns
 

@@ -7,16 +7,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracer.answers.files import PAGE
 from tracer.exporters.files import check_folder
 from tracer.null_gpu.writes import own_files
-from tracer.results.files import PAGE
 from tracer.sessions.jobs.ranks import Rank, RankMessage, begin, finish, leave, this_rank
 from tracer.working_folder import AnchoredPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from tracer.results.run_results import RunResults
+    from tracer.answers.run_results import RunResults
     from tracer.sessions.output_files import Written
 
 

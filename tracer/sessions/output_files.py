@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from tracer.analysis.operators.invocations import OpInstances, op_instances
-from tracer.analysis.operators.memory_report import memory_report
-from tracer.analysis.operators.run_times import RunTimeRow, run_times
-from tracer.analysis.profiles.findings import Findings, find_on_other_device
-from tracer.analysis.profiles.labels import labels_of
+from tracer.answers import files
+from tracer.answers.files import OutputFile
+from tracer.answers.labels import labels_of
+from tracer.answers.operators.invocations import OpInstances, op_instances
+from tracer.answers.operators.memory_report import memory_report
+from tracer.answers.operators.run_times import RunTimeRow, run_times
+from tracer.answers.recording_findings import Findings, find_on_other_device
+from tracer.answers.run_results import RunResults
 from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.collector import paused_gc
 from tracer.errors import OutputError, TracerError
@@ -28,9 +31,6 @@ from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.values import values_lines
 from tracer.exporters.sqlite_reports import write_memory_report, write_run_time_report
-from tracer.results import files
-from tracer.results.files import OutputFile
-from tracer.results.run_results import RunResults
 from tracer.sessions.termination import FilesInTurn
 from tracer.units import format_bytes
 
@@ -157,9 +157,9 @@ def _write_page(material: Material, path: Path) -> None:
 
 def _write_page_of_history(material: Material, path: Path) -> None:
     """A run that ended before anything was recorded is shown from the allocator's history, where there is one."""
-    from tracer.analysis.profiles.failed_allocation import held_at_failure, last_seen
-    from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-    from tracer.analysis.snapshots.oom import device_out_of_memory
+    from tracer.answers.failed_allocation import held_at_failure, last_seen
+    from tracer.answers.out_of_memory import device_out_of_memory
+    from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
     from tracer.exporters.page.snapshot_page import write_snapshot_page
 
     results = material.results

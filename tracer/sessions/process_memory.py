@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from tracer.analysis.peak_diff import SavedPeak
-from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.block_facts import KIND_OF_ROLE
-from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.peak import SnapshotRow
+from tracer.answers.difference import SavedPeak
+from tracer.answers.null_run import caveat_of
+from tracer.answers.rows import PeakRow
+from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
+from tracer.answers.snapshot_peak import SnapshotRow
+from tracer.blocks.from_recording.block_facts import KIND_OF_ROLE
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.seen_in_training import SeenInTraining, SeenTensor, allocations_of
-from tracer.results.null_run import caveat_of
 from tracer.snapshot.load import snapshot_in_memory
 
 ROUNDING = "rounding"

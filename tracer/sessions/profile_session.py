@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerAction
 
-from tracer.analysis.profiles.findings import Findings, without_wrapped
-from tracer.analysis.profiles.graph_pools import graph_pools
+from tracer.answers.failure import is_out_of_memory
+from tracer.answers.graph_pools import graph_pools
+from tracer.answers.null_run import caveat_of
+from tracer.answers.recording_findings import Findings, without_wrapped
+from tracer.answers.run_history import RunHistory
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
@@ -27,9 +30,6 @@ from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_profiler, torch_tensors
 from tracer.errors import RecordingError
 from tracer.loaded_modules import on_import
-from tracer.results.failure import is_out_of_memory
-from tracer.results.null_run import caveat_of
-from tracer.results.run_history import RunHistory
 from tracer.sessions.observations import Observations, has_closure
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, FirstStep, RecordingCost, Schedule, only_the_first
 from tracer.sessions.session import Session
@@ -37,7 +37,7 @@ from tracer.timeline_tracer import TimelineTracer
 from tracer.units import MIB, format_bytes, some
 
 if TYPE_CHECKING:
-    from tracer.analysis.profiles.failed_allocation import FailedAllocation
+    from tracer.answers.failed_allocation import FailedAllocation
     from tracer.capture.objects.known_storages import ObjectsAtFailure
 
 

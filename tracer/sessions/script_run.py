@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tracer.answers.failure import is_out_of_memory
 from tracer.capture.device.allocator_history import recorded_from_start
 from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
@@ -28,7 +29,6 @@ from tracer.capture.torch_private.torch_graph import running_node
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu import process
-from tracer.results.failure import is_out_of_memory
 from tracer.sessions.on_null_gpu import share_with_ranks
 from tracer.sessions.session import fault_text
 from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracer.answers.failure import Failure, without_tracebacks
+from tracer.answers.null_run import caveat_of, notes_of
+from tracer.answers.run_results import RunResults
 from tracer.capture.device.devices import allocator_counters
 from tracer.capture.objects.known_storages import Parameter
 from tracer.capture.run_facts import RunOrigin
@@ -14,9 +17,6 @@ from tracer.errors import RecordingError
 from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html
 from tracer.exporters.screen.profile import headline
-from tracer.results.failure import Failure, without_tracebacks
-from tracer.results.null_run import caveat_of, notes_of
-from tracer.results.run_results import RunResults
 from tracer.sessions.on_null_gpu import values_read
 from tracer.sessions.output_files import Written, write_outputs
 from tracer.sessions.profile_session import ProfileSession

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from tracer.analysis.compiled.origins import with_lines_of_nodes
-from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
+from tracer.answers.recording_findings import Findings, find_in_cycle, put_together
+from tracer.answers.run_history import RunHistory
+from tracer.answers.run_results import RunResults
+from tracer.blocks.from_recording.origins import with_lines_of_nodes
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.capture.run_facts import source_of
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
 from tracer.capture.sources.source_files import is_user_code
 from tracer.exporters.recording_file.kept_run_file import KeptCycle, KeptRun, SourceFile
 from tracer.exporters.screen.run import failure_lines
-from tracer.results.run_history import RunHistory
-from tracer.results.run_results import RunResults
 
 
 def kept_run(results: RunResults) -> KeptRun:

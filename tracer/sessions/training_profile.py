@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from tracer.analysis.peak_row import PeakRow
+from tracer.answers.rows import PeakRow
+from tracer.answers.run_results import RunResults
 from tracer.capture.device.device_blocks import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
@@ -26,7 +27,6 @@ from tracer.exporters.screen.profile import NUM_ROWS
 from tracer.exporters.screen.run import print_results, short_lines
 from tracer.exporters.screen.terminal import say, say_beside_bars, screen
 from tracer.nested import leaves
-from tracer.results.run_results import RunResults
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
 from tracer.sessions.output_files import Written, left_from_earlier

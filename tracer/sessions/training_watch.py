@@ -20,8 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tracer.analysis.snapshots.timeline import StepEnds
-from tracer.analysis.step_findings import explain_steps
+from tracer.answers.failure import is_out_of_memory, without_gpu
+from tracer.answers.files import WATCH_JSON
+from tracer.answers.null_run import caveat_of
+from tracer.answers.step_findings import explain_steps
+from tracer.answers.watch_report import END_OF_RUN, Event, WatchReport
+from tracer.blocks.from_snapshot.timeline import StepEnds
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import StepReader, read_counters
@@ -39,10 +43,6 @@ from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import say, say_beside_bars
 from tracer.exporters.watch import growth_lines, short_watch_lines, watch_lines, watch_values
 from tracer.nested import leaves
-from tracer.results.failure import is_out_of_memory, without_gpu
-from tracer.results.files import WATCH_JSON
-from tracer.results.null_run import caveat_of
-from tracer.results.watch_report import END_OF_RUN, Event, WatchReport
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched, ran_out_later
 from tracer.sessions.session import Session, Voice

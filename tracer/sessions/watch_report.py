@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tracer.analysis.profiles.failed_allocation import explain_failure, held_now
-from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
-from tracer.analysis.snapshots.peak import SnapshotRow, group_rows
-from tracer.analysis.snapshots.timeline import StepEnds, outlived_groups
-from tracer.analysis.step_findings import StepFindings, explain_steps
+from tracer.answers.failed_allocation import explain_failure, held_now
+from tracer.answers.null_run import caveat_of
+from tracer.answers.out_of_memory import OutOfMemory, device_out_of_memory
+from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.answers.snapshot_peak import SnapshotRow, group_rows
+from tracer.answers.step_findings import StepFindings, explain_steps
+from tracer.answers.watch_report import Event, HolderName, OutlivedMemory, WatchReport
+from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.timeline import StepEnds, outlived_groups
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.devices import allowed_bytes, device_memory, is_accelerator
 from tracer.capture.device.host_memory import host_total_bytes
@@ -30,8 +32,6 @@ from tracer.capture.sources.source_files import error_line
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 from tracer.errors import SnapshotError, error_words
-from tracer.results.null_run import caveat_of
-from tracer.results.watch_report import Event, HolderName, OutlivedMemory, WatchReport
 from tracer.sessions.on_null_gpu import values_read
 from tracer.snapshot.load import snapshot_in_memory
 

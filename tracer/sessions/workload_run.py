@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from tracer.answers.failure import Failure, is_out_of_memory
+from tracer.answers.null_run import caveat_of
 from tracer.capture.device import devices
 from tracer.capture.device.devices import has_random_state, with_index
 from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.run_facts import PHASES, PhaseTimings
 from tracer.capture.sources.source_files import project_root
-from tracer.results.failure import Failure, is_out_of_memory
-from tracer.results.null_run import caveat_of
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import fault_text

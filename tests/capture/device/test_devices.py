@@ -22,7 +22,7 @@ OF_CUDA = {
     "commands/workload_options.py",
     "capture/device/device_blocks.py",
     "capture/torch_private/torch_history.py",
-    "results/null_run.py",
+    "answers/null_run.py",
 }
 
 

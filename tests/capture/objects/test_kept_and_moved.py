@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.truth.catalogue import entry_of
 from tests.truth.isolate import value_in_fresh_process
-from tracer.analysis.kinds import Kind
+from tracer.blocks.kinds import Kind
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.live_tensors import FrozenObjects, objects_of
 from tracer.capture.objects.model_names import names_of

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.histories import known_of
-from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.failed_allocation import held_now, last_seen
+from tracer.answers.failed_allocation import held_now, last_seen
+from tracer.blocks.kinds import Kind
 from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.objects import storage_observer
 from tracer.capture.objects.known_storages import KnownStorages, Role

@@ -11,9 +11,9 @@ import torch
 
 from tests.capture.profiler.event_trees import FakeResults, assert_consistent, tree
 from tests.training_steps import torch_timeline
-from tracer.analysis.profiles.attribution import attribute
-from tracer.analysis.profiles.memory_timeline import memory_timeline
-from tracer.analysis.profiles.torch_categories import categorize
+from tracer.blocks.from_recording.attribution import attribute
+from tracer.blocks.from_recording.memory_timeline import memory_timeline
+from tracer.blocks.from_recording.torch_categories import categorize
 from tracer.capture.profiler import event_tree
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.torch_private import torch_profiler

@@ -13,7 +13,7 @@ from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import inline_zoo
-from tracer.analysis.profiles.attribution import attribute
+from tracer.blocks.from_recording.attribution import attribute
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.operator_lines import function_source, source_text
 

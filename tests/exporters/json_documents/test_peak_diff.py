@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.exporters.page.page_samples import peak_row
-from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
-from tracer.analysis.peak_row import PeakRow
+from tracer.answers.difference import PeakDiff, SavedPeak, diff_peaks
+from tracer.answers.rows import PeakRow
 from tracer.errors import SnapshotError
 from tracer.exporters.diff import print_peak_diffs
 from tracer.exporters.json_documents.peak import read_peak_json

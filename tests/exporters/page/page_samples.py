@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.snapshots.timeline import Band
+from tracer.answers.rows import PeakRow
+from tracer.blocks.from_snapshot.timeline import Band
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import html_of_data
 from tracer.exporters.page.model import Curve, Mark, Page, PagePeak, Series

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.snapshots.test_findings import load
+from tests.answers.test_snapshot_findings import load
 from tests.exporters.page.page_samples import empty_page, peak_row, small_page
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES
 from tests.training_steps import Recorded
-from tracer.analysis.profiles.findings import put_together
-from tracer.analysis.snapshots.findings import replay_snapshot
-from tracer.analysis.snapshots.peak import group_rows
+from tracer.answers.recording_findings import put_together
+from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.answers.snapshot_peak import group_rows
 from tracer.arrays import Ints
 from tracer.exporters.page.blocks import KeptBlocks, keep_blocks, unpacked
 from tracer.exporters.page.data import page_data

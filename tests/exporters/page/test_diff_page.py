@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from typer.testing import CliRunner
 
-from tests.analysis.snapshots.test_findings import BASE, load
+from tests.answers.test_snapshot_findings import BASE, load
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.page.tab import hover
 from tests.snapshot.dumps import block, segment, write
-from tracer.analysis.aligned_curves import MemoryCurve, align
-from tracer.analysis.peak_diff import PeakChange, SavedPeak, diff_peaks
-from tracer.analysis.snapshots.diff import diff_snapshots
-from tracer.analysis.snapshots.timeline import Band
+from tracer.answers.aligned_curves import MemoryCurve, align
+from tracer.answers.difference import PeakChange, SavedPeak, diff_peaks
+from tracer.answers.snapshot_difference import diff_snapshots
+from tracer.blocks.from_snapshot.timeline import Band
 from tracer.commands.app import app
 from tracer.exporters.diff import changes_tables
 from tracer.exporters.json_documents.peak import peak_diffs_json

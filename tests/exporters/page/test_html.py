@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 from benchmarks.synthetic_page import synthetic_page
 from tests.exporters.page import page_samples as samples
-from tracer.analysis.kinds import LAYERS, Kind
+from tracer.blocks.kinds import LAYERS, Kind
 from tracer.exporters.page.blocks import Packed, pack, unpacked
 from tracer.exporters.page.data import (
     CATEGORIES,

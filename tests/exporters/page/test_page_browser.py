@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_page import synthetic_page
-from tests.analysis.snapshots.test_findings import BASE, load
+from tests.answers.test_snapshot_findings import BASE, load
 from tests.exporters.page import page_samples as samples
 from tests.exporters.page.tab import (
     column,
@@ -29,7 +29,7 @@ from tests.exporters.page.tab import (
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
-from tracer.analysis.profiles.findings import put_together
+from tracer.answers.recording_findings import put_together
 from tracer.exporters.page.model import Page, PagePeak
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.tables import Section, Table, columns

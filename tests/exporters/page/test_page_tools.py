@@ -14,15 +14,15 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.synthetic_snapshot import make_snapshot
-from tests.analysis.snapshots.test_findings import BASE, load
+from tests.answers.test_snapshot_findings import BASE, load
 from tests.exporters.page import page_samples as samples
 from tests.exporters.page.tab import CLIPBOARD, plot_area, settled, until, view
 from tests.exporters.page.test_diff_page import AFTER, BEFORE
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
-from tracer.analysis.peak_diff import diff_peaks
-from tracer.analysis.profiles.findings import put_together
+from tracer.answers.difference import diff_peaks
+from tracer.answers.recording_findings import put_together
 from tracer.exporters.page.diff_page import diff_pages
 from tracer.exporters.page.model import Page, without_times
 from tracer.exporters.page.timeline_page import timeline_page

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
-from tests.analysis.snapshots.test_findings import BASE, load
+from tests.answers.test_snapshot_findings import BASE, load
+from tests.blocks.from_recording.test_allocator_join import WatchedAllocator, joined
 from tests.exporters.page import page_samples as samples
 from tests.exporters.page.tab import hover, rows_text, sum_of_rows, until
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.allocator_model import SEGMENT_BYTES
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
-from tracer.analysis.profiles.line_memory import LineMemory
-from tracer.analysis.snapshots.findings import ReplayedSnapshot, explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.kind_finder import ReplayedDevice
-from tracer.analysis.snapshots.peak import group_rows
-from tracer.analysis.snapshots.sites import Sites
-from tracer.analysis.snapshots.timeline import device_timeline
+from tracer.answers.line_memory import LineMemory
+from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
+from tracer.answers.snapshot_peak import group_rows
+from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.sites import Sites
+from tracer.blocks.from_snapshot.timeline import device_timeline
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.annotated_source import annotated_files
 from tracer.exporters.page.model import Page

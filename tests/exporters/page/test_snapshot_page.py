@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.analysis.snapshots.test_findings import BACKWARD, BASE, FORWARD, FREE_BACKWARD, MIB, load
+from tests.answers.test_snapshot_findings import BACKWARD, BASE, FORWARD, FREE_BACKWARD, MIB, load
 from tests.exporters.page.page_samples import html_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, segment, snapshot
-from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.first_changes import FirstChange, FirstChanges
-from tracer.analysis.snapshots.sites import Site
-from tracer.analysis.snapshots.timeline import device_timeline
+from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
+from tracer.answers.why.first_changes import FirstChange, FirstChanges
+from tracer.blocks.from_snapshot.sites import Site
+from tracer.blocks.from_snapshot.timeline import device_timeline
 from tracer.exporters.page.data import headline, page_data
 from tracer.exporters.page.model import Page
 from tracer.exporters.page.snapshot_page import snapshot_page

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 
 from tests.pieces import Pieces
-from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_allocator_history
+from tracer.answers.failure import Failure
+from tracer.answers.recording_findings import find_in_cycle, put_together, with_allocator_history
+from tracer.answers.run_history import RunHistory
+from tracer.answers.run_results import RunResults
 from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.recording import Allocations, Kernels, Recording
 from tracer.capture.sources.compiled_code import CompiledCode, CompiledGraph
 from tracer.exporters.memory_snapshot import snapshot_of_recording
 from tracer.exporters.recording_file.kept_run_file import KeptRun
-from tracer.results.failure import Failure
-from tracer.results.run_history import RunHistory
-from tracer.results.run_results import RunResults
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.stored_results import kept_run
 from tracer.sessions.workload_run import run_profile

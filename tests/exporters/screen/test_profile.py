@@ -15,12 +15,13 @@ from rich.console import Console
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.analysis.profiles.test_attribution import BLOCK_BYTES, blocks, one_of_four, sharded, train
+from tests.blocks.from_recording.test_attribution import BLOCK_BYTES, blocks, one_of_four, sharded, train
 from tests.training_steps import record
 from tests.truth.isolate import value_in_fresh_process
-from tracer.analysis.kinds import meaning_of, words_of
-from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.answers.prediction import LargestBatch
+from tracer.answers.recording_findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.answers.rows import PeakRow
+from tracer.blocks.kinds import meaning_of, words_of
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.run_facts import ValueRead, ValuesRead
 from tracer.capture.torch_names import in_buffers_of
@@ -33,7 +34,6 @@ from tracer.exporters.screen.profile import (
     wide_sentence,
 )
 from tracer.exporters.screen.values import values_lines
-from tracer.results.prediction import LargestBatch
 
 
 @cache

@@ -15,11 +15,11 @@ from unittest.mock import patch
 import pytest
 
 from tests.processes import run_python
+from tracer.answers.files import RANK_JSON
+from tracer.answers.jobs import NullJob, RankRun
 from tracer.errors import Terminated
 from tracer.null_gpu.cards import CONTEXT_BYTES, devices_of
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.results.files import RANK_JSON
-from tracer.results.jobs import NullJob, RankRun
 from tracer.sessions.jobs.ranks import (
     GpuPart,
     Rank,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tracer.answers.fit import FitReport, FitTrial
 from tracer.changes.script_changes import SCRIPT_CHANGES, changes_of, script_changes
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.prediction import fit_values, read_fit_json
-from tracer.results.fit import FitReport, FitTrial
 from tracer.sessions.trials.searches import (
     Arguments,
     Changes,

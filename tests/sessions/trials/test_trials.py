@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.processes import ForkedProgram
+from tracer.answers.prediction import Sizes
 from tracer.changes.applied import AppliedChanges
-from tracer.results.prediction import Sizes
 from tracer.sessions.script_run import CountedSteps, FirstStepsDone, ScriptProfile
 from tracer.sessions.trials import forked_trials, script_trial
 from tracer.sessions.trials.forked_trials import TrialMemory

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from tracer.analysis.kinds import Kind
+from tracer.blocks.kinds import Kind
 from tracer.command_line import this_command
 
 UNITS = {"*bytes": "bytes", "*_us": "microseconds", "*time_us": "microseconds since 1970-01-01 UTC"}
@@ -32,7 +32,7 @@ def json_header(name: str, version: int, *, torch: str | None = None, computed: 
 
 def record_values(record: Any, *, without: Collection[str] = ()) -> dict[str, Any]:
     """The fields of a record, and of records in it, with a kind in words and the parts of a site beside the others."""
-    from tracer.analysis.snapshots.sites import Site
+    from tracer.blocks.from_snapshot.sites import Site
 
     values: dict[str, Any] = {}
     for name in getattr(record, "in_documents", [field.name for field in fields(record)]):

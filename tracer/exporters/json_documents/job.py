@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tracer.analysis.snapshots.job import JobFinding, RankPeak
+from tracer.answers.jobs import GpuSum, NullJob, recorded_sums
+from tracer.answers.null_run import CAVEAT
+from tracer.answers.ranks import JobFinding, RankPeak
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.results.jobs import GpuSum, NullJob, recorded_sums
-from tracer.results.null_run import CAVEAT
 
 VERSION = 1
 

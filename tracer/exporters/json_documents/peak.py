@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.analysis.peak_row import PeakRow
+from tracer.answers.rows import PeakRow
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.header import json_header
 from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import PeakChange, PeakDiff, SavedPeak
-    from tracer.analysis.profiles.failed_allocation import FailedAllocation
-    from tracer.analysis.profiles.findings import GraphPool
-    from tracer.analysis.profiles.peak import PeakReport
-    from tracer.analysis.snapshots.first_changes import FirstChanges
+    from tracer.answers.difference import PeakChange, PeakDiff, SavedPeak
+    from tracer.answers.failed_allocation import FailedAllocation
+    from tracer.answers.recording_findings import GraphPool
+    from tracer.answers.recording_peak import PeakReport
+    from tracer.answers.why.first_changes import FirstChanges
     from tracer.capture.recording import Recording
     from tracer.capture.run_facts import RunOrigin, ValuesRead
     from tracer.exporters.document import Document
@@ -41,7 +41,7 @@ def peak_document(
     pinned_bytes: int = 0,
 ) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys."""
-    from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
+    from tracer.answers.recording_peak import worst_of  # reading peak.json back does not wait for torch
 
     cycle = worst_of(peaks)
     peak = peaks[cycle]
@@ -108,7 +108,7 @@ def saved_peak_from(document: Document) -> SavedPeak:
     Raises:
         TracerError: It is no peak.json or a later version's, or its rows do not sum to its peak.
     """
-    from tracer.analysis.peak_diff import SavedPeak
+    from tracer.answers.difference import SavedPeak
 
     if "format" in document or "version" in document:  # files from before there was a version have neither
         document.check_format(FORMAT, VERSION, "a peak.json of this program")
@@ -153,7 +153,7 @@ def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
 
 def read_baseline(path: Path) -> dict[str, SavedPeak]:
     """Read the peaks of a baseline file, by name."""
-    from tracer.analysis.peak_diff import SavedPeak
+    from tracer.answers.difference import SavedPeak
     from tracer.exporters.document import Source, read_document
 
     document = read_document(path, Source(str(path), SnapshotError, _BASELINE_HINT), hint=_NO_BASELINE)

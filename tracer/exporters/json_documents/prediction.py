@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from tracer.answers.fit import FitReport
+from tracer.answers.prediction import LargestBatch, Prediction
 from tracer.errors import UsageError
 from tracer.exporters.document import Source, read_document
 from tracer.exporters.json_documents.header import json_header
 from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.results.fit import FitReport
-from tracer.results.prediction import LargestBatch, Prediction
 
 VERSION = 1
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tracer.analysis.snapshots.allocator_finding import AllocatorFinding, WhatIf
-from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
-from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.analysis.snapshots.reserved import Reserved
+from tracer.answers.allocator.allocator_finding import AllocatorFinding, WhatIf
+from tracer.answers.allocator.reserved import Reserved
+from tracer.answers.out_of_memory import OutOfMemory
+from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
 from tracer.exporters.json_documents.header import json_header, json_value, record_values
 
 VERSION = 1

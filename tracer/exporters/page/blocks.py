@@ -21,8 +21,8 @@ from tracer.arrays import Int, Ints, PerBlock, Rows
 from tracer.exporters.page.model import PageBlocks, PageSpace
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_row import PeakRow
-    from tracer.analysis.snapshots.fragmentation import AddressRanges
+    from tracer.allocator.fragmentation import AddressRanges
+    from tracer.answers.rows import PeakRow
 
 MOST_BLOCKS: Final = 120_000  # Shown one by one; smaller ones are grouped
 MAX_STACK_FRAMES: Final = 40

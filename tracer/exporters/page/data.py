@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from tracer.analysis.downsample import reduce_rows
-from tracer.analysis.kinds import meaning_of, words_of
-from tracer.analysis.peak_row import PeakRow, moment_words
+from tracer.answers.downsample import reduce_rows
+from tracer.answers.rows import PeakRow, moment_words
 from tracer.arrays import Ints, Rows
+from tracer.blocks.kinds import meaning_of, words_of
 from tracer.capture.torch_names import step_words
 from tracer.exporters.annotated_source import AnnotatedFile, freed_words
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json, stacks_json

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tracer.analysis.aligned_curves import AlignedCurves, MemoryCurve, highest, positions_of
-from tracer.analysis.kinds import words_of
-from tracer.analysis.snapshots.timeline import Band
+from tracer.answers.aligned_curves import AlignedCurves, MemoryCurve, highest, positions_of
+from tracer.blocks.from_snapshot.timeline import Band
+from tracer.blocks.kinds import words_of
 from tracer.capture.torch_names import step_words
 from tracer.errors import RecordingError
 from tracer.exporters.diff import answer_sentences, changes_tables, growth_sentences
@@ -25,7 +25,7 @@ from tracer.exporters.tables import Cell, Section, Table, columns, signed
 from tracer.units import MIB, format_bytes
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_diff import PeakDiff
+    from tracer.answers.difference import PeakDiff
 
 _MOST_NAMED = 3
 _TITLE = "Two peaks compared"

@@ -16,9 +16,9 @@ from tracer.arrays import Int, Ints, PerBlock, PerPageRow
 from tracer.exporters.tables import Section
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak_row import PeakRow
-    from tracer.analysis.snapshots.fragmentation import AddressRanges
-    from tracer.analysis.snapshots.timeline import Band
+    from tracer.allocator.fragmentation import AddressRanges
+    from tracer.answers.rows import PeakRow
+    from tracer.blocks.from_snapshot.timeline import Band
     from tracer.exporters.annotated_source import AnnotatedFile
 
 

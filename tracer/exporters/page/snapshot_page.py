@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
-from tracer.analysis.snapshots.first_changes import FirstChanges
-from tracer.analysis.snapshots.fragmentation import address_ranges
-from tracer.analysis.snapshots.peak import Peak, group_lives
-from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
+from tracer.allocator.fragmentation import address_ranges
+from tracer.answers.snapshot_findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
+from tracer.answers.snapshot_peak import Peak, group_lives
+from tracer.answers.why.first_changes import FirstChanges
+from tracer.blocks.from_snapshot.timeline import START, DeviceTimeline, device_timeline
 from tracer.exporters.history_sections import (
     device_sections,
     failure_sections,

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.analysis.operators.run_times import RunTimeRow
-from tracer.analysis.profiles.caveats import counted as counted_words
-from tracer.analysis.profiles.caveats import not_recorded
-from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
-from tracer.analysis.profiles.findings import CountedBlocks, CycleFindings, Findings, counted_blocks
-from tracer.analysis.profiles.line_memory import line_memory
-from tracer.analysis.profiles.peak import LOOP_OWNER, PeakReport, group_rows
-from tracer.analysis.snapshots.timeline import Band, BandKind
+from tracer.answers.caveats import counted as counted_words
+from tracer.answers.caveats import not_recorded
+from tracer.answers.line_memory import line_memory
+from tracer.answers.operators.run_times import RunTimeRow
+from tracer.answers.recording_findings import CountedBlocks, CycleFindings, Findings, counted_blocks
+from tracer.answers.recording_peak import LOOP_OWNER, PeakReport, group_rows
 from tracer.arrays import Int, PerBlock, totals_by
+from tracer.blocks.from_recording.classify_blocks import ClassifiedBlocks
+from tracer.blocks.from_snapshot.timeline import Band, BandKind
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX, step_words
@@ -46,8 +46,8 @@ from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
-    from tracer.analysis.profiles.failed_allocation import FailedAllocation
-    from tracer.analysis.snapshots.first_changes import FirstChanges
+    from tracer.answers.failed_allocation import FailedAllocation
+    from tracer.answers.why.first_changes import FirstChanges
 
 
 _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
@@ -140,7 +140,7 @@ def _stacks(
 def _space(cycle: CycleFindings) -> PageSpace | None:
     if (history := cycle.history) is None:
         return None
-    from tracer.analysis.profiles.allocator_join import reserved_ranges
+    from tracer.blocks.from_recording.allocator_join import reserved_ranges
 
     ranges = reserved_ranges(history, cycle.lifetimes)
     return None if ranges is None else page_space(ranges, history.texts.__getitem__)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.analysis.profiles.findings import GraphPool
+from tracer.answers.recording_findings import GraphPool
 from tracer.arrays import ColumnTable, Ints
 from tracer.capture.objects.known_storages import ObjectsAtFailure, Role
 from tracer.capture.recording import CallKind, OpKind, Recording

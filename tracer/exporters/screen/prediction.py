@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from tracer.answers.fit import FitTrial
+from tracer.answers.null_run import CAVEAT
 from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.text import print_table, say
 from tracer.exporters.tables import Cell, Table, columns
 from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.results.fit import FitTrial
-from tracer.results.null_run import CAVEAT
 from tracer.units import MIB, format_bytes, format_range
 
 if TYPE_CHECKING:
-    from tracer.results.prediction import LargestBatch, Prediction
+    from tracer.answers.prediction import LargestBatch, Prediction
 
 _VISIBLE_SHARE = 0.0005
 _NARROW_SHARE = 0.02

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from rich.console import Console
 
-from tracer.analysis.kinds import Evidence, Kind, meaning_of, words_of
-from tracer.analysis.peak_row import PeakRow, module_tree, moment_words
-from tracer.analysis.profiles.caveats import (
+from tracer.answers.caveats import (
     asleep_sentences,
     compiled_sentences,
     counted,
@@ -21,9 +19,11 @@ from tracer.analysis.profiles.caveats import (
     not_recorded,
     unseen,
 )
-from tracer.analysis.profiles.findings import CycleFindings, Findings
-from tracer.analysis.profiles.peak import CUBLAS_WORKSPACE, AllocatorPeak, PeakReport
+from tracer.answers.recording_findings import CycleFindings, Findings
+from tracer.answers.recording_peak import CUBLAS_WORKSPACE, AllocatorPeak, PeakReport
+from tracer.answers.rows import PeakRow, module_tree, moment_words
 from tracer.arrays import totals_by
+from tracer.blocks.kinds import Evidence, Kind, meaning_of, words_of
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of, step_words
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import shorten_paths, source_place

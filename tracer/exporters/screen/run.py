@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from tracer.analysis.profiles.findings import Findings
+from tracer.answers.failure import Failure
+from tracer.answers.recording_findings import Findings
+from tracer.answers.run_results import RunResults
 from tracer.errors import Terminated
 from tracer.exporters.history_sections import (
     failure_section,
@@ -29,12 +31,10 @@ from tracer.exporters.screen.profile import (
 )
 from tracer.exporters.screen.text import print_section, print_table, say, say_wrapped
 from tracer.exporters.screen.values import print_values, values_sentences
-from tracer.results.failure import Failure
-from tracer.results.run_results import RunResults
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
-    from tracer.analysis.profiles.failed_allocation import FailedAllocation
+    from tracer.answers.failed_allocation import FailedAllocation
 
 
 def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tuple[str, ...]:

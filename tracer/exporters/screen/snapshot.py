@@ -7,13 +7,13 @@ from itertools import pairwise
 
 from rich.console import Console
 
-from tracer.analysis.snapshots.allocator_finding import AS_RECORDED, AllocatorFinding, SettingsOutcome, WhatIf
-from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
-from tracer.analysis.snapshots.first_changes import FirstChanges
-from tracer.analysis.snapshots.modelled import Modelled
-from tracer.analysis.snapshots.peak import Peak
-from tracer.analysis.snapshots.reserved import SegmentHolder
-from tracer.analysis.snapshots.timeline import StepLevel
+from tracer.answers.allocator.allocator_finding import AS_RECORDED, AllocatorFinding, SettingsOutcome, WhatIf
+from tracer.answers.allocator.modelled import Modelled
+from tracer.answers.allocator.reserved import SegmentHolder
+from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
+from tracer.answers.snapshot_peak import Peak
+from tracer.answers.why.first_changes import FirstChanges
+from tracer.blocks.from_snapshot.timeline import StepLevel
 from tracer.exporters.history_sections import (
     device_sections,
     failure_sections,

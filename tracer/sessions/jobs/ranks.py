@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tracer.answers.failure import is_out_of_memory
+from tracer.answers.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
+from tracer.answers.run_history import RunHistory
+from tracer.answers.run_results import RunResults
 from tracer.capture.device import devices
 from tracer.capture.sources.source_line import SourceLine
 from tracer.command_line import role
@@ -20,15 +24,11 @@ from tracer.errors import error_words
 from tracer.exporters.files import remove, write_atomically, write_json
 from tracer.null_gpu import process
 from tracer.null_gpu.job.place import RankPlace
-from tracer.results.failure import is_out_of_memory
-from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
-from tracer.results.run_history import RunHistory
-from tracer.results.run_results import RunResults
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.results.jobs import GpuSum, Holding
-    from tracer.results.watch_report import WatchReport
+    from tracer.answers.jobs import GpuSum, Holding
+    from tracer.answers.watch_report import WatchReport
 
 
 _RANK = "rank"
@@ -180,7 +180,7 @@ class RanksSummary:
     @property
     def gpus(self) -> tuple[GpuSum, ...]:
         """Memory on each GPU that ranks have reported."""
-        from tracer.results.jobs import Holding, sums_of
+        from tracer.answers.jobs import Holding, sums_of
 
         parts = [(rank, part) for rank in self.ranks for part in rank.held]
         places = {(rank.place[0], part.gpu): rank.place for rank, part in reversed(parts) if part.is_own}

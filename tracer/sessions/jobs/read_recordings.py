@@ -14,9 +14,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tracer.analysis.snapshots.job import RankPeak, rank_of, rank_peak
+from tracer.answers.files import RANK_JSON, RANKS_JSON, SNAPSHOT
+from tracer.answers.ranks import RankPeak, rank_of, rank_peak
 from tracer.errors import MissingPackageError, SnapshotError, TracerError, first_line
-from tracer.results.files import RANK_JSON, RANKS_JSON, SNAPSHOT
 from tracer.snapshot.load import load_snapshot
 
 SUFFIXES = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz", ".json", ".zst")

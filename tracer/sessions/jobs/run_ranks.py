@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from tracer.answers.files import RANK_JSON
+from tracer.answers.jobs import NullJob, RankRun
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import UsageError
 from tracer.exporters.files import write_atomically
@@ -29,8 +31,6 @@ from tracer.null_gpu.job.place import (
     shared_bytes_left,
     taken_left,
 )
-from tracer.results.files import RANK_JSON
-from tracer.results.jobs import NullJob, RankRun
 from tracer.sessions.jobs.child_processes import ChildProcesses, end_with_parent
 from tracer.sessions.jobs.ranks import RanksSummary, failure_left, rank_folder, read_ranks, write_ranks
 from tracer.sessions.termination import Termination

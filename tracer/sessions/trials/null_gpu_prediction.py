@@ -11,6 +11,10 @@ from functools import partial
 
 import torch
 
+from tracer.answers.failure import Failure, is_out_of_memory, without_gpu, without_tracebacks
+from tracer.answers.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere
+from tracer.answers.prediction import OutOfMemoryAt, Prediction, Sizes
+from tracer.answers.run_results import RunResults
 from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.sources.source_files import error_line
 from tracer.errors import TracerError, WorkloadError, error_words, first_line
@@ -18,10 +22,6 @@ from tracer.null_gpu.cards import CONTEXT_BYTES, Card, Devices
 from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.null_gpu.process import WITHOUT_END_BYTES, limited_to
-from tracer.results.failure import Failure, is_out_of_memory, without_gpu, without_tracebacks
-from tracer.results.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere
-from tracer.results.prediction import OutOfMemoryAt, Prediction, Sizes
-from tracer.results.run_results import RunResults
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from tracer.answers.null_run import USE_CUDA, elsewhere
+from tracer.answers.prediction import Sizes
 from tracer.capture.device.host_memory import pinned_peak_bytes
 from tracer.capture.torch_private.torch_dispatch import watched
 from tracer.capture.torch_private.torch_modules import leave_unfilled
 from tracer.changes.flops import flops_of
 from tracer.errors import TracerError
-from tracer.results.null_run import USE_CUDA, elsewhere
-from tracer.results.prediction import Sizes
 from tracer.sessions.script_run import CountedSteps, ScriptProfile
 
 _QUICK_BYTES = 1 << 20

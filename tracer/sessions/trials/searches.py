@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tracer.answers.fit import FitTrial
 from tracer.changes.script_changes import SCRIPT_CHANGES, Group, changes_of
 from tracer.errors import TracerError
-from tracer.results.fit import FitTrial
 
 Changes = tuple[str, ...]
 MakeTrial = Callable[[Changes], FitTrial]

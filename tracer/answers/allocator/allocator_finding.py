@@ -1,0 +1,247 @@
+"""Answers of the allocator's model about a snapshot: other settings and GPUs, and why memory ran out or grew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tracer.allocator.history import Need, Requests
+from tracer.allocator.replay import replay as replay_program
+from tracer.allocator.replay import smallest_capacity
+from tracer.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
+from tracer.answers.allocator.modelled import Modelled, agreement, model_device
+from tracer.answers.allocator.reserved import Reserved, reserved_at_end, reserved_at_peak
+from tracer.answers.out_of_memory import OutOfMemory
+from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.answers.why.first_changes import FirstChanges, first_changes, with_cause
+from tracer.block_sizes import SEGMENT_STEP_BYTES
+from tracer.collector import paused_gc
+from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.replay import BEFORE
+
+NO_HISTORY = "There is no history to be replayed, so neither settings nor another GPU can be tried on it."
+NO_ALLOCATOR = (
+    "The recording is of a run without torch's caching allocator, such as one on the CPU: neither its settings nor "
+    "another GPU can be tried on it."
+)
+AS_RECORDED = ""
+_HUNDREDTH = 100
+_LONG_HISTORY = 200_000
+"""Operations; above, the smallest capacity is found to a thousandth, since each step of the search is a replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsOutcome:
+    """Memory that the history needs under some settings."""
+
+    settings: str  # As they were spelled; empty for the recorded ones
+    outcome: Need  # A replay with the capacity of the recording, see `WhatIf.capacity`
+    saved_bytes: int  # The reserved peak under the recorded settings less that under these; negative if these need more
+    on_gpu: Need | None  # A replay on the GPU asked about; None without one
+    smallest_gpu_bytes: int | None  # The least memory on which the history runs; None if it was not asked for
+
+    @property
+    def fits(self) -> bool:
+        """True if every request is served on the GPU asked about, or none was asked about."""
+        return self.on_gpu is None or self.on_gpu.failure is None
+
+    @property
+    def unserved(self) -> tuple[bool, int]:
+        """True if the replay ends early, and the number of requests that fail again as in the recording."""
+        return self.outcome.failure is not None, len(self.outcome.unserved)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The answers for one device."""
+
+    rows: tuple[SettingsOutcome, ...]  # The recorded settings first, then those asked for in their order
+    gpu_memory: int | None
+    starts_clean: bool  # The recording begins with nothing allocated, so that no cache from before is missing in it
+    # Limit on the reserved bytes of every replay, which the recording reached; None if it reached none.
+    capacity: int | None
+    recorded_peak_bytes: int  # The most that the recording itself had reserved
+    num_failed: int  # Requests that failed in the recording
+    # Nothing was allocated after the last failed request: what the program would have asked for then is not known.
+    ends_by_failure: bool
+    step_bytes: int  # The resolution of `SettingsOutcome.smallest_gpu_bytes`
+
+    @property
+    def best(self) -> SettingsOutcome:
+        """The first of those that serve the most and are within a hundredth of the least reserved at the peak."""
+        served = min(row.unserved for row in self.rows)
+        rows = [row for row in self.rows if row.unserved == served]
+        least = min(row.outcome.reserved_peak_bytes for row in rows)
+        return next(row for row in rows if (row.outcome.reserved_peak_bytes - least) * _HUNDREDTH <= least)
+
+    @property
+    def runs(self) -> bool:
+        """True if the history runs on the GPU asked about under one of the settings asked about.
+
+        Without other settings the recorded ones count.
+        """
+        return any(row.fits for row in self.rows[1:] or self.rows)
+
+
+def _what_if(modelled: Modelled, settings: Sequence[str], gpu_memory: int | None) -> WhatIf:
+    """Replay a history under other settings, each time from a clean allocator."""
+    parsed = [(AS_RECORDED, modelled.settings), *((text, parse_settings(text)) for text in settings)]
+    with paused_gc():
+        rows = tuple(_row(modelled, text, settings, gpu_memory) for text, settings in parsed)
+    return WhatIf(
+        rows=rows,
+        gpu_memory=gpu_memory,
+        starts_clean=not (modelled.history.lives.begin == BEFORE).any(),
+        capacity=modelled.capacity,
+        recorded_peak_bytes=modelled.reproduction.recorded_peak_bytes,
+        num_failed=len(modelled.history.failed),
+        ends_by_failure=modelled.history.ends_by_failure,
+        step_bytes=_search_step(modelled.program, modelled.unlimited) if gpu_memory is not None else SEGMENT_STEP_BYTES,
+    )
+
+
+def _row(modelled: Modelled, text: str, settings: AllocatorSettings, gpu_memory: int | None) -> SettingsOutcome:
+    program, version = modelled.program, modelled.torch_version
+    outcome = modelled.baseline if text == AS_RECORDED else modelled.at_capacity(settings, modelled.capacity)
+    smallest = on_gpu = None
+    if gpu_memory is not None:
+        unlimited = outcome
+        if modelled.capacity is not None:
+            unlimited = modelled.unlimited if text == AS_RECORDED else modelled.at_capacity(settings, None)
+        # A limit that the replay without one never reaches changes nothing.
+        is_below = unlimited.reserved_peak_bytes <= gpu_memory and settings.per_process_memory_fraction >= 1
+        on_gpu = (
+            unlimited if is_below else replay_program(program, settings, capacity=gpu_memory, torch_version=version)
+        )
+        smallest = _smallest(program, settings, unlimited, version)
+    return SettingsOutcome(
+        settings=text,
+        outcome=outcome,
+        saved_bytes=modelled.baseline.reserved_peak_bytes - outcome.reserved_peak_bytes,
+        on_gpu=on_gpu,
+        smallest_gpu_bytes=smallest,
+    )
+
+
+def _smallest(program: Requests, settings: AllocatorSettings, unlimited: Need, version: tuple[int, int]) -> int | None:
+    """Return the least memory of which the share that a memory fraction leaves suffices; None for a share of 0."""
+    if not settings.per_process_memory_fraction:
+        return None
+    least = smallest_capacity(
+        program,
+        replace(settings, per_process_memory_fraction=1.0),
+        unlimited=unlimited,
+        resolution=_search_step(program, unlimited),
+        torch_version=version,
+    )
+    return int(-(-least // settings.per_process_memory_fraction))
+
+
+def _search_step(program: Requests, unlimited: Need) -> int:
+    """A segment's step; of long histories a thousandth, see `_LONG_HISTORY`."""
+    is_long = len(program.code) > _LONG_HISTORY
+    return max(unlimited.reserved_peak_bytes >> 10, SEGMENT_STEP_BYTES) if is_long else SEGMENT_STEP_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllocatorFinding:
+    """Answers of the model about one device."""
+
+    device: int  # Its index
+    modelled: Modelled | None  # The replay at the recorded settings; None without a history
+    # How far it agrees with the recording, in sentences; or that what was asked cannot be answered.
+    agreement: tuple[str, ...]
+    at_peak: Reserved | None  # Why so much was reserved when the most was; None if the model cannot say
+    at_end: Reserved  # Why so much was reserved when the snapshot was taken
+    what_if: WhatIf | None  # Other settings and devices, if any were asked about
+    first: FirstChanges | None = None  # What to try first; None where nothing can be replayed
+
+
+def explain_allocator(
+    replayed: ReplayedSnapshot,
+    *,
+    settings: Sequence[str] = (),
+    gpu_memory: int | None = None,
+) -> tuple[AllocatorFinding, ...]:
+    """Replay every device of a snapshot through the model.
+
+    Args:
+        settings: Other settings to try, in the spelling of PYTORCH_CUDA_ALLOC_CONF.
+        gpu_memory: Bytes that the allocator can have on the GPU asked about; None asks about none.
+
+    Raises:
+        SettingsError: torch would not start with some of the settings.
+    """
+    has_questions = bool(settings) or gpu_memory is not None
+    unasked = (NO_HISTORY if replayed.snapshot.has_allocator else NO_ALLOCATOR,) if has_questions else ()
+    findings = []
+    for device in replayed.devices:
+        modelled = model_device(device)
+        can_replay = modelled is not None and modelled.history.num_allocations > 0
+        own = modelled.settings if modelled is not None else recorded_settings(replayed.snapshot.settings)
+        findings.append(
+            AllocatorFinding(
+                device=device.state.device,
+                modelled=modelled,
+                agreement=tuple(agreement(modelled)) if modelled is not None else unasked,
+                at_peak=reserved_at_peak(modelled, replayed.sites) if modelled is not None else None,
+                at_end=reserved_at_end(device, own),
+                what_if=_what_if(modelled, settings, gpu_memory)
+                if modelled is not None and can_replay and has_questions
+                else None,
+                first=first_changes(device),
+            )
+        )
+    return tuple(findings)
+
+
+def with_model(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding]) -> SnapshotFinding:
+    """Add the cause of each device's last failure, and the bytes allocated at its peak where the model knows them."""
+    devices = []
+    for device, answer in zip(finding.devices, allocator, strict=True):
+        memory = device.peak.fragmentation
+        size = answer.modelled.most_in_use_bytes if answer.modelled is not None else None
+        if device.oom:
+            device = replace(device, oom=(*device.oom[:-1], with_cause(device.oom[-1], answer.first)))
+        if memory is not None and size is not None:
+            memory = replace(memory, allocated_bytes=size, free_bytes=memory.reserved_bytes - size)
+            device = replace(device, peak=replace(device.peak, fragmentation=memory))
+        devices.append(device)
+    return replace(finding, devices=tuple(devices))
+
+
+_NO_CAUSES: Final = ("too little", "not known")
+"""Causes of a failure that do not blame the allocator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The decisive cause and its change."""
+
+    sentences: str  # The cause and what to change first; of a failure without one, the allocator's sentence
+    cause: str = ""  # Name of the cause; empty where none is known
+    file: str = ""  # Of the line at which memory ran out; empty where it did not, or where none is known
+    line: int = 0  # Its number; 0 likewise
+
+
+def worst_failure(replayed: ReplayedSnapshot, finding: SnapshotFinding) -> OutOfMemory | None:
+    """The last failure of the worst device with its decisive cause; None if no request failed there."""
+    if finding.worst is None or not finding.devices[finding.worst].oom:
+        return None
+    return with_cause(finding.devices[finding.worst].oom[-1], first_changes(replayed.devices[finding.worst]))
+
+
+def explanation_of(snapshot: Snapshot) -> Explanation | None:
+    """Explain the last failure, or else why so much was in use; None where nothing is known."""
+    replayed = replay_snapshot(snapshot)
+    finding = explain_replayed(replayed)
+    if (failure := worst_failure(replayed, finding)) is not None:
+        cause = failure.decisive or ("" if failure.cause in _NO_CAUSES else failure.cause)
+        return Explanation(failure.advice, cause, failure.site.file or "", failure.site.line or 0)
+    if finding.worst is None:
+        return None
+    first = first_changes(replayed.devices[finding.worst])
+    if first is None or (change := first.decisive) is None:
+        return None
+    return Explanation(f"{change.sentence} {change.order}.", change.cause)

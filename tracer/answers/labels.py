@@ -1,0 +1,132 @@
+"""Labels of a recording's blocks, on the entries of an allocator's snapshot: for a viewer, and for whoever reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tracer.answers.recording_peak import line_before
+from tracer.arrays import Int, PerBlock
+from tracer.blocks.from_recording.attribution import Attribution, Phase
+from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
+from tracer.blocks.from_recording.classify_blocks import ClassifiedBlocks
+from tracer.blocks.from_recording.source_lines import line_of_frame, recorded_op_name
+from tracer.blocks.kinds import BEFORE_RECORDING, LABEL_BEFORE, Kind
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.recording import Recording
+from tracer.errors import SnapshotError
+
+Frame = dict[str, Any]  # `name`, `filename` and `line`, as a snapshot has them
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Texts that a viewer shows of each block, columns [B] as in `BlockLifetimes`."""
+
+    category: Sequence[str]  # A word by which the viewer colours
+    # On top of the stack. The viewer shows its text; its file, which is none, names the kind to whoever reads the
+    # snapshot.
+    frame: Sequence[Frame]
+    # The user's line that a block belongs to, where its own stack tells of another or none: of what backward made that
+    # of forward, of what was there before the recording that which made it. None for other blocks.
+    line: Sequence[Frame | None]
+
+    def stack(self, block: int, frames: Sequence[Frame]) -> list[Frame]:
+        """A block's own stack, below its label and its line."""
+        line = self.line[block]
+        return [self.frame[block], *([line] if line is not None else ()), *frames]
+
+
+def labels_of(
+    recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, known: KnownStorages | None = None
+) -> Labels:
+    """Labels from what is known of every block."""
+    category, labels, lines = [], [], []
+    files: dict[str, str] = {}  # texts of their own: pickle writes what is the same object once
+    columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name, blocks.frame)
+    for kind, phase, module, op, name, frame in zip(*(column.tolist() for column in columns), strict=True):
+        word, words = Kind(kind).name, Kind(kind).words
+        category.append(UNKNOWN if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else word.lower())
+        named = f" {known.names[name]}" if known is not None and name >= 0 else ""
+        where = attribution.modules[module] if module >= 0 else NO_MODULE
+        origin = (
+            f" in {Phase(phase).name.lower()}, {where}, {recorded_op_name(recording, op) or 'no operator'}"
+            if phase >= 0
+            else LABEL_BEFORE
+        )
+        file = f"<explained as {word.lower()}>"
+        labels.append({"name": f"{words}{named}{origin}", "filename": file, "line": 0})
+        line, function = line_before(known, name, kind) if phase < 0 else None, BEFORE_RECORDING
+        if phase == Phase.BACKWARD and (line := line_of_frame(recording, frame)) is not None:
+            function = f"backward of {recording.strings[int(recording.frames.function[frame])]}"
+        file = files.setdefault(line.file, line.file[:1] + line.file[1:]) if line is not None else ""
+        lines.append({"name": function, "filename": file, "line": line.line} if line is not None else None)
+    return Labels(category, labels, lines)
+
+
+NO_MODULE = "no module"  # In a label, of what was made in none
+
+# The viewer needs this word on at least one entry as soon as one has a category: without it, its own way to add the
+# word throws (torch/utils/viz/MemoryViz.js, annotate_snapshot).
+UNKNOWN = "unknown"
+
+
+def label_snapshot(
+    snapshot: dict[str, Any],
+    lifetimes: BlockLifetimes,
+    labels: Labels,
+    entry_of: PerBlock[Int],
+    *,
+    device_index: int,
+) -> dict[str, Any]:
+    """Write labels onto the entries of an allocator's own snapshot, and onto the blocks that are still in use.
+
+    Args:
+        snapshot: What `torch.cuda.memory._snapshot()` returned; it is not changed.
+        entry_of: [B] Entry that made each of them, or -1; see `allocator_join`.
+
+    Returns:
+        A copy that shares what did not change.
+
+    Raises:
+        SnapshotError: The entries are not those that the blocks were joined with.
+    """
+    traces = list(snapshot["device_traces"])
+    if device_index >= len(traces):
+        return snapshot
+    trace = [dict(entry) for entry in traces[device_index]]
+    alive = lifetimes.counted_at(len(lifetimes.events) - 1).tolist()
+    # Pairs of a block and its entry in the history: blocks of the recording, and those alive from before it.
+    blocks = np.flatnonzero(entry_of >= 0)
+    joined = list(zip(blocks.tolist(), entry_of[blocks].tolist(), strict=True))
+    before = {int(lifetimes.address[block]): block for block in alive if entry_of[block] < 0}
+    made = {entry["addr"]: n for n, entry in enumerate(trace) if before and entry["action"] == "alloc"}
+    taken = set(entry_of[blocks].tolist())
+    joined += [(block, made[at]) for at, block in before.items() if at in made and made[at] not in taken]
+    for block, position in joined:
+        entry = trace[position]
+        if entry["addr"] != lifetimes.address[block]:
+            raise SnapshotError("The recording was joined with another history of the allocator than this.")
+        entry["category"] = labels.category[block]
+        entry["frames"] = labels.stack(block, entry.get("frames", ()))
+    if joined:
+        for entry in trace:
+            entry.setdefault("category", UNKNOWN)
+    traces[device_index] = trace
+    block_at = {int(lifetimes.address[block]): block for block in alive}
+
+    def labelled(block: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Label a block of a segment: the viewer shows its frames for a block from before the history."""
+        row = block_at.get(block.get("address", -1)) if block.get("state") == "active_allocated" else None
+        return block if row is None else {**block, "frames": labels.stack(row, block.get("frames", ()))}
+
+    segments = [
+        {**segment, "blocks": [*map(labelled, segment.get("blocks") or ())]}
+        if segment.get("device", 0) == device_index
+        else segment
+        for segment in snapshot["segments"]
+    ]
+    return {**snapshot, "device_traces": traces, "segments": segments}

@@ -1,0 +1,48 @@
+"""The memory report of a snapshot: its weights and activations at the peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.arrays import Rows, grouped
+from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.sites import Sites
+from tracer.blocks.kinds import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A weight or an activation."""
+
+    name: str  # The operation or autograd node that made it; the function, where the stack names neither
+    bytes: int  # Bytes as requested
+    frames: tuple[tuple[str, int], ...]  # File and line of the user's frames, innermost first
+
+
+def weights_at_peak(device: ReplayedDevice) -> tuple[Entry, ...]:
+    """An entry for each block that is proven to be a parameter, in the order of their addresses."""
+    lives, rows = device.replay.lives, _at_peak(device, Kind.PARAMETER)
+    rows = rows[np.argsort(lives.addr[rows], kind="stable")]
+    columns = (lives.requested_bytes[rows].tolist(), lives.stack[rows].tolist())
+    return tuple(_entry(size, stack, device.sites) for size, stack in zip(*columns, strict=True))
+
+
+def activations_at_peak(device: ReplayedDevice) -> tuple[Entry, ...]:
+    """An entry for each stack of blocks that are proven to be activations, largest first."""
+    lives, rows = device.replay.lives, _at_peak(device, Kind.ACTIVATION)
+    stacks = grouped([lives.stack[rows]], int)
+    sizes = stacks.sums(lives.requested_bytes[rows])
+    entries = [_entry(size, stack, device.sites) for size, stack in zip(sizes, stacks.keys, strict=True)]
+    return tuple(sorted(entries, key=lambda entry: (-entry.bytes, entry.name, entry.frames)))
+
+
+def _at_peak(device: ReplayedDevice, kind: Kind) -> Rows:
+    alive = device.replay.lives.alive_after(device.replay.peak_entry)
+    rows: Rows = alive[device.kinds.of(alive) == kind]
+    return rows
+
+
+def _entry(size: int, stack: int, sites: Sites) -> Entry:
+    return Entry(sites.operation(stack) or sites.site(stack).frame, size, sites.users_lines(stack))

@@ -1,0 +1,395 @@
+"""Causes of full memory, and what they are found in: a device's recording at its last failure, or else its peak.
+
+Shapes: blocks of the device, as its `Lives` have them [lives].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from pathlib import PurePath
+from typing import Final
+
+import numpy as np
+
+from tracer.answers.allocator.changed_requests import Changed
+from tracer.answers.allocator.modelled import Modelled
+from tracer.answers.why.source import reaches_backward_behind
+from tracer.arrays import Bools, Interned, Ints
+from tracer.blocks.from_snapshot.block_facts import calls_of_models
+from tracer.blocks.from_snapshot.frames import is_label, is_python, is_users, torch_file
+from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.sites import Site, Sites
+from tracer.blocks.from_snapshot.stack_facts import Fact, has, is_module_call
+from tracer.blocks.kinds import Kind
+from tracer.capture.objects.known_storages import ObjectsAtFailure
+from tracer.snapshot.actions import Action
+from tracer.snapshot.columns import DeviceState, Frame, Stacks
+from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
+from tracer.units import format_bytes, some
+
+
+class GivesUp(IntEnum):
+    """The price of a change to a program; the lower comes first."""
+
+    NOTHING = 0
+    """It lets go of what nobody needs."""
+    A_LITTLE = 1
+    """The same results by another operator, in another order, or in 32 bits in place of 64."""
+    TIME_OR_SIZE = 2
+    """Time, or a smaller batch, model or length."""
+    UNKNOWN = 3
+    """A line is named, and not how to change it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cause:
+    """A cause of full memory with its change, which is not replayed yet."""
+
+    name: str  # For scripts, such as `graphs kept`
+    sentence: str  # The holder and its bytes; empty where the change says it all
+    change: str  # The change, as an order: `call torch.cuda.empty_cache()`
+    make: Callable[[Modelled], Changed]  # The recorded program with that change
+    site: Site | None = None  # The line that it is about; None for none in particular
+    gives_up: GivesUp = GivesUp.NOTHING
+    grows: str = ""  # Why more memory will be wanted than what this request asks for, as `memory grows`
+    postpones: bool = False  # Where that is so, the change serves this request alone
+
+
+_LEAST_PERCENT: Final = 1
+MODULES: Final = "nn/modules/module.py"
+_SAFETENSORS: Final = "/safetensors/torch.py"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The moment, with all that is known of it."""
+
+    device: ReplayedDevice
+    objects: ObjectsAtFailure | None = None  # None where nothing but the recording is known
+
+    @cached_property
+    def _parts(self) -> tuple[DeviceState, Lives]:
+        return as_it_failed(self.device.state, self.device.replay.lives)
+
+    @property
+    def state(self) -> DeviceState:
+        """The device, as it was when its last request failed."""
+        return self._parts[0]
+
+    @property
+    def lives(self) -> Lives:
+        """Its blocks, likewise [lives]."""
+        return self._parts[1]
+
+    @property
+    def sites(self) -> Sites:
+        """Lines of the stacks."""
+        return self.device.sites
+
+    @property
+    def stacks(self) -> Stacks:
+        """Stacks of the blocks."""
+        return self.device.snapshot.stacks
+
+    @cached_property
+    def failures(self) -> Ints:
+        """Entries of failed requests, in order."""
+        return self.state.trace.where(Action.OOM)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a request failed."""
+        return bool(len(self.failures))
+
+    @cached_property
+    def entry(self) -> int:
+        """The moment: the entry after which all this was in use."""
+        return int(self.failures[-1]) if self.has_failed else self.device.replay.peak_entry
+
+    @property
+    def last_entry(self) -> int:
+        """The last entry that tells of what has come to be: that of the failure, else the recording's last."""
+        return self.entry if self.has_failed else len(self.state.trace) - 1
+
+    @property
+    def asked_bytes(self) -> int:
+        """Bytes that were asked for then; 0 at a peak."""
+        return int(self.state.trace.size[self.entry]) if self.has_failed else 0
+
+    @cached_property
+    def _unlabelled(self) -> Ints:
+        """For every stack the first one with the same frames but for our own label on top [stacks]."""
+        is_ours = [is_label(frame) for frame in self.frames]
+        if not any(is_ours):
+            return np.arange(len(self.stacks))
+        first: dict[tuple[int, ...], int] = {}
+        frames = (
+            tuple(at for at in self.stacks.frame_ids(stack) if not is_ours[at]) for stack in range(len(self.stacks))
+        )
+        return np.array([first.setdefault(key, stack) for stack, key in enumerate(frames)], np.int64)
+
+    @cached_property
+    def stack(self) -> Ints:
+        """The stack of every block, the same where the same lines made it [lives]."""
+        return self._unlabelled[self.lives.stack]
+
+    @cached_property
+    def _inner(self) -> Ints:
+        """For every stack a number of its frames inside of the model that is called; of all, where none is [stacks].
+
+        Without those of torch's that call a module: others where it has hooks, as while a profiler records.
+        """
+        numbers = Interned()
+        is_call = [is_module_call(frame) for frame in self.frames]
+        is_around = [torch_file(frame) == MODULES for frame in self.frames]
+        inner = np.zeros(len(self.stacks), np.int64)
+        for stack in range(len(self.stacks)):
+            frames = [number for number in self.stacks.frame_ids(stack) if is_python(self.frames[number])]
+            depth = max((at for at, number in enumerate(frames) if is_call[number]), default=len(frames))
+            inner[stack] = numbers[tuple(number for number in frames[:depth] if not is_around[number])]
+        return inner
+
+    @cached_property
+    def inner_stack(self) -> Ints:
+        """The stack of every block, the same where the same lines of a model made it, whoever calls the model [lives].
+
+        One of the step before and one of a validation are the same then.
+        """
+        return self._inner[self.stack]
+
+    @property
+    def asked_inner_stack(self) -> int:
+        """That of the request; see `inner_stack`."""
+        return int(self._inner[self.asked_stack])
+
+    @property
+    def asked_stack(self) -> int:
+        """Stack of that request; 0, the empty one, at a peak."""
+        return int(self._unlabelled[self.state.trace.stack[self.entry]]) if self.has_failed else 0
+
+    @cached_property
+    def kind(self) -> Ints:
+        """The `Kind` of every block [lives]."""
+        return self.device.kinds.of(np.arange(len(self.lives)))
+
+    @cached_property
+    def facts(self) -> Ints:
+        """The `Fact`s of the stack of every block [lives]."""
+        return self.sites.facts[self.lives.stack]
+
+    @cached_property
+    def forward(self) -> Ints:
+        """For blocks of backward the stack of their operation of forward, where it is certain; else -1 [lives]."""
+        return self.device.kinds.backward_lines.forward_stacks(np.arange(len(self.lives)))
+
+    @cached_property
+    def in_use(self) -> Ints:
+        """Rows in use at the moment."""
+        return self.lives.alive_after(self.entry)
+
+    @cached_property
+    def in_use_bytes(self) -> int:
+        """Bytes in use then, as requested, with what was asked for."""
+        return self.bytes(self.in_use) + self.asked_bytes
+
+    @cached_property
+    def stays(self) -> Bools:
+        """Whether every block is of a kind that stays from step to step [lives]."""
+        return np.isin(self.kind, (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE))
+
+    @cached_property
+    def is_loaded(self) -> Bools:
+        """Whether torch.load or safetensors made every block [lives]."""
+
+        def is_loading(frame: Frame) -> bool:
+            return torch_file(frame) == "serialization.py" or frame.file.replace("\\", "/").endswith(_SAFETENSORS)
+
+        return self.with_frame(is_loading)[self.lives.stack]
+
+    @cached_property
+    def is_set_up(self) -> Bools:
+        """Whether every block was loaded from a file, or made or moved by modules as they are set up [lives]."""
+        return self.is_loaded | has(self.facts, Fact.MODULE_SETUP)
+
+    @cached_property
+    def in_model(self) -> Bools:
+        """Whether every block was made in a module's forward; not every recording has torch's call of it [lives]."""
+        is_named = self.with_frame(lambda frame: frame.name == "forward" and is_python(frame))
+        return (has(self.facts, Fact.MODULE_FORWARD) | is_named[self.lives.stack]) & ~has(self.facts, Fact.ENGINE)
+
+    @cached_property
+    def calls(self) -> tuple[Ints, Ints]:
+        """The call of a model that every block was made in, or -1 [lives]; and the line of each call, as a number.
+
+        Each begins as the first call of its line did: what frees or fails in between may be of somewhere else.
+        """
+        calls, lines = calls_of_models(self.sites.model_calls[self.state.trace.stack])
+        inside = has(self.facts, Fact.MODULE_FORWARD) & ~has(self.facts, Fact.ENGINE) & (self.lives.begin > BEFORE)
+        call = np.where(inside, np.append(calls, -1)[np.maximum(self.lives.begin, 0)], -1)
+        rows = np.flatnonzero(call >= 0)
+        rows = rows[np.argsort(self.lives.begin[rows], kind="stable")]
+        known, first = np.unique(call[rows], return_index=True)
+        head = np.full(len(lines), -1)
+        head[known] = self.inner_stack[rows[first]]
+        _, earliest = np.unique(lines[known], return_index=True)
+        of_line = dict(zip(lines[known[earliest]].tolist(), head[known[earliest]].tolist(), strict=True))
+        begins = np.append(True, lines[1:] != lines[:-1])[: len(lines)]
+        begins |= head == np.array([of_line.get(line, -2) for line in lines.tolist()], np.int64)
+        number = np.cumsum(begins) - 1
+        return np.where(call >= 0, np.append(number, -1)[call], -1), lines[begins]
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether the model is known to be in evaluation mode, and keeps much for a backward pass all the same."""
+        return self.objects is not None and self.objects.is_evaluating
+
+    @property
+    def is_training(self) -> bool:
+        """Whether what ran out of memory is known to be a call of a model in training mode."""
+        return self.objects is not None and self.objects.is_training
+
+    @cached_property
+    def in_graphs(self) -> Ints | None:
+        """Blocks in use that graphs are known to keep; None where that is not known."""
+        addresses = None if self.objects is None else self.objects.in_graphs
+        if addresses is None:
+            return None
+        return self.in_use[np.isin(self.lives.addr[self.in_use], [*addresses])]
+
+    @property
+    def trains_now(self) -> bool:
+        """True if a model in training mode failed, or graphs keep blocks and no model is known to evaluate."""
+        return self.is_training or bool(self.in_graphs is not None and len(self.in_graphs) and not self.is_evaluating)
+
+    @property
+    def has_no_graph(self) -> bool:
+        """Whether it is known that nothing is kept for a backward.
+
+        A compiled forward, or one by a torch.autograd.Function, has its graph only when it is over.
+        """
+        if self.is_training or self.in_graphs is None or len(self.in_graphs):
+            return False
+        return not has(self.facts[self.in_use], Fact.COMPILED_FOR_BACKWARD).any()
+
+    def alike(self, addresses: frozenset[int]) -> tuple[Ints, Ints]:
+        """Return the blocks in use at some addresses; and these with those that the same lines make at other times."""
+        held = self.in_use[np.isin(self.lives.addr[self.in_use], list(addresses))]
+        key = self.stack * (max(Kind) + 1) + self.kind
+        rows = np.flatnonzero(np.isin(key, key[held]) & (self.lives.begin > BEFORE))
+        return held, np.union1d(rows, held)
+
+    def held(self, rows: Ints) -> Ints:
+        """Keep the blocks that were in use at the moment."""
+        return rows[(self.lives.begin[rows] <= self.entry) & (self.lives.end[rows] > self.entry)]
+
+    def bytes(self, rows: Ints) -> int:
+        """Bytes of some blocks, as requested."""
+        return int(self.lives.requested_bytes[rows].sum())
+
+    def words(self, rows: Ints) -> str:
+        """Their bytes and number, as `1.50 GiB in 3 blocks`."""
+        return f"{format_bytes(self.bytes(rows))} in {some(len(rows), 'block')}"
+
+    def with_asked(self, held: Ints, asked_bytes: int, most: int = 2) -> str:
+        """Their words and lines and a request, as `1.50 GiB in 3 blocks, and 2.00 GiB more were asked for`."""
+        if not len(held):
+            return format_bytes(asked_bytes)
+        more = f", and {format_bytes(asked_bytes)} more were asked for" if asked_bytes else ""
+        return f"{self.words(held)}{self.lines(held, most)}{more}"
+
+    def is_much(self, rows: Ints, *, asked_bytes: int = 0, percent: int = 5) -> bool:
+        """Whether blocks, with what was asked for, are a share of what was in use then that is worth a sentence."""
+        much_bytes = self.bytes(rows) + asked_bytes
+        return much_bytes > 0 and much_bytes * 100 >= self.in_use_bytes * percent
+
+    def is_share(self, rows: Ints, *, of: Ints, percent: int = 20) -> bool:
+        """Whether some blocks are a good part of others."""
+        return self.bytes(rows) * 100 >= self.bytes(of) * percent
+
+    def _bytes_of_sites(self, rows: Ints) -> dict[Site, int]:
+        pairs, of_pair = np.unique(
+            np.stack([self.lives.stack[rows].astype(np.int64), self.forward[rows]]), axis=1, return_inverse=True
+        )
+        size = np.zeros(pairs.shape[1], np.int64)
+        np.add.at(size, of_pair.reshape(-1), self.lives.requested_bytes[rows])
+        sums: dict[Site, int] = {}
+        for stack, forward, number in zip(*pairs.tolist(), size.tolist(), strict=True):
+            site = self.sites.site_of_backward(stack, forward)
+            sums[site] = sums.get(site, 0) + number
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def largest_site(self, rows: Ints) -> Site | None:
+        """The line that made most of some blocks; None for no blocks."""
+        return next(iter(self._bytes_of_sites(rows)), None)
+
+    def lines(self, rows: Ints, most: int = 2) -> str:
+        """The lines that made most of some blocks, as ` (train.py:7, model.py:9)`; empty where none is known.
+
+        A file may be named by its whole path and as the command named it: its name tells.
+        """
+        sums: dict[tuple[str, int | None], int] = {}
+        shown: dict[tuple[str, int | None], str] = {}
+        for site, size in self._bytes_of_sites(rows).items():
+            if site.file is not None:
+                line = PurePath(site.file).name, site.line
+                shown.setdefault(line, f"{site.file}:{site.line}")
+                sums[line] = sums.get(line, 0) + size
+        chosen = sorted(sums, key=lambda line: -sums[line])[:most]
+        return f" ({', '.join(map(shown.__getitem__, chosen))})" if chosen else ""
+
+    def model_call(self, row: int) -> Site | None:
+        """The line that calls the outermost module in whose forward a block was made, through torch's code or not."""
+        frames = [frame for frame in self.stacks[int(self.lives.stack[row])] if is_python(frame)]
+        inside = [at for at, frame in enumerate(frames) if is_module_call(frame)]
+        callers = frames[inside[-1] + 1 :] if inside else []
+        frame = next((frame for frame in callers if torch_file(frame) is None), None)
+        return Site(frame.name, frame.file, frame.line) if frame is not None else None
+
+    def own_lines(self, stack: int) -> list[Frame]:
+        """The program's own lines of a stack, outermost first."""
+        return [frame for frame in reversed(self.stacks[stack]) if is_python(frame) and is_users(frame)]
+
+    def is_for_later_backward(self, rows: Ints) -> bool:
+        """Whether the source says that one backward behind a loop needs what the loop's calls of a model made."""
+        rows = rows[self.in_model[rows]]
+        called = self.model_call(int(rows[np.argmax(self.lives.requested_bytes[rows])])) if len(rows) else None
+        return called is not None and reaches_backward_behind(called)
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """All distinct frames."""
+        return self.stacks.frames
+
+    def with_frame(self, holds: Callable[[Frame], bool]) -> Bools:
+        """True for each stack with a frame that meets a condition [stacks]."""
+        return self.stacks.with_one_of([*map(holds, self.frames)])
+
+    @cached_property
+    def last_learning(self) -> int:
+        """The last entry of a backward or of an optimizer's step before the moment; -1 where there is none."""
+        kinds = self.device.kinds
+        runs = kinds.phases.backwards, kinds.phases.silences, kinds.phases.steps
+        starts, ends = (np.concatenate([run[at] for run in runs]) for at in (0, 1))
+        past = np.minimum(ends[starts <= self.entry], self.entry + 1)
+        return int(past.max()) - 1 if len(past) else BEFORE
+
+    def is_worth(self, *, without: Ints | None = None, end: tuple[Ints, Ints] | None = None) -> bool:
+        """Whether the most in use falls by a hundredth without some blocks, or with earlier frees of some.
+
+        A sum over blocks, which tells in a moment what a replay would take long to.
+
+        Args:
+            end: Blocks, and for each the entry at which it is freed.
+        """
+        requested, lives = self.device.replay.requested_bytes, self.device.replay.lives
+        before = int(requested.max())
+        rows, past = (without, lives.begin[without]) if without is not None else end or (np.zeros(0, np.int64),) * 2
+        change = np.zeros(len(requested) + 1, dtype=np.int64)
+        size = lives.requested_bytes[rows]
+        np.add.at(change, np.minimum(np.maximum(past, -1) + 1, len(change) - 1), -size)
+        np.add.at(change, np.minimum(lives.end[rows] + 1, len(change) - 1), size)
+        after = int((requested + np.cumsum(change)[:-1]).max())
+        return (before - after) * 100 >= before * _LEAST_PERCENT

@@ -1,0 +1,271 @@
+"""The first changes to try so that a recorded program needs less: its causes, each change replayed on the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tracer.answers.allocator.modelled import Modelled, model_device
+from tracer.answers.out_of_memory import OutOfMemory
+from tracer.answers.why import (
+    activations,
+    caches,
+    copies,
+    evaluation,
+    growth,
+    optimizer,
+    precision,
+    repeated_parts,
+    reserving,
+)
+from tracer.answers.why.case import Case, Cause, GivesUp
+from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.sites import Site
+from tracer.capture.objects.known_storages import ObjectsAtFailure
+from tracer.units import MIB, format_bytes
+
+# Every cause, the most avoidable first.
+_OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
+    reserving.held_by_traceback,
+    growth.growth,
+    growth.grown_by_cat,
+    evaluation.evaluation_with_gradients,
+    evaluation.untrained_graphs,
+    evaluation.retained_graphs,
+    precision.autocast_copies,
+    copies.checkpoint_left,
+    copies.other_models,
+    activations.variables_over_the_step,
+    precision.float64,
+    activations.graph_of_gradient,
+    optimizer.gradients_freed_late,
+    precision.one_hot,
+    optimizer.gradients_of_samples,
+    activations.logits,
+    optimizer.optimizer_temporaries,
+    optimizer.state_to_come,
+    optimizer.gradient_of_embedding,
+    activations.attention_matrix,
+    activations.decoding_at_full_size,
+    copies.copies_of_weights,
+    copies.frozen_models,
+    copies.gathered_whole,
+    copies.gradients_beside_buckets,
+    caches.data_on_device,
+    caches.kv_cache,
+    activations.long_batch,
+    reserving.one_request,
+    repeated_parts.repeated_parts,
+    activations.largest_line,
+)
+_OF_RESERVING: Final[tuple[Callable[[Case, Modelled], Iterator[Cause]], ...]] = (
+    reserving.stranded_in_streams,
+    reserving.fragmentation,
+    reserving.emptied_cache,
+)
+
+MAX_CHANGES: Final = 3
+LEAST_PERCENT: Final = 1
+_MUCH: Final = 0.25
+"""Of what the most helpful change saves."""
+_TIGHT: Final = 0.95
+"""Of the capacity: where that much is reserved under a setting, the next larger request fails."""
+_WORTH_SAYING: Final = 0.1
+"""Of the peak: a change that saves less is said below, and not with the peak."""
+_SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
+_OF_RESERVED_ALONE: Final = (*_SAID_BY_THE_ALLOCATOR, "cached memory")
+_SMALL_SHARE: Final = 0.1
+"""Of the device: a program that takes less of it has no need for memory."""
+_LEAST_RESERVED_BYTES: Final = 64 * MIB
+"""Less reserved memory than this is worth no setting on any GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstChange:
+    """A change that helps, and the peaks of the recorded requests without and with it."""
+
+    words: str
+    site: Site | None  # The line whose blocks it is about; None if it is about none in particular
+    allocated_before_bytes: int  # The most in use, rounded as the allocator does, as recorded
+    allocated_bytes: int  # The most in use with the change
+    reserved_before_bytes: int  # The most reserved, as recorded
+    reserved_bytes: int  # The most reserved with the change
+    num_served: int = 0  # Requests that failed in the recording and are served with the change
+    serves_last: bool = False  # The last of these is among them
+    removed_bytes: int = 0  # Of what was in use, or asked for, as the last of these was made
+    cause: str = ""  # Name of the cause that it removes
+    sentence: str = ""  # What that cause is, with its bytes; empty where the change says it
+
+    @property
+    def order(self) -> str:
+        """The change as a sentence begins, without its end."""
+        return self.words[0].upper() + self.words[1:]
+
+    @property
+    def saved_bytes(self) -> int:
+        """How much less is reserved, or allocated, at the peak, or is in use where memory ran out."""
+        reserved = self.reserved_before_bytes - self.reserved_bytes
+        return max(reserved, self.allocated_before_bytes - self.allocated_bytes, self.removed_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstChanges:
+    """The first changes to try on one device."""
+
+    changes: tuple[FirstChange, ...]  # The most helpful first, then what a whole line comes to; `MAX_CHANGES` at most
+    num_failed: int  # Requests that failed in the recording; a change then is one with which more of them are served
+
+    @property
+    def decisive(self) -> FirstChange | None:
+        """The first one, if its cause is known."""
+        return self.changes[0] if self.changes and self.changes[0].sentence else None
+
+    @property
+    def much_is_saved(self) -> str:
+        """The decisive cause and its change, where that removes a good part of the peak; else empty."""
+        change = self.decisive
+        if change is None or change.saved_bytes < _WORTH_SAYING * change.reserved_before_bytes:
+            return ""
+        before, after = format_bytes(change.reserved_before_bytes), format_bytes(change.reserved_bytes)
+        return f"{change.sentence} {change.order}: in a replay {after} are reserved in place of {before}."
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Sentences of the causes, but for the one with which a failure's advice begins."""
+        rest = self.changes[1:] if self.num_failed and self.decisive is not None else self.changes
+        return tuple(change.sentence for change in rest if change.sentence)
+
+    @property
+    def nothing_helps(self) -> str:
+        """What there is to say without any change."""
+        most = "serves a failed request" if self.num_failed else f"lowers the peak by {LEAST_PERCENT} %"
+        return f"No change that was tried in a replay {most}."
+
+
+def first_changes(
+    device: ReplayedDevice, *, objects: ObjectsAtFailure | None = None, device_bytes: int | None = None
+) -> FirstChanges | None:
+    """Try what may help, and keep what does: by a hundredth of the peak at least, or failed requests are served.
+
+    Args:
+        objects: What the program's objects told at the failure; the model was in evaluation mode only where it kept
+            much for a backward pass all the same. None for a recording from a file.
+        device_bytes: Memory of the device; None if not known.
+
+    Returns:
+        None where nothing can be replayed.
+    """
+    modelled = model_device(device)
+    if modelled is None or not (modelled.history.num_allocations or modelled.history.failed):
+        return None
+    modelled = modelled.as_it_failed
+    case = Case(device, objects)
+    causes = [cause for ask in _OF_BLOCKS for cause in ask(case)]
+    causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled)]
+    tried = [(cause, _tried(cause, modelled)) for cause in causes]
+    helping = [(cause, change) for cause, change in tried if change is not None and _helps(change, modelled)]
+    if not modelled.baseline.unserved:
+        helping = [(cause, change) for cause, change in helping if _is_of_use(change, device_bytes)]
+    most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
+    growing = (cause.grows for cause, change in helping if change.num_served or change.saved_bytes >= _MUCH * most)
+    grows = next(filter(None, growing), "")
+    helping.sort(key=lambda pair: _rank(*pair, grows=bool(grows), most_bytes=most, capacity=modelled.capacity))
+    # A change that only names a line is left out if another with the same effect says how to do it.
+    known = {
+        (change.allocated_bytes, change.reserved_bytes)
+        for cause, change in helping
+        if cause.gives_up is not GivesUp.UNKNOWN
+    }
+    changes = tuple(
+        replace(change, words=f"{change.words} ({grows}: that is for a while)") if cause.postpones and grows else change
+        for cause, change in helping
+        if cause.gives_up is not GivesUp.UNKNOWN or (change.allocated_bytes, change.reserved_bytes) not in known
+    )
+    return FirstChanges(changes[:MAX_CHANGES], len(modelled.baseline.unserved))
+
+
+def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
+    """A failure whose advice begins with the decisive cause and its change, as far as there is one."""
+    change = first.decisive if first is not None else None
+    if first is None or change is None or change.cause in _SAID_BY_THE_ALLOCATOR:
+        return event
+    # Where the replay of the recording fails nowhere, as it began before, what the change saves has to be enough.
+    if not change.num_served and (first.num_failed or change.saved_bytes < event.asked_bytes):
+        return event
+    reserved = format_bytes(change.reserved_bytes)
+    most = f"the request is then served, with {reserved}" if change.num_served else f"{reserved} are"
+    served = (
+        f"in a replay of the recording {most} reserved at the most where "
+        f"{format_bytes(change.reserved_before_bytes)} were"
+    )
+    sentences = (change.sentence, f"{change.order}: {served}.", event.allocators_advice)
+    return replace(event, advice=" ".join(filter(None, sentences)), decisive=change.cause)
+
+
+def _rank(
+    cause: Cause, change: FirstChange, *, grows: bool, most_bytes: int, capacity: int | None
+) -> tuple[object, ...]:
+    """Lasting changes before those that postpone; of those that help much the cheaper, then the more helpful ones.
+
+    Args:
+        capacity: Bytes that the device had; None where the recording never reached them.
+    """
+    is_tight = capacity is not None and change.reserved_bytes > _TIGHT * capacity
+    return (
+        cause.postpones and (grows or is_tight),
+        cause.gives_up is GivesUp.UNKNOWN,
+        -change.serves_last,
+        change.saved_bytes < _MUCH * most_bytes,
+        cause.gives_up,
+        -change.num_served,
+        -round(change.saved_bytes / max(most_bytes, 1), 1),  # of what helps alike, what is asked about first
+    )
+
+
+def _tried(cause: Cause, modelled: Modelled) -> FirstChange | None:
+    """The peaks under a change; None if the replay ends early."""
+    before, after = modelled.baseline, cause.make(modelled).outcome(modelled)
+    if after.failure is not None:
+        return None
+    return FirstChange(
+        words=cause.change,
+        site=cause.site,
+        allocated_before_bytes=before.allocated_peak_bytes,
+        allocated_bytes=after.allocated_peak_bytes,
+        reserved_before_bytes=before.reserved_peak_bytes,
+        reserved_bytes=after.reserved_peak_bytes,
+        num_served=len(before.unserved) - len(after.unserved),
+        removed_bytes=before.wanted_bytes - after.wanted_bytes,
+        serves_last=bool(before.unserved) and max(before.unserved) not in after.unserved,
+        cause=cause.name,
+        sentence=cause.sentence,
+    )
+
+
+def is_small(taken_bytes: int, device_bytes: int) -> bool:
+    """Whether a program takes so little of its device that nothing has to become less."""
+    return taken_bytes < _SMALL_SHARE * device_bytes
+
+
+def _is_of_use(change: FirstChange, device_bytes: int | None) -> bool:
+    """Whether a change is worth a word where nothing failed.
+
+    On a device that is mostly free only a cause that is known is told, such as a leak: no setting of the allocator,
+    and nothing that costs time.
+    """
+    if device_bytes is not None and is_small(change.reserved_before_bytes, device_bytes):
+        return bool(change.sentence) and change.cause not in _OF_RESERVED_ALONE
+    return change.cause not in _OF_RESERVED_ALONE or change.saved_bytes >= _LEAST_RESERVED_BYTES
+
+
+def _helps(change: FirstChange, modelled: Modelled) -> bool:
+    if modelled.baseline.unserved:
+        return change.num_served > 0
+    return any(
+        before and (before - after) * 100 >= before * LEAST_PERCENT
+        for before, after in (
+            (change.allocated_before_bytes, change.allocated_bytes),
+            (change.reserved_before_bytes, change.reserved_bytes),
+        )
+    )

@@ -1,0 +1,381 @@
+"""Memory that grows from one iteration of the program to the next: what each leaves behind, and what is grown by cat.
+
+An iteration is a step of the optimizer, or where none is near, what lies between two allocations of a line that runs
+once in each, outside of modules: the batch, a loss, a token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tracer.answers.allocator.changed_requests import Changed, with_earlier_frees, without_blocks
+from tracer.answers.allocator.modelled import Modelled
+from tracer.answers.why.case import Case, Cause, GivesUp
+from tracer.answers.why.copies import are_copies_of_weights
+from tracer.answers.why.evaluation import frees_what_others_keep
+from tracer.answers.why.source import updates_itself
+from tracer.arrays import Bools, Ints
+from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
+from tracer.blocks.from_snapshot.stack_facts import Fact, has
+from tracer.blocks.kinds import Kind
+from tracer.snapshot.replay import BEFORE
+from tracer.snapshot.stacks import NO_STACK
+from tracer.units import format_bytes
+
+_LEAST_ITERATIONS: Final = 3
+_MOST_LINES: Final = 24
+"""Of those that may run once in an iteration."""
+_NOT_THE_LOOPS: Final = (Fact.ENGINE, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP)
+_MOST_UNEVEN: Final = 4
+"""Times the usual distance between two iterations that leave something."""
+_KEPT_OF_FORWARD: Final = 0.25
+"""Of all that forward made, as a share: with less a graph is not what is kept."""
+_GRAPHS_BLOCKS: Final = 2
+"""Blocks that an iteration leaves at least, where it leaves a graph."""
+_LEAST_CATS: Final = 8
+_LEAST_EVEN_CATS: Final = 3
+_UNEVEN: Final = 0.01
+_OF_LIBRARIES: Final = (
+    ("transformers/trainer", "; eval_accumulation_steps=1 does so in a Trainer"),
+    (
+        "transformers/generation",
+        "; generate() keeps a tensor for each token with output_scores, output_logits, output_hidden_states or "
+        "output_attentions",
+    ),
+)
+"""Options of libraries that keep results on the host, or keep none, by a part of the path of their code."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grown:
+    """Blocks that iterations left behind."""
+
+    starts: Ints  # First entries of the iterations, in order
+    rows: Ints  # Blocks in use that are of an iteration before the last whole one
+    iteration: Ints  # The iteration of each of these
+    are_steps: bool  # They are steps of the optimizer
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations that left something."""
+        return len(np.unique(self.iteration))
+
+
+def growth(case: Case) -> Iterator[Cause]:
+    """A graph or results that each iteration leaves."""
+    # The way to tell iterations apart that explains most.
+    ways = [grown for starts, are_steps in _iterations(case) if (grown := _grown(case, starts, are_steps)) is not None]
+    most = max(ways, key=lambda grown: (case.bytes(grown.rows), grown.are_steps), default=None)
+    found = [grown for grown in (most, _grown_before(case)) if grown is not None]
+    grown = max(found, key=lambda grown: case.bytes(grown.rows), default=None)
+    if grown is None or not case.is_much(grown.rows):
+        return
+    number = grown.num_iterations
+    each = format_bytes(case.bytes(grown.rows) // number)
+    what = "step" if grown.are_steps else "iteration"
+    left = f"Memory grows: each of {number:,} {what}s left {each}, {case.words(grown.rows)} by now"
+    ends = grown.starts[np.minimum(grown.iteration + 1, len(grown.starts) - 1)]
+    site = case.largest_site(grown.rows)
+    if _is_graph(case, grown):
+        is_needed = case.is_for_later_backward(grown.rows)
+        held = (
+            f"that one backward behind these {what}s needs, all at once"
+            if is_needed
+            else f"that backward needs, held by a tensor that outlives its {what} (a loss in a list or a running sum, "
+            "a metric, an output, a hidden state, a gradient with a graph)"
+        )
+        yield Cause(
+            "graphs kept",
+            f"{left}{case.lines(grown.rows)}: the graph {held}.",
+            _in_parts(case, grown, what) if is_needed else _detached(case, grown, what),
+            lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
+            site,
+            grows="memory grows",
+        )
+        return
+    inside = grown.rows[case.in_model[grown.rows]]
+    are_copies = are_copies_of_weights(case, grown.rows)
+    kept = "copies of the model's weights" if are_copies else "results"
+    holder = (
+        "a list, a hook or a module"
+        if case.is_share(inside, of=grown.rows, percent=50)
+        else "a list, a buffer or a cache"
+    )
+    yield Cause(
+        "results kept",
+        f"{left}{case.lines(grown.rows)}: {kept} that {holder} keeps on the device.",
+        "move each result to the host before it is kept (.cpu()), or keep what is needed of it (.item(), .argmax())"
+        + _in_its_library(case, grown.rows),
+        lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
+        site,
+        grows="memory grows",
+    )
+
+
+def _detached(case: Case, grown: Grown, what: str) -> str:
+    """The change for graphs; where no backward ran in these iterations, it may be no training at all."""
+    detach = f"keep loss.item() in place of the loss, and .detach() of any other tensor that outlives its {what}"
+    if case.is_evaluating:
+        return f"evaluate under `with torch.no_grad():`, and {detach}"
+    if grown.are_steps or case.last_learning >= int(grown.starts[0]):
+        return detach
+    training = _in_parts(case, grown, what)
+    if case.is_training:
+        return f"{detach}, or run it under `with torch.no_grad():` if no loss needs it; else {training}"
+    return f"evaluate under `with torch.no_grad():`; in a training, {training}; {detach}"
+
+
+def _in_parts(case: Case, grown: Grown, what: str) -> str:
+    """The change for graphs that one backward needs."""
+    if _is_of_backward(case, grown.rows):
+        return (
+            f"differentiate through fewer of these {what}s, or not through their gradients (create_graph=False, the "
+            "first order), or use a smaller batch in each"
+        )
+    return (
+        "call backward() for each part of a batch in place of once for the sum of their losses (gradients add up), or "
+        f"checkpoint each {what} (torch.utils.checkpoint) where one loss needs them all"
+    )
+
+
+def _is_of_backward(case: Case, rows: Ints) -> bool:
+    """Whether a backward made a good part of some blocks, for a graph of its own (`create_graph=True`)."""
+    return case.is_share(rows[has(case.facts[rows], Fact.ENGINE)], of=rows)
+
+
+def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
+    """First entries of iterations, in several ways, and whether these are steps."""
+    kinds = case.device.kinds
+    for runs in (kinds.phases.steps, kinds.phases.backwards, kinds.phases.silences):
+        starts = _of_one_line(case, _behind_forwards(case, runs[0][runs[0] <= case.entry]))
+        if len(starts) >= _LEAST_ITERATIONS:
+            yield starts, True
+            break
+    else:
+        starts = np.zeros(0, np.int64)
+    lives, is_loops = case.lives, ~has(case.facts, *_NOT_THE_LOOPS) & has(case.facts, Fact.STACK) & ~case.in_model
+    made = np.flatnonzero(is_loops & (case.lives.begin > case.last_learning) & (lives.begin <= case.entry))
+    stack, count = np.unique(case.stack[made], return_counts=True)
+    of_count: dict[int, int] = {}
+    for number, times in zip(stack.tolist(), count.tolist(), strict=True):
+        if times >= _LEAST_ITERATIONS and not _is_inside_steps(case, number, starts):
+            of_count[times] = number
+    for times in sorted(of_count)[:_MOST_LINES]:
+        yield np.sort(lives.begin[made][case.stack[made] == of_count[times]]), False
+
+
+def _behind_forwards(case: Case, starts: Ints) -> Ints:
+    """Keep the first start behind each forward: one backward may be seen in several pieces."""
+    forwards = _forwards(case)
+    last = np.searchsorted(forwards, starts)
+    return starts[np.diff(last, prepend=-1) > 0] if len(forwards) else starts
+
+
+def _of_one_line(case: Case, starts: Ints) -> Ints:
+    """Where several lines make steps in turn, as those of a generator and of its critic: one of the last line each."""
+    sites = [case.sites.site(stack) for stack in case.state.trace.stack[starts].tolist()]
+    times = Counter(sites)
+    if len(times) < 2 or Site(NO_FRAMES) in times or min(times.values()) * 2 * len(times) < len(starts):
+        return starts
+    return starts[[site == sites[-1] for site in sites]]
+
+
+def _forwards(case: Case) -> Ints:
+    return np.flatnonzero(has(case.sites.facts[case.state.trace.stack], Fact.MODULE_FORWARD))
+
+
+def _is_inside_steps(case: Case, stack: int, steps: Ints) -> bool:
+    """Whether a line runs several times in most steps: then it is a part of each, and not a loop around them."""
+    if len(steps) < 2:
+        return False
+    begin = case.lives.begin[(case.stack == stack) & (case.lives.begin > BEFORE)]
+    inside = np.bincount(np.searchsorted(steps, begin, side="right"), minlength=len(steps) + 1)[1:-1]
+    return bool((inside >= 2).mean() > 0.5) if len(inside) else False
+
+
+def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
+    """Blocks that are in use though their iteration and the one behind it are over, if most iterations left some."""
+    rows = case.in_use
+    begin = case.lives.begin[rows]
+    iteration = np.searchsorted(starts, begin, side="right") - 1
+    is_old = (iteration >= 0) & (iteration < len(starts) - 2) & ~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT)
+    is_old &= ~case.is_set_up[rows] & (case.stack[rows] != NO_STACK)
+    if len(forwards := _forwards(case)):
+        is_old &= begin >= forwards[0]  # before the first call of a model it is data that is loaded
+    rows, iteration = rows[is_old], iteration[is_old]
+    lines = _grown_lines(case, rows, iteration, max(len(starts) - 2, 1))
+    rows, iteration = rows[lines], iteration[lines]
+    if not len(rows):
+        return None
+    return Grown(starts, rows, iteration, are_steps)
+
+
+def _grown_before(case: Case) -> Grown | None:
+    """Blocks from before the recording whose stack is known, as it was recorded, and made such blocks again since.
+
+    A stack with 3 blocks of a size from before, and 2 since, has run in 5 iterations; one with 6 and 4 of each of two
+    sizes, likewise.
+    """
+    lives, rows = case.lives, case.in_use
+    is_left = ~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT) & ~case.is_set_up[rows]
+    rows = rows[is_left & (case.stack[rows] != NO_STACK) & ~has(case.facts[rows], *_NOT_THE_LOOPS)]
+    rows = rows[np.lexsort((lives.begin[rows], case.stack[rows]))]
+    edges = np.flatnonzero(np.diff(case.stack[rows])) + 1
+    found = [(mine, number) for mine in np.split(rows, edges) if (number := _times_before(case, mine))]
+    if not found:
+        return None
+    largest, number = max(found, key=lambda of: case.bytes(of[0]))
+    alike = [mine for mine, times in found if times == number]
+    iteration = np.concatenate([np.arange(len(mine)) * number // len(mine) for mine in alike])
+    starts = np.maximum(lives.begin[largest[:: len(largest) // number]], 0)
+    rows, is_over = np.concatenate(alike), iteration < number - 1
+    return Grown(starts, rows[is_over], iteration[is_over], are_steps=False)
+
+
+def _times_before(case: Case, rows: Ints) -> int:
+    """How many iterations left the blocks of one stack, two of them before the recording at least; else 0."""
+    size, is_before = case.lives.requested_bytes[rows], case.lives.begin[rows] <= BEFORE
+    if not len(rows) or is_before.all():
+        return 0
+    _, of_size = np.unique(size, return_inverse=True)
+    count, before = np.bincount(of_size), np.bincount(of_size, is_before)
+    are_even = bool((before * len(rows) == count * is_before.sum()).all())
+    number = int(np.gcd.reduce(count))
+    return number if are_even and is_before.sum() * number >= 2 * len(rows) else 0
+
+
+def _grown_lines(case: Case, rows: Ints, iteration: Ints, number: int) -> Bools:
+    """Which blocks are of a stack that left some in three iterations or more, at even distances up to now."""
+    stack = case.stack[rows]
+    if not len(rows):
+        return np.zeros(0, np.bool_)
+    pairs = np.unique(np.stack([stack.astype(np.int64), iteration]), axis=1)
+    stacks, first = np.unique(pairs[0], return_index=True)
+    keeps = []
+    for number_of_stack, mine in zip(stacks.tolist(), np.split(pairs[1], first[1:]), strict=True):
+        gaps = np.diff(np.append(mine, number))
+        if len(mine) >= _LEAST_ITERATIONS and gaps.max() <= _MOST_UNEVEN * max(float(np.median(gaps)), 1.0):
+            keeps.append(number_of_stack)
+    return np.isin(stack, keeps)
+
+
+def _is_graph(case: Case, grown: Grown) -> bool:
+    """Whether it is a good part of what the same calls of models made, in several blocks: a graph, and not results."""
+    if case.in_graphs is not None:
+        if case.is_share(np.intersect1d(grown.rows, case.in_graphs), of=grown.rows):
+            return True
+        if not len(case.in_graphs):
+            return False
+    lives, line = case.lives, case.sites.model_calls[case.lives.stack]
+    iteration = np.searchsorted(grown.starts, lives.begin, side="right") - 1
+    in_model = grown.rows[case.in_model[grown.rows]]
+    made = np.isin(iteration, grown.iteration) & (lives.begin > BEFORE) & case.in_model & np.isin(line, line[in_model])
+    if _is_of_backward(case, grown.rows):
+        return True
+    if frees_what_others_keep(case, grown.rows):
+        return False
+    of_graphs = grown.rows[np.isin(case.kind[grown.rows], (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL))]
+    if (
+        len(of_graphs) > _GRAPHS_BLOCKS * grown.num_iterations
+        and case.is_share(of_graphs, of=np.union1d(of_graphs, in_model), percent=50)
+        and case.is_share(of_graphs, of=grown.rows)  # beside batches that a graph holds
+    ):
+        return True  # as autograd freed them, or as a live program's graphs hold them
+    # A line that computes a variable from its own value holds one block, unless a graph holds the earlier ones.
+    stacks = np.unique(case.stack[grown.rows])
+    of_updates = [at for at in stacks.tolist() if updates_itself(case.sites.site(at))]
+    if case.is_share(grown.rows[np.isin(case.stack[grown.rows], of_updates)], of=grown.rows):
+        return True
+    is_several = len(in_model) > _GRAPHS_BLOCKS * grown.num_iterations
+    return is_several and case.bytes(in_model) >= _KEPT_OF_FORWARD * case.bytes(np.flatnonzero(made))
+
+
+def grown_by_cat(case: Case) -> Iterator[Cause]:
+    """Blocks that one line makes again and again, each larger than the one before, which it lets go of."""
+    lives = case.lives
+    rows = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.entry) & has(case.facts, Fact.STACK))
+    rows = rows[np.argsort(lives.begin[rows], kind="stable")]
+    rows = rows[~has(case.facts[rows], Fact.ENGINE, Fact.OPTIMIZER_STEP)]
+    order = np.argsort(case.stack[rows], kind="stable")
+    rows = rows[order]
+    edges = np.flatnonzero(np.diff(case.stack[rows])) + 1
+    # The request that failed is the last of its line's.
+    of_failure = {case.asked_stack: [case.asked_bytes]} if case.has_failed else {}
+    grown = [
+        mine
+        for mine in np.split(rows, edges)
+        if len(mine) and _grows(np.append(lives.requested_bytes[mine], of_failure.get(int(case.stack[mine[0]]), [])))
+    ]
+    chosen = [mine for mine in grown if len(case.held(mine))]
+    if not chosen:
+        return
+    all_rows = np.concatenate(chosen)
+    held = case.held(all_rows)
+    asked = case.asked_bytes if case.asked_stack in set(case.stack[all_rows].tolist()) else 0
+    if not asked and not case.is_much(held, percent=20):
+        return
+    site = case.largest_site(held)
+    first, last = (int(lives.requested_bytes[max(chosen, key=case.bytes)][at]) for at in (0, -1))
+    what = f"{format_bytes(first)} at first, {format_bytes(max(last, asked))} by now"
+    sentence = (
+        f"Memory grows: {case.words(held)}{case.lines(held)} are made anew each time, larger than before ({what})"
+    )
+    if case.in_model[held].any():
+        yield Cause(
+            "cache grown by cat",
+            f"{sentence}, as a KV cache is that torch.cat grows by each token: old and new are there at once.",
+            "write into a cache of the full length made once (StaticCache in transformers), and limit length or batch",
+            lambda modelled: _in_place(modelled, case, chosen),
+            site,
+            GivesUp.TIME_OR_SIZE,
+            grows="memory grows",
+        )
+        return
+    yield Cause(
+        "results kept",
+        f"{sentence}, as results are that torch.cat gathers on the device: old and new are there at once.",
+        "move each result to the host (.cpu()) and gather there" + _in_its_library(case, held),
+        lambda modelled: without_blocks(modelled, all_rows),
+        site,
+        grows="memory grows",
+    )
+
+
+def _in_its_library(case: Case, rows: Ints) -> str:
+    """The option of the library whose code keeps the results; empty for other code."""
+    files = "".join(frame.file for frame in case.stacks[int(case.lives.stack[rows[-1]])])
+    return next((words for part, words in _OF_LIBRARIES if part in files), "")
+
+
+def _grows(size: Ints) -> bool:
+    """Whether sizes only rise, in many steps; or in a few even ones, each by a part as large as the first had."""
+    rises = np.diff(size)
+    if len(size) >= _LEAST_CATS:
+        return bool((rises >= 0).all()) and int((rises > 0).sum()) * 4 >= _LEAST_CATS
+    if len(size) < _LEAST_EVEN_CATS or rises[0] <= 0:
+        return False
+    parts = size[0] / rises[0]  # the first cat is of two parts, or of one and nothing
+    is_even = np.abs(rises - rises[0]) <= _UNEVEN * rises[0]
+    return bool(is_even.all()) and abs(parts - round(parts)) <= _UNEVEN and round(parts) in (1, 2)
+
+
+def _in_place(modelled: Modelled, case: Case, grown: list[Ints]) -> Changed:
+    """Each block is freed right before a larger one takes its place, and the oldest before the request that failed."""
+    rows, entries = [], []
+    for mine in grown:
+        begin, end = case.lives.begin[mine], case.lives.end[mine]
+        for row, until in zip(mine.tolist(), end.tolist(), strict=True):
+            at = int(np.searchsorted(begin, until, side="left")) - 1
+            if until <= case.entry and begin[at] > case.lives.begin[row]:
+                rows.append(row)
+                entries.append(int(begin[at]))
+        held = mine[end > case.entry]
+        if len(held) and case.asked_stack == int(case.stack[mine[0]]):
+            rows.append(int(held[0]))
+            entries.append(case.entry)
+    return with_earlier_frees(modelled, np.array(rows, np.int64), np.array(entries, np.int64))

@@ -1,0 +1,195 @@
+"""Parts of a model that repeat, such as the layers of a transformer: what each keeps for backward, all at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from tracer.answers.allocator.changed_requests import with_earlier_frees
+from tracer.answers.why.case import MODULES, Case, Cause, GivesUp
+from tracer.answers.why.source import class_around
+from tracer.arrays import Ints
+from tracer.blocks.from_snapshot.frames import is_python, torch_file
+from tracer.blocks.from_snapshot.sites import Site
+from tracer.blocks.kinds import Kind
+from tracer.snapshot.columns import Frame
+from tracer.units import format_bytes
+
+_LEAST_PARTS: Final = 2
+_MOST_TIMES: Final = 8
+"""That one line makes a block in a call of a part."""
+_UNEVEN: Final = 0.1
+_ALIKE: Final = 0.9
+"""Of the distances between calls of a part, in blocks: as many differ from the usual one by a tenth at most."""
+_SHARED: Final = 0.6
+"""Of what makes blocks in a call of a part, as a share that another call has too."""
+_LEAST_PERCENT: Final = 10
+"""Of what is in use, that a checkpoint of each part lets go of."""
+_OWN_SWITCHES: Final = {
+    "transformers": "call model.gradient_checkpointing_enable()",
+    "diffusers": "call model.enable_gradient_checkpointing()",
+    "timm": "call model.set_grad_checkpointing()",
+}
+"""How models of a library checkpoint their parts, by the library's folder."""
+
+
+class _Part(NamedTuple):
+    """A function that a model's forward runs, such as the forward of a layer."""
+
+    name: str  # Of its class, where the source is here and it is a forward; else its own
+    file: str
+    caller: tuple[str, int]  # The line that calls it, where its class is not known
+    level: int  # How many of the same are around it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Repeated:
+    """Blocks of a part's calls."""
+
+    part: _Part
+    line: int  # A line inside of its forward
+    num_calls: int  # In the call of the model that keeps most
+    rows: Ints  # Blocks that a checkpoint of each call, but for the last, lets go of when the call is over
+    ends: Ints  # When that is, an entry for each
+    held: Ints  # Those of them in use at the moment
+
+
+def repeated_parts(case: Case) -> Iterator[Cause]:
+    """Activations of parts that are called one behind the other, of which a checkpoint keeps the inputs alone."""
+    if case.has_no_graph:
+        return
+    parts = reversed(_parts(case).items())  # of some with the same blocks the innermost: a loop is in no stack
+    found = [of for part, lines in parts if (of := _repeated(case, part, lines)) is not None]
+    best = max(found, key=lambda of: (case.bytes(of.held), -of.num_calls), default=None)
+    if best is None or not case.is_much(best.held, percent=_LEAST_PERCENT):
+        return
+    num_over = best.num_calls - 1
+    each = f", some {format_bytes(case.bytes(best.held) // num_over)} each" if num_over > 1 else " of the first"
+    yield Cause(
+        "repeated parts",
+        f"{_named(case, best)} keep their activations for backward, all at once: "
+        f"{case.words(best.held)}{case.lines(best.held)}{each}, beside the input of each.",
+        f"{_switch(best.part.file)}, so that each is computed again when backward comes to it",
+        lambda modelled: with_earlier_frees(modelled, best.rows, best.ends),
+        case.largest_site(best.held) if _is_torchs(best) else Site(best.part.name, best.part.file, best.line),
+        GivesUp.TIME_OR_SIZE,
+    )
+
+
+def _parts(case: Case) -> dict[_Part, dict[int, int]]:
+    """For each part the stacks inside of it, and for each of these a line of the part; outer ones first."""
+    parts: dict[_Part, dict[int, int]] = {}
+    kept = case.in_use[(case.kind[case.in_use] == Kind.ACTIVATION) & case.in_model[case.in_use]]
+    calls = np.unique(case.calls[0][kept])
+    made = np.flatnonzero(np.isin(case.calls[0], calls[calls >= 0]))
+    for stack in np.unique(case.stack[made]).tolist():
+        levels: Counter[_Part] = Counter()
+        for part, number in _around(case.stacks[stack]):
+            parts.setdefault(part._replace(level=levels[part]), {})[stack] = number
+            levels[part] += 1
+    return parts
+
+
+def _around(frames: list[Frame]) -> Iterator[tuple[_Part, int]]:
+    """The parts of a model that a stack is in, the outermost first, each with its line."""
+    outer = [frame for frame in reversed(frames) if is_python(frame)]
+    inside = itertools.dropwhile(lambda frame: torch_file(frame) != MODULES, outer)
+    caller, is_called = ("", 0), False
+    for frame in inside:
+        file = torch_file(frame)
+        if file == MODULES:
+            is_called = True
+            continue
+        if is_called or file is None:
+            kind = class_around(frame.file, frame.line) if frame.name == "forward" else ""
+            is_told = kind and file is None  # as a container of torch's is not
+            yield _Part(kind or frame.name, frame.file, ("", 0) if is_told else caller, 0), frame.line
+        caller, is_called = (frame.file, frame.line), False
+
+
+def _repeated(case: Case, part: _Part, lines: dict[int, int]) -> _Repeated | None:
+    """The calls of a part, told apart by the order in which they make blocks; None where it does not repeat."""
+    call = case.calls[0]
+    rows = np.flatnonzero((call >= 0) & np.isin(case.stack, list(lines)))
+    rows = rows[np.argsort(case.lives.begin[rows], kind="stable")]
+    # A line that makes several blocks, as an LSTM's cell does, makes them of several sizes.
+    _, of_size = np.unique(np.stack([case.stack[rows], case.lives.requested_bytes[rows]]), axis=1, return_inverse=True)
+    found = (_told_apart(case, part, lines, rows, by) for by in (case.stack[rows], of_size.reshape(-1)))
+    return next((repeated for repeated in found if repeated is not None), None)
+
+
+def _told_apart(case: Case, part: _Part, lines: dict[int, int], rows: Ints, made_by: Ints) -> _Repeated | None:
+    """Find parts that each begin with a block of the same number in `made_by`, that of the first block of a call."""
+    call, lives = case.calls[0], case.lives
+    is_past = lives.begin[rows] <= case.entry
+    of_call = np.bincount(call[rows], lives.requested_bytes[rows] * (is_past & (lives.end[rows] > case.entry)))
+    is_fullest = is_past & (call[rows] == of_call.argmax())  # the one that keeps most
+    fullest = made_by[is_fullest]
+    if not len(fullest):
+        return None
+    first, times = int(fullest[0]), _times_in_each(fullest)
+    if not times or (num_calls := -(-int((fullest == first).sum()) // times)) < _LEAST_PARTS:
+        return None
+    begins_call = np.append(True, np.diff(call[rows]) != 0)
+    count = np.cumsum(made_by == first)
+    before = np.where(begins_call, count - (made_by == first), 0)
+    nth = count - np.maximum.accumulate(before) - 1  # of this one's call of the model
+    is_first = begins_call | ((made_by == first) & (nth % times == 0))
+    line = lines[int(case.stack[rows[np.flatnonzero(made_by == first)[0]]])]
+    number = np.cumsum(is_first) - 1
+    if not _are_alike(fullest, number[is_fullest]):
+        return None
+    begins = lives.begin[rows[is_first]]
+    is_followed = np.append(np.diff(call[rows[is_first]]) == 0, False)  # by another one of the same model's call
+    end = np.append(begins[1:], -1)[number]
+    stays = is_followed[number] & (lives.end[rows] > end) & (case.kind[rows] == Kind.ACTIVATION)
+    rows, end, number = rows[stays], end[stays], number[stays]
+    # The last block of a part that stays is the input of the next.
+    is_inner = np.append(number[1:] == number[:-1], False)[: len(rows)]
+    rows, end = rows[is_inner], end[is_inner]
+    held = case.held(rows)
+    return _Repeated(part, line, num_calls, rows, end, held) if len(held) else None
+
+
+def _are_alike(made_by: Ints, number: Ints) -> bool:
+    """Whether calls of a part have much the same blocks; the last one, which may not be over, has no others."""
+    *whole, last = (set(mine.tolist()) for mine in np.split(made_by, np.flatnonzero(np.diff(number)) + 1))
+    if not whole or len(last - set().union(*whole)) > (1 - _ALIKE) * len(last):
+        return False
+    alike = [len(part & whole[0]) >= _SHARED * max(len(part), len(whole[0])) for part in whole]
+    return sum(alike) >= _ALIKE * len(alike)
+
+
+def _times_in_each(stack: Ints) -> int:
+    """How often the first stack is in each call of a part, by even distances; 0 where there are none."""
+    places = np.flatnonzero(stack == stack[0])
+    for times in range(1, _MOST_TIMES + 1):
+        gaps = np.diff(places[::times])
+        if len(gaps) and float((np.abs(gaps - np.median(gaps)) <= _UNEVEN * np.median(gaps)).mean()) >= _ALIKE:
+            return times
+    return 0
+
+
+def _named(case: Case, repeated: _Repeated) -> str:
+    """How many calls of which part; of one of torch's own, by the line that calls the model."""
+    part, model = repeated.part, case.model_call(int(repeated.held[0]))
+    if model is not None and _is_torchs(repeated):
+        return f"{repeated.num_calls} parts that are alike, of the model called at {model.file}:{model.line},"
+    return f"{repeated.num_calls} calls of {part.name} ({part.file}:{repeated.line})"
+
+
+def _is_torchs(repeated: _Repeated) -> bool:
+    return torch_file(Frame(repeated.part.name, repeated.part.file, repeated.line)) is not None
+
+
+def _switch(file: str) -> str:
+    library = next(filter(_OWN_SWITCHES.get, PurePath(file.replace("\\", "/")).parts), "")
+    if library:
+        return _OWN_SWITCHES[library]
+    return "checkpoint each call (torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False))"

@@ -1,0 +1,184 @@
+"""Facts from the program's source, where a recording's file is on this machine; without running or importing it.
+
+The path is a recording's, which anybody may have made: what is no source file of a usual size is not opened.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, TypeGuard
+
+from tracer.blocks.from_snapshot.sites import Site
+
+_MOST_SOURCE_BYTES: Final = 4 << 20
+_LEARNING: Final = ("backward", "manual_backward", "grad")
+"""Names of calls that compute gradients: of a tensor, an engine, an accelerator; `torch.autograd.grad`."""
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def source_at(site: Site) -> str:
+    """A line's text; empty where its file is not here."""
+    return linecache.getline(site.file, site.line or 0).strip() if _is_here(site.file) else ""
+
+
+def _is_here(file: str | None) -> TypeGuard[str]:
+    try:
+        path = Path(file or "")
+        return path.suffix == ".py" and path.is_file() and path.stat().st_size <= _MOST_SOURCE_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+@cache
+def _tree_of(file: str | None) -> ast.Module | None:
+    """A file's syntax tree; None where it is not here or cannot be parsed."""
+    try:
+        return ast.parse(Path(file).read_bytes()) if _is_here(file) else None
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def class_around(file: str, line: int) -> str:
+    """The innermost class that a line is in; empty where there is none, or the file is not here."""
+    return next((name for name, first, last in _classes_of(file) if first <= line <= last), "")
+
+
+@cache
+def _classes_of(file: str) -> tuple[tuple[str, int, int], ...]:
+    """Name, first and last line of each class of a file, the innermost first."""
+    tree = _tree_of(file)
+    nodes = ast.walk(tree) if tree is not None else ()
+    classes = [(at.name, at.lineno, at.end_lineno or at.lineno) for at in nodes if isinstance(at, ast.ClassDef)]
+    return tuple(sorted(classes, key=lambda of: of[2] - of[1]))
+
+
+def is_in_except(file: str, tried: int, line: int) -> bool:
+    """Whether a line lies in the `except` of a `try` around another one; by their order where no source tells."""
+    if (tree := _tree_of(file)) is None:
+        return line > tried
+    return any(
+        _holds(node.body, tried) and any(_holds(handler.body, line) for handler in node.handlers)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+    )
+
+
+def reaches_backward_behind(site: Site) -> bool:
+    """Whether the value of a call comes to a `backward` or `autograd.grad` behind the loop that the call is in.
+
+    Followed are assignments and calls of methods in one function, in the order of the source. In a loop with
+    `out = model(x)` and `losses.append(criterion(out, y))`, and `sum(losses).backward()` behind it, the first line's
+    value does.
+    """
+    line = site.line or 0
+    if (tree := _tree_of(site.file)) is None:
+        return False
+    body = _function_around(tree, line)
+    # The last line of the innermost loop around the line; the line itself where there is none.
+    loops = [at for at in _statements(body) if isinstance(at, (ast.For, ast.While)) and _holds(at.body, line)]
+    end = max((at.lineno, at.end_lineno or 0) for at in loops)[1] if loops else line
+    names: set[str] = set()
+    for statement in _statements(body):
+        parts = [part for part in ast.iter_child_nodes(statement) if isinstance(part, ast.expr)]
+        is_at = any(part.lineno <= line <= (part.end_lineno or part.lineno) for part in parts)
+        read = [statement.value] if isinstance(statement, ast.Assign) else parts  # but for what gets a value
+        if not (is_at or names & set(_names(read))):
+            names.difference_update(_given_anew(statement))
+            continue
+        calls = [call for part in parts for call in ast.walk(part) if isinstance(call, ast.Call)]
+        if statement.lineno > end and any(_learns(call, names) for call in calls):
+            return True
+        names.update(_receivers(statement))
+    return False
+
+
+def updates_itself(site: Site) -> bool:
+    """Whether a line gives a variable a value that is computed from its own, as `mean = 0.9 * mean + x.mean()` does.
+
+    Such a variable holds one value, unless a graph holds those before; a list that is joined to itself holds all.
+    """
+    line = site.line or 0
+    if (tree := _tree_of(site.file)) is None:
+        return False
+    lines = (at for at in _statements(_function_around(tree, line)) if at.lineno <= line <= (at.end_lineno or 0))
+    return any(_reads_own_target(statement) for statement in lines)
+
+
+def _reads_own_target(statement: ast.stmt) -> bool:
+    if not isinstance(statement, (ast.Assign, ast.AugAssign)):
+        return False
+    if any(isinstance(node, (ast.List, ast.Dict, ast.ListComp, ast.DictComp)) for node in ast.walk(statement)):
+        return False
+    return isinstance(statement, ast.AugAssign) or bool({*_given_anew(statement)} & {*_names([statement.value])})
+
+
+def _function_around(tree: ast.Module, line: int) -> list[ast.stmt]:
+    """The body of the innermost function that a line is in; else the module's."""
+    around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _holds(node.body, line)]
+    return min(around, key=lambda node: (node.end_lineno or 0) - node.lineno, default=tree).body
+
+
+def _statements(body: Sequence[ast.AST]) -> Iterator[ast.stmt]:
+    """The statements of a body in order, with those inside of loops and blocks, but not of functions and classes."""
+    for part in body:
+        if isinstance(part, (*_FUNCTIONS, ast.ClassDef, ast.expr)):
+            continue
+        if isinstance(part, ast.stmt):
+            yield part
+        yield from _statements([*ast.iter_child_nodes(part)])
+
+
+def _given_anew(statement: ast.stmt) -> Iterator[str]:
+    """Names that an assignment gives a whole new value: `out`, and not `out` of `out[0]`."""
+    if isinstance(statement, ast.Assign):
+        targets = [part for target in statement.targets for part in getattr(target, "elts", [target])]
+        yield from map(_dotted, targets)
+
+
+def _names(parts: Sequence[ast.expr]) -> Iterator[str]:
+    """Names that are read: `self`, `self.loss`."""
+    yield from filter(None, (_dotted(node) for part in parts for node in ast.walk(part)))
+
+
+def _dotted(node: ast.AST) -> str:
+    """`self.loss` for a name or an attribute of one; empty for all else."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(attributes)]) if isinstance(node, ast.Name) else ""
+
+
+def _learns(call: ast.Call, names: set[str]) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name in _LEARNING and bool(names & set(_names([call])))
+
+
+def _receivers(statement: ast.stmt) -> Iterator[str]:
+    """Names that a statement gives a value: targets, and what a method such as `append` is called of."""
+    match statement:
+        case ast.Assign(targets=targets):
+            yield from (name for target in targets for name in _bases(target))
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target) | ast.For(target=target):
+            yield from _bases(target)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=receiver))):
+            yield from _bases(receiver)
+
+
+def _bases(target: ast.expr) -> Iterator[str]:
+    """The variables or attributes of a target: `out` of `out["logits"]`, `a` and `b` of `a, b`."""
+    match target:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            yield from (name for part in parts for name in _bases(part))
+        case ast.Subscript(value=inner) | ast.Starred(value=inner):
+            yield from _bases(inner)
+        case _ if name := _dotted(target):
+            yield name
+
+
+def _holds(body: Sequence[ast.stmt], line: int) -> bool:
+    return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or body[-1].lineno)

@@ -1,0 +1,226 @@
+"""What each block of a recording is, and how that is known: one ordered table of rules, and the first that holds wins.
+
+The strongest evidence comes first: that a live, named tensor lay at the block's address; then what autograd itself did
+with it; then torch's data flow, unless the block's life contradicts it; then the block's life alone.
+
+Shapes: B blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.arrays import ColumnTable, Int, PerBlock, at
+from tracer.blocks.from_recording.attribution import Attribution
+from tracer.blocks.from_recording.block_facts import NONE, Facts, FailedStep
+from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
+from tracer.blocks.from_recording.collectives import common_modules
+from tracer.blocks.from_recording.torch_categories import Categories
+from tracer.blocks.kinds import Evidence, Kind, Rule, first_that_holds
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.recording import Recording
+
+RULES: tuple[Rule, ...] = (
+    # A model may be called with what the program has computed, and the batch of an earlier step is none any more. The
+    # indices of a sparse gradient may be the batch itself. A module has what FSDP gathers as its parameters only for a
+    # while.
+    Rule(
+        Evidence.HELD_OBJECT,
+        "kind_of_role",
+        (
+            "was_named",
+            "not is_observed_batch or not is_over",
+            "not is_observed_argument or not is_computed",
+            "not is_observed_gradient or not is_source",
+            "not is_parameter_or_argument or not is_of_collective",
+        ),
+    ),
+    Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, ("is_of_collective",)),
+    Rule(Evidence.LIBRARYS_STATE, Kind.WORKSPACE, ("is_dropout_state",)),
+    Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, ("was_saved_before",)),
+    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, ("is_librarys", "not has_tensor")),
+    # What torch's data flow may say of storages from before: parameters only where nothing else names any.
+    Rule(
+        Evidence.DATA_FLOW,
+        Kind.PARAMETER,
+        ("not_seen_made", "torch_says_parameter", "names_no_parameter", "not is_made_unseen"),
+    ),
+    Rule(Evidence.DATA_FLOW, Kind.INPUT, ("not_seen_made", "torch_says_input", "is_target", "not is_over")),
+    # Buckets that a communication hook or another mode of Python's has seen have a tensor of Python's, as C++ keeps it.
+    Rule(Evidence.GIVEN_TO_REDUCER, Kind.COMMUNICATION, ("is_given_to_reducer", "has_no_role")),
+    Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, ("is_made_unseen", "used_by_backward")),
+    Rule(Evidence.UNSEEN, Kind.UNKNOWN, ("is_made_unseen",)),
+    Rule(Evidence.COMPILED_RECOMPUTED, Kind.ACTIVATION, ("is_recomputed_by_compiled",)),
+    Rule(Evidence.COMPILED_TAKEN_OVER, "kind_of_gradient", ("is_taken_over_by_compiled",)),
+    Rule(Evidence.COMPILED_SAVED, Kind.ACTIVATION, ("is_saved_by_compiled",)),
+    Rule(Evidence.LISTED, "kind_of_category", ("is_listed", "not_seen_made or made_in_loop")),
+    Rule(Evidence.REACHED, Kind.HELD, ("is_reached",)),
+    Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, ("not_seen_made",)),
+    Rule(
+        Evidence.NO_TENSOR, Kind.WORKSPACE, ("not has_tensor", "freed_by_maker", "not is_compiled_buffer", "knows_uses")
+    ),
+    # Where no uses are recorded, no tensor was seen either: a tensor inside of the operator, or scratch memory.
+    Rule(Evidence.FREED_BY_MAKER, Kind.TEMPORARY, ("freed_by_maker", "not knows_uses")),
+    Rule(Evidence.ACCUMULATED, Kind.GRADIENT, ("made_in_backward", "is_gradient")),
+    Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, ("made_in_backward", "is_recomputed")),
+    Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, ("made_in_backward", "used_by_later_backward")),
+    # Without uses, as in a trace from elsewhere.
+    Rule(Evidence.FREED_BY_ZERO_GRAD, Kind.GRADIENT, ("made_in_backward", "not knows_uses", "freed_by_zero_grad")),
+    Rule(
+        Evidence.BACKWARD_TO_STEP,
+        Kind.GRADIENT,
+        ("made_in_backward", "not knows_uses", "meets_step", "is_of_gradients_size"),
+    ),
+    Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, ("made_in_backward",)),
+    # In a step that failed: what it has made and its state has not.
+    Rule(Evidence.WITHIN_FAILED_STEP, Kind.TEMPORARY, ("made_in_optimizer", "is_of_failed_optimizer")),
+    Rule(Evidence.OPTIMIZER_KEPT, Kind.OPTIMIZER_STATE, ("made_in_optimizer", "outlived_step")),
+    Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, ("made_in_optimizer",)),
+    # From here on it was made in forward or by the loop.
+    Rule(
+        Evidence.FROM_OUTSIDE,
+        Kind.INPUT,
+        ("is_source", "torch_says_input or used_by_backward", "not is_over", "not is_compiled_buffer"),
+    ),
+    Rule(
+        Evidence.SAVED,
+        Kind.ACTIVATION,
+        ("used_by_backward or made_in_forward", "used_by_backward or freed_in_backward"),
+    ),
+    Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, ("made_in_forward", "is_without_grad")),
+    # Its step failed before a backward came to it: nothing that happens later can tell that.
+    Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, ("made_in_forward", "awaits_backward")),
+    Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, ("made_in_forward", "went_back", "not outlived_backward")),
+    # An output of the model's, or a loss: whether backward also used it, a trace does not say.
+    Rule(
+        Evidence.KEPT_BEHIND_BACKWARD,
+        Kind.UNKNOWN,
+        ("made_in_forward", "went_back", "not knows_uses", "not outlived_step", "is_past_release"),
+    ),
+    Rule(
+        Evidence.FREED_BEHIND_BACKWARD,
+        Kind.ACTIVATION,
+        ("made_in_forward", "went_back", "not knows_uses", "not outlived_step"),
+    ),
+    Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, ("made_in_forward", "went_back")),
+    Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, ("made_in_forward",)),
+    Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, ("not knows_uses", "outlived_backward", "not outlived_step")),
+    # `for batch in loader` keeps the old one until there is a new one.
+    Rule(Evidence.UNTIL_NEXT_BATCH, Kind.INPUT, ("not knows_uses", "is_replaced")),
+    Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, ("awaits_backward", "made_with_grad")),
+    Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, ("freed_in_loop", "not outlived_step")),
+    Rule(Evidence.OUTSIDE, Kind.HELD),
+)
+
+
+def apply_rules(facts: Facts, rules: Sequence[Rule] = RULES) -> tuple[PerBlock[Int], PerBlock[Int]]:
+    """[B] `Kind` and [B] `Evidence` by the first rule that holds."""
+    return first_that_holds(rules, facts, otherwise=Evidence.OUTSIDE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassifiedBlocks(ColumnTable):
+    """Blocks, columns [B]. What was not seen being made has allocation -1."""
+
+    size_bytes: PerBlock[Int]
+    address: PerBlock[Int]
+    allocation: PerBlock[Int]  # Row in `Recording.allocations`, or -1
+    key: PerBlock[Int]  # Row in `Recording.keys`, or -1
+    kind: PerBlock[Int]
+    torch_category: PerBlock[Int]
+    evidence: PerBlock[Int]
+    phase: PerBlock[Int]  # Phase in which it was made; -1 before recording, and for what was made unseen
+    step: PerBlock[Int]  # Step in which it was made; of what was made unseen, the one that used it; -1 before recording
+    module: PerBlock[Int]  # Index in `Attribution.modules`, or -1
+    op: PerBlock[Int]  # Row in `Recording.ops`, or -1
+    frame: PerBlock[Int]  # Row in `Recording.frames`, or -1
+    caller: PerBlock[Int]  # Row in `Recording.frames` of the user's line that led to a library's, or -1
+    name: PerBlock[Int]  # Index in `KnownStorages.names`, or -1
+    requested_bytes: PerBlock[Int]  # Requested, before rounding; -1 where that is not known
+    stack: PerBlock[Int]  # Number of the allocator's stack of what was there before and in no tensor; else -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cycle:
+    """A recorded cycle on one device, with its blocks followed and classified once for all that is asked of them."""
+
+    recording: Recording
+    categories: Categories
+    attribution: Attribution
+    lifetimes: BlockLifetimes
+    blocks: ClassifiedBlocks  # All of `lifetimes`
+
+
+def classify_blocks(
+    recording: Recording,
+    categories: Categories,
+    attribution: Attribution,
+    lifetimes: BlockLifetimes,
+    *,
+    known: KnownStorages | None = None,
+    time_ns: int,
+    failed: FailedStep | None = None,
+) -> ClassifiedBlocks:
+    """Say of every block of one device, row by row, what it is, how that is known, and who made it.
+
+    Args:
+        time_ns: The moment of which torch's categories are taken, that of the peak: they change where a tensor is
+            written to.
+        failed: Where the last step ran out of memory.
+    """
+    allocation = lifetimes.allocation
+    category = _categories_at(recording, categories, lifetimes, time_ns)
+    facts = Facts(recording, categories, attribution, lifetimes, category, known, time_ns, failed)
+    kind, evidence = apply_rules(facts)
+    none = np.full(len(allocation), NONE, np.int64)
+    return ClassifiedBlocks(
+        size_bytes=lifetimes.size_bytes,
+        address=lifetimes.address,
+        allocation=allocation,
+        key=lifetimes.key,
+        kind=kind,
+        torch_category=category,
+        evidence=evidence,
+        phase=facts.made,
+        step=_steps(attribution, lifetimes),
+        module=_modules(recording, attribution, lifetimes, evidence),
+        op=facts.maker,
+        frame=at(attribution.allocation_frame, allocation, NONE),
+        caller=at(attribution.allocation_caller, allocation, NONE),
+        name=at(facts.device.known.name, lifetimes.observed_as, NONE),
+        requested_bytes=none,
+        stack=none,
+    )
+
+
+def _categories_at(
+    recording: Recording, categories: Categories, lifetimes: BlockLifetimes, time_ns: int
+) -> PerBlock[Int]:
+    """[B] torch's category of each block in the version that it had at one time."""
+    edges = recording.flow
+    written = edges.edge_mutated & ~edges.edge_allocated & ~edges.edge_freed
+    written &= edges.node_time_ns[edges.edge_node] <= time_ns
+    version = np.bincount(edges.edge_key[written], minlength=len(recording.keys.id))
+    key = lifetimes.key
+    return categories.of(key, np.where(key >= 0, version[key] if len(version) else 0, 0))
+
+
+def _modules(
+    recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes, evidence: PerBlock[Int]
+) -> PerBlock[Int]:
+    """[B] who made it; of DDP's buckets, whose gradients are in it."""
+    allocation, key, column = lifetimes.allocation, lifetimes.key, attribution.allocation_module
+    module = at(column, allocation, NONE)
+    rows = np.flatnonzero(evidence == Evidence.GIVEN_TO_REDUCER)
+    if len(rows):
+        module[rows] = common_modules(recording, attribution.op_module, attribution.modules)[key[rows]]
+    return module
+
+
+def _steps(attribution: Attribution, lifetimes: BlockLifetimes) -> PerBlock[Int]:
+    end, made_at, column = len(lifetimes.events), lifetimes.made_at, attribution.allocation_step
+    inside = (made_at >= 0) & (made_at < end)
+    return np.where(inside, column[lifetimes.events[np.where(inside, made_at, 0)]] if end else NONE, NONE)
