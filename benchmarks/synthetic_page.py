@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from tracer.answers.rows import PeakRow
+from tracer.answers.tables import Section, Table, columns
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.exporters.page.model import (
@@ -18,7 +19,6 @@ from tracer.exporters.page.model import (
     PagePeak,
     Series,
 )
-from tracer.exporters.tables import Section, Table, columns
 
 _PHASES = ("forward", "backward", "optimizer")
 _PARTS = (0.38, 0.57)

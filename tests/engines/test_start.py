@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.exporters.page import page_samples as samples
+from tracer.answers.tables import Section
 from tracer.engines.answer import (
     answer_sentences,
     card_table,
@@ -19,7 +20,6 @@ from tracer.engines.answer import (
 from tracer.engines.start import GRAPHS, LEAST_OF_DRIVER_BYTES, EngineStart, StartStage, WorkerMemory, engine_start
 from tracer.exporters.page.html import data_of_html, write_pages
 from tracer.exporters.screen.terminal import screen
-from tracer.exporters.tables import Section
 
 GIB = 1 << 30
 # A card of 80 GiB of which 72 may be used: 72 - 15 - 2 - 1 are left for the cache, and 1 GiB of it is a request.

@@ -13,6 +13,7 @@ import typer
 
 from tracer.answers.files import FIT_JSON
 from tracer.answers.fit import FitReport, FitTrial
+from tracer.answers.paths import shorten_paths
 from tracer.command_line import role
 from tracer.commands import options as opt
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path
@@ -24,7 +25,6 @@ from tracer.commands.options import option
 from tracer.commands.script import no_card_named
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
-from tracer.exporters.screen.paths import shorten_paths
 from tracer.exporters.screen.prediction import command_words, print_search, trial_words
 from tracer.exporters.screen.terminal import say, screen, show
 from tracer.null_gpu.cards import Devices, devices_of

@@ -124,8 +124,8 @@ def fno_module() -> Any:
 
 @contextmanager
 def _model_errors() -> Iterator[None]:
+    from tracer.answers.paths import behind
     from tracer.capture.sources.source_files import error_line
-    from tracer.exporters.screen.paths import behind
 
     try:
         yield

@@ -16,6 +16,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from tracer.answers.null_run import CAVEAT
+from tracer.answers.tables import Cell, Section, Table, columns
 from tracer.engines.start import (
     LEAST_OF_DRIVER_BYTES,
     MOST_OF_DRIVER_BYTES,
@@ -30,7 +31,6 @@ from tracer.exporters.page.data import page_data, relative_paths
 from tracer.exporters.page.html import data_of_html, html_of_data, write_prepared
 from tracer.exporters.page.model import Page
 from tracer.exporters.screen.text import print_table, say
-from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.units import format_bytes, some
 
 VERSION: Final = 1

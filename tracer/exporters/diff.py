@@ -10,10 +10,10 @@ from rich.console import Console
 
 from tracer.answers.difference import PeakChange, PeakDiff
 from tracer.answers.rows import moment_words
+from tracer.answers.tables import WORDS, Cell, Place, Table, cell_text, columns, signed
 from tracer.blocks.kinds import words_of
 from tracer.exporters.files import write_atomically
 from tracer.exporters.screen.text import print_table, say
-from tracer.exporters.tables import WORDS, Cell, Place, Table, cell_text, columns, signed
 from tracer.units import format_bytes, some
 
 _OWN_PEAKS = "Growth compares the most that each row had in use at once, which may be at another moment than the peak."

@@ -11,11 +11,11 @@ from importlib import import_module
 from pathlib import Path
 
 from tracer.answers.recording_findings import Findings
+from tracer.answers.tables import Table, cell_text
 from tracer.blocks.kinds import words_of
 from tracer.capture.sources.source_files import running_shell
 from tracer.exporters.page.data import CATEGORIES
 from tracer.exporters.screen.profile import categories_table, headline, lines_table
-from tracer.exporters.tables import Table, cell_text
 from tracer.units import format_bytes
 
 NUM_ROWS = 10

@@ -12,10 +12,10 @@ from typing import Any, Final
 from rich.console import Console
 
 from tracer.answers.files import PHASES_JSON
+from tracer.answers.tables import Cell, Table, columns
 from tracer.capture.device.phase_memory import GpuPeak, ProcessPhases
 from tracer.exporters.json_documents.header import json_header
 from tracer.exporters.screen.text import print_table
-from tracer.exporters.tables import Cell, Table, columns
 from tracer.units import format_bytes
 
 VERSION: Final = 1

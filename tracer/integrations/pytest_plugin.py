@@ -348,9 +348,9 @@ def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
 
 def _rows(peak: SavedPeak) -> list[str]:
     """The largest rows of a peak, and what the others are together."""
+    from tracer.answers.tables import Place, Table, columns
     from tracer.blocks.kinds import words_of
     from tracer.exporters.screen.text import table_lines
-    from tracer.exporters.tables import Place, Table, columns
 
     heads = (*columns("bytes", "bytes"), *columns("label", "category"), *columns("text", "made by"))
     rows = tuple(

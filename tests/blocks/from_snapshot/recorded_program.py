@@ -15,10 +15,10 @@ from tracer.allocator.blocks import Block
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.answers.allocator.allocator_finding import AllocatorFinding, explain_allocator
 from tracer.answers.allocator.reserved import Reserved
+from tracer.answers.history_sections import first_changes_sections
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.why.first_changes import FirstChange, first_changes
 from tracer.capture.objects.known_storages import ObjectsAtFailure
-from tracer.exporters.history_sections import first_changes_sections
 from tracer.exporters.screen.snapshot import print_allocator
 from tracer.exporters.screen.text import print_section
 from tracer.snapshot.load import snapshot_in_memory

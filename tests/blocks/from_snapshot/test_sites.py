@@ -25,6 +25,7 @@ from tests.answers.test_snapshot_findings import (
     load,
 )
 from tests.snapshot.dumps import Row, block, entry, frame, segment, snapshot
+from tracer.answers.history_sections import place
 from tracer.blocks.from_snapshot.frames import (
     autograd_frames,
     compiled_graph,
@@ -41,7 +42,6 @@ from tracer.blocks.from_snapshot.stack_facts import Fact, calls_backward, constr
 from tracer.capture import recording as wrapper
 from tracer.capture.torch_private import torch_compile
 from tracer.changes.kinds import bf16
-from tracer.exporters.history_sections import place
 from tracer.snapshot.columns import Frame, Stacks
 
 # ---- Which line of a stack is to blame: each class of frames that never is, and what decides without any.

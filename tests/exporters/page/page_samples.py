@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracer.answers.rows import PeakRow
+from tracer.answers.tables import Place, Section, Table, columns
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import html_of_data
 from tracer.exporters.page.model import Curve, Mark, Page, PagePeak, Series
-from tracer.exporters.tables import Place, Section, Table, columns
 
 SCRIPT = "</script><script>alert(1)</script>"
 IMAGE = "<img src=x onerror=alert(1)>"

@@ -18,12 +18,12 @@ from tests.snapshot.dumps import block, segment, write
 from tracer.answers.aligned_curves import MemoryCurve, align
 from tracer.answers.difference import PeakChange, SavedPeak, diff_peaks
 from tracer.answers.snapshot_difference import diff_snapshots
+from tracer.answers.tables import cell_text
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.commands.app import app
 from tracer.exporters.diff import changes_tables
 from tracer.exporters.json_documents.peak import peak_diffs_json
 from tracer.exporters.page.diff_page import diff_pages
-from tracer.exporters.tables import cell_text
 
 BEFORE = SavedPeak("cpu", 1000, "backward", (peak_row(900), peak_row(100, category="PARAMETER", module="net.1")))
 AFTER = SavedPeak("cpu", 1500, "optimizer", (peak_row(1450, line=9), peak_row(50, category="GRADIENT", module="net.1")))

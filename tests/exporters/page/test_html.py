@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 from benchmarks.synthetic_page import synthetic_page
 from tests.exporters.page import page_samples as samples
+from tracer.answers.tables import Place, Section, Table, columns
 from tracer.blocks.kinds import LAYERS, Kind
 from tracer.exporters.page.blocks import Packed, pack, unpacked
 from tracer.exporters.page.data import (
@@ -32,7 +33,6 @@ from tracer.exporters.page.data import (
 )
 from tracer.exporters.page.html import data_of_html, write_pages
 from tracer.exporters.page.model import Curve, Page, PagePeak, Series
-from tracer.exporters.tables import Place, Section, Table, columns
 
 PAGES: dict[str, Callable[[], Page]] = {
     "empty": samples.empty_page,

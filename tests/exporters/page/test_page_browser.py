@@ -30,9 +30,9 @@ from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
 from tracer.answers.recording_findings import put_together
+from tracer.answers.tables import Section, Table, columns
 from tracer.exporters.page.model import Page, PagePeak
 from tracer.exporters.page.timeline_page import timeline_page
-from tracer.exporters.tables import Section, Table, columns
 
 pytestmark = pytest.mark.browser
 

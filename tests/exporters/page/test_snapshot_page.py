@@ -14,13 +14,13 @@ from tests.exporters.page.page_samples import html_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, segment, snapshot
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
+from tracer.answers.tables import Place
 from tracer.answers.why.first_changes import FirstChange, FirstChanges
 from tracer.blocks.from_snapshot.sites import Site
 from tracer.blocks.from_snapshot.timeline import device_timeline
 from tracer.exporters.page.data import headline, page_data
 from tracer.exporters.page.model import Page
 from tracer.exporters.page.snapshot_page import snapshot_page
-from tracer.exporters.tables import Place
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tracer.answers.tables import Table, columns
 from tracer.errors import OutputError
 from tracer.exporters.screen.terminal import say, say_beside_bars, screen, show, visible
 from tracer.exporters.screen.text import print_table, say_wrapped
 from tracer.exporters.screen.text import say as say_on
-from tracer.exporters.tables import Table, columns
 
 ROOT = Path(__file__).resolve().parents[3]
 FULL = Path("/dev/full")

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tracer.exporters.screen.paths import short_path, shorten_paths, source_place
+from tracer.answers.paths import short_path, shorten_paths, source_place
+from tracer.answers.tables import ColumnKind, Place, Table, cell_text, columns, signed
 from tracer.exporters.screen.text import print_table, say, say_wrapped
-from tracer.exporters.tables import ColumnKind, Place, Table, cell_text, columns, signed
 from tracer.units import GIB
 
 PATH = "/mnt/data/somebody/project/src/train/a_rather_long_name_of_a_model.py:174"

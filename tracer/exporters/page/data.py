@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 from tracer.answers.downsample import reduce_rows
+from tracer.answers.paths import packaged_file, short_path, source_place
 from tracer.answers.rows import PeakRow, moment_words
+from tracer.answers.tables import Table
 from tracer.arrays import Ints, Rows
 from tracer.blocks.kinds import meaning_of, words_of
 from tracer.capture.torch_names import step_words
 from tracer.exporters.annotated_source import AnnotatedFile, freed_words
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json, stacks_json
 from tracer.exporters.page.model import Curve, Page, PagePeak
-from tracer.exporters.screen.paths import packaged_file, short_path, source_place
-from tracer.exporters.tables import Table
 from tracer.units import format_bytes
 
 _PACKED = "packed"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tracer.answers.aligned_curves import AlignedCurves, MemoryCurve, highest, positions_of
+from tracer.answers.tables import Cell, Section, Table, columns, signed
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.blocks.kinds import words_of
 from tracer.capture.torch_names import step_words
@@ -21,7 +22,6 @@ from tracer.exporters.page.blocks import unpacked
 from tracer.exporters.page.data import BOTH, LESS, MORE
 from tracer.exporters.page.html import data_of_html, write_pages
 from tracer.exporters.page.model import Curve, Mark, Page, Series
-from tracer.exporters.tables import Cell, Section, Table, columns, signed
 from tracer.units import MIB, format_bytes
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from tracer.answers.tables import Section
 from tracer.arrays import Int, Ints, PerBlock, PerPageRow
-from tracer.exporters.tables import Section
 
 if TYPE_CHECKING:
     from tracer.allocator.fragmentation import AddressRanges

@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from tracer.allocator.fragmentation import address_ranges
-from tracer.answers.snapshot_findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
-from tracer.answers.snapshot_peak import Peak, group_lives
-from tracer.answers.why.first_changes import FirstChanges
-from tracer.blocks.from_snapshot.timeline import START, DeviceTimeline, device_timeline
-from tracer.exporters.history_sections import (
+from tracer.answers.history_sections import (
     device_sections,
     failure_sections,
     first_changes_sections,
     host_sections,
     oom_sentences,
 )
+from tracer.answers.snapshot_findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
+from tracer.answers.snapshot_peak import Peak, group_lives
+from tracer.answers.tables import Section, Table, columns
+from tracer.answers.why.first_changes import FirstChanges
+from tracer.blocks.from_snapshot.timeline import START, DeviceTimeline, device_timeline
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import (
@@ -30,7 +31,6 @@ from tracer.exporters.page.model import (
     PagePeak,
     Series,
 )
-from tracer.exporters.tables import Section, Table, columns
 from tracer.units import format_bytes, some
 
 _MAX_OOM_MARKS = 4

@@ -11,10 +11,18 @@ import numpy as np
 
 from tracer.answers.caveats import counted as counted_words
 from tracer.answers.caveats import not_recorded
+from tracer.answers.history_sections import (
+    failure_section,
+    first_changes_sections,
+    host_sections,
+    oom_sentences,
+    reserved_section,
+)
 from tracer.answers.line_memory import line_memory
 from tracer.answers.operators.run_times import RunTimeRow
 from tracer.answers.recording_findings import CountedBlocks, CycleFindings, Findings, counted_blocks
 from tracer.answers.recording_peak import LOOP_OWNER, PeakReport, group_rows
+from tracer.answers.tables import Cell, Section, Table, columns
 from tracer.arrays import Int, PerBlock, totals_by
 from tracer.blocks.from_recording.classify_blocks import ClassifiedBlocks
 from tracer.blocks.from_snapshot.timeline import Band, BandKind
@@ -22,13 +30,6 @@ from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX, step_words
 from tracer.exporters.annotated_source import annotated_files
-from tracer.exporters.history_sections import (
-    failure_section,
-    first_changes_sections,
-    host_sections,
-    oom_sentences,
-    reserved_section,
-)
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.data import headline
 from tracer.exporters.page.model import (
@@ -42,7 +43,6 @@ from tracer.exporters.page.model import (
 )
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.profile import finding_sentences
-from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:

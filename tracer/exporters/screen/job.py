@@ -11,11 +11,11 @@ from rich.console import Console
 
 from tracer.answers.failure import without_gpu
 from tracer.answers.jobs import GpuSum, Holding, NullJob, RankRun, fullest, recorded_sums
+from tracer.answers.paths import behind
 from tracer.answers.ranks import JobFinding, RankPeak
+from tracer.answers.tables import Cell, Section, Table, columns
 from tracer.blocks.kinds import words_of
-from tracer.exporters.screen.paths import behind
 from tracer.exporters.screen.text import print_section, print_table, say
-from tracer.exporters.tables import Cell, Section, Table, columns
 from tracer.units import format_bytes, format_range, some
 
 _MAX_NAMED = 12

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from tracer.answers.fit import FitTrial
 from tracer.answers.null_run import CAVEAT
-from tracer.exporters.screen.paths import source_place
+from tracer.answers.paths import source_place
+from tracer.answers.tables import Cell, Table, columns
 from tracer.exporters.screen.text import print_table, say
-from tracer.exporters.tables import Cell, Table, columns
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.units import MIB, format_bytes, format_range
 

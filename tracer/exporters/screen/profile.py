@@ -19,16 +19,16 @@ from tracer.answers.caveats import (
     not_recorded,
     unseen,
 )
+from tracer.answers.paths import shorten_paths, source_place
 from tracer.answers.recording_findings import CycleFindings, Findings
 from tracer.answers.recording_peak import CUBLAS_WORKSPACE, AllocatorPeak, PeakReport
 from tracer.answers.rows import PeakRow, module_tree, moment_words
+from tracer.answers.tables import Place, Table, columns
 from tracer.arrays import totals_by
 from tracer.blocks.kinds import Evidence, Kind, meaning_of, words_of
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of, step_words
 from tracer.exporters.python_stacks import PythonStacks
-from tracer.exporters.screen.paths import shorten_paths, source_place
 from tracer.exporters.screen.text import print_table, say_wrapped
-from tracer.exporters.tables import Place, Table, columns
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from tracer.answers.failure import Failure
-from tracer.answers.recording_findings import Findings
-from tracer.answers.run_results import RunResults
-from tracer.errors import Terminated
-from tracer.exporters.history_sections import (
+from tracer.answers.history_sections import (
     failure_section,
     first_changes_sections,
     host_sections,
     ran_out_at,
 )
+from tracer.answers.paths import behind
+from tracer.answers.recording_findings import Findings
+from tracer.answers.run_results import RunResults
+from tracer.errors import Terminated
 from tracer.exporters.screen.next_commands import after_run, fit_words
-from tracer.exporters.screen.paths import behind
 from tracer.exporters.screen.profile import (
     NUM_ROWS,
     categories_table,

@@ -10,11 +10,7 @@ from rich.console import Console
 from tracer.answers.allocator.allocator_finding import AS_RECORDED, AllocatorFinding, SettingsOutcome, WhatIf
 from tracer.answers.allocator.modelled import Modelled
 from tracer.answers.allocator.reserved import SegmentHolder
-from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
-from tracer.answers.snapshot_peak import Peak
-from tracer.answers.why.first_changes import FirstChanges
-from tracer.blocks.from_snapshot.timeline import StepLevel
-from tracer.exporters.history_sections import (
+from tracer.answers.history_sections import (
     device_sections,
     failure_sections,
     first_changes_sections,
@@ -23,9 +19,13 @@ from tracer.exporters.history_sections import (
     place,
     since_start,
 )
-from tracer.exporters.screen.paths import shorten_paths
+from tracer.answers.paths import shorten_paths
+from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
+from tracer.answers.snapshot_peak import Peak
+from tracer.answers.tables import Cell, Table, columns, signed
+from tracer.answers.why.first_changes import FirstChanges
+from tracer.blocks.from_snapshot.timeline import StepLevel
 from tracer.exporters.screen.text import exact, print_section, print_table, say
-from tracer.exporters.tables import Cell, Table, columns, signed
 from tracer.units import format_bytes, some
 
 MAX_DEVICES = 32

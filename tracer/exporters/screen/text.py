@@ -15,9 +15,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
-from tracer.exporters.screen.paths import shorten_paths
+from tracer.answers.paths import shorten_paths
+from tracer.answers.tables import WORDS, Section, Table, cell_text
 from tracer.exporters.screen.terminal import text_of, visible
-from tracer.exporters.tables import WORDS, Section, Table, cell_text
 from tracer.units import format_bytes
 
 _UNLIMITED = 10_000  # Columns: more than any table has

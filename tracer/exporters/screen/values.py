@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from tracer.exporters.screen.paths import source_place
+from tracer.answers.paths import source_place
 from tracer.exporters.screen.text import say
 from tracer.units import some
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracer.answers.out_of_memory import distinct_failures
+from tracer.answers.tables import Place, Section, Table, columns, place_text
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, NO_PYTHON_FRAME
 from tracer.blocks.kinds import BEFORE_RECORDING, meaning_of
-from tracer.exporters.tables import Place, Section, Table, columns, place_text
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:

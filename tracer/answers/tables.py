@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from tracer.exporters.screen.paths import source_place
+from tracer.answers.paths import source_place
 from tracer.units import format_bytes, ms
 
 ColumnKind = Literal["text", "label", "bytes", "change", "count", "duration", "share"]
