@@ -55,10 +55,11 @@ from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.arrays import Ints
 from tracer.blocks.from_recording import classify_blocks as profiles
 from tracer.blocks.from_recording.attribution import Phase
-from tracer.blocks.from_snapshot.classify_blocks import PROOFS, RULES, apply_rules
+from tracer.blocks.from_snapshot.classify_blocks import PROOFS, RULES
 from tracer.blocks.from_snapshot.counting import BlockFacts
 from tracer.blocks.from_snapshot.kind_finder import KindFinder, ReplayedDevice
-from tracer.blocks.kinds import Evidence, HasLength, Kind, Rule
+from tracer.blocks.kinds import Evidence, Kind
+from tracer.blocks.rules import HasLength, Rule, apply_rules
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.process import restart_on
 from tracer.snapshot.load import load_snapshot
@@ -124,7 +125,7 @@ def verdicts(said: Mapping[Said, int], without: Collection[int] = ()) -> Counter
     return found
 
 
-def said_of(rules: Sequence[Rule], facts: HasLength, rows: Ints, what: Callable[[int, int], int]) -> list[Said]:
+def said_of(rules: Sequence[Rule[Any]], facts: HasLength, rows: Ints, what: Callable[[int, int], int]) -> list[Said]:
     """The rules that hold for each row, and what follows from the kinds that they say."""
     found: list[list[tuple[int, int]]] = [[] for _ in rows]
     for number, rule in enumerate(rules):
@@ -147,7 +148,7 @@ def judge_device(device: ReplayedDevice, is_right: IsRight, sums: Sums) -> None:
     for number in decided:
         others = [rule for each, rule in enumerate(PROOFS) if each != number]
         rules = [rule for each, rule in enumerate(RULES) if each != number]
-        kinds, _ = apply_rules(_facts(device.kinds, others)[0], rules)
+        kinds, _ = apply_rules(rules, _facts(device.kinds, others)[0])
         without[number] = Counter[int]()
         for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
             without[number][_verdict(row, int(kinds[row]), is_right)] += size
@@ -162,7 +163,7 @@ def _verdict(row: int, kind: int, is_right: IsRight) -> int:
     return UNKNOWN if kind in snapshot_kinds.SILENT else RIGHT if is_right(row, Kind(kind)) else WRONG
 
 
-def _facts(finder: KindFinder, proofs: Sequence[Rule]) -> tuple[BlockFacts, set[int]]:
+def _facts(finder: KindFinder, proofs: Sequence[Rule[Any]]) -> tuple[BlockFacts, set[int]]:
     """The facts that the table is asked of where only some rules prove, and which of those decide a block."""
     facts = replace(finder.facts, proofs=proofs, devices=[])
     is_open, decided = np.ones(len(facts), np.bool_), set()
@@ -277,12 +278,11 @@ def facts_noted() -> Iterator[list[tuple[Any, Ints]]]:
     """The facts that each recording's rules are asked of, and the kinds that they say."""
     noted: list[tuple[Any, Ints]] = []
 
-    def apply(facts: Any) -> tuple[Ints, Ints]:
-        said = apply_rules_of_recordings(facts)
+    def apply(rules: Sequence[Rule[Any]], facts: Any) -> tuple[Ints, Ints]:
+        said = apply_rules(rules, facts)
         noted.append((facts, said[0]))
         return said
 
-    apply_rules_of_recordings = profiles.apply_rules
     with patch.object(profiles, "apply_rules", apply):
         yield noted
 
@@ -530,7 +530,7 @@ def print_sets(sets: Mapping[str, Sequence[Judged]]) -> None:
         print(f"{name:<24} {len(found):>4} programs: {right:6.2f} right, {wrong:5.2f} wrong")
 
 
-def print_table(sets: Mapping[str, Sequence[Judged]], rules: Sequence[Rule], table: str) -> None:
+def print_table(sets: Mapping[str, Sequence[Judged]], rules: Sequence[Rule[Any]], table: str) -> None:
     """A row for each rule: the most that a set loses, and points fewer right / more wrong of each set.
 
     The first goes to `GAINS`, from which the documents have it.

@@ -12,32 +12,34 @@ from typing import Any, TypeVar
 
 from tracer.blocks.from_recording import classify_blocks as profiles
 from tracer.blocks.from_snapshot import classify_blocks as snapshots
-from tracer.blocks.kinds import NOT, OR, Kind, Rule
+from tracer.blocks.kinds import Kind
+from tracer.blocks.rules import AnyOf, Condition, FactOf, Not, Rule
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-it-works.md"
-HEADS = {
+HEADS: Mapping[str, Sequence[Rule[Any]]] = {
     "| kind | evidence | conditions | gain | that is |": profiles.RULES,
     "| kind in a snapshot | evidence | conditions | gain |": snapshots.RULES,
 }
 GAINS = Path(__file__).resolve().parents[1] / "benchmarks" / "rule_gains.json"
 Row = tuple[str, str, str, str]
+Conditions = tuple[Condition[Any], ...]
 Table = TypeVar("Table")
 
 
-def rows_of(rules: Sequence[Rule]) -> list[Row]:
+def rows_of(rules: Sequence[Rule[Any]]) -> list[Row]:
     """Kind, evidence, conditions and gain of each rule, as the document has them."""
     has_words = rules is snapshots.RULES
     measured = json.loads(GAINS.read_text(encoding="utf-8"))["snapshots" if has_words else "recordings"]
     assert [name for name, _ in measured] == [rule.evidence.name for rule in rules], "measure with benchmarks.rule_gain"
     return [
-        (_kind(rule, has_words), rule.evidence.text, ", ".join(f"`{name}`" for name in rule.when), f"{gain:.2f}")
+        (_kind(rule, has_words), rule.evidence.text, ", ".join(f"`{one.name}`" for one in rule.when), f"{gain:.2f}")
         for rule, (_, gain) in zip(rules, measured, strict=True)
     ]
 
 
-def _kind(rule: Rule, has_words: bool) -> str:
+def _kind(rule: Rule[Any], has_words: bool) -> str:
     if not isinstance(rule.kind, Kind):
-        return f"by `{rule.kind}`"
+        return f"by `{rule.kind.name}`"
     return rule.kind.words if has_words else f"`{rule.kind.name}`"
 
 
@@ -47,19 +49,29 @@ def documented(head: str, text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
-def weaker(conditions: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def weaker(conditions: Conditions) -> Iterator[tuple[str, Conditions]]:
     """Each condition's name and the others without it; of those of which one has to hold, also each of them."""
     for place, condition in enumerate(conditions):
-        before, behind = tuple(conditions[:place]), tuple(conditions[place + 1 :])
-        yield condition, (*before, *behind)
-        names = condition.split(OR)
-        for name in names if len(names) > 1 else ():
-            yield f"{condition}: {name}", (*before, OR.join(other for other in names if other != name), *behind)
+        before, behind = conditions[:place], conditions[place + 1 :]
+        yield condition.name, (*before, *behind)
+        alternatives = condition.of if isinstance(condition, AnyOf) else ()
+        for one in alternatives:
+            others = AnyOf(*(other for other in alternatives if other is not one))
+            yield f"{condition.name}: {one.name}", (*before, others, *behind)
 
 
-def facts_named(rules: Sequence[Rule]) -> set[str]:
+def facts_named(rules: Sequence[Rule[Any]]) -> set[str]:
     """The names of the truths that rules ask for."""
-    return {name.removeprefix(NOT) for rule in rules for condition in rule.when for name in condition.split(OR)}
+
+    def named(condition: Condition[Any]) -> Iterator[str]:
+        if isinstance(condition, FactOf):
+            yield condition.name
+        for one in condition.of if isinstance(condition, AnyOf) else ():
+            yield from named(one)
+        if isinstance(condition, Not):
+            yield from named(condition.of)
+
+    return {name for rule in rules for condition in rule.when for name in named(condition)}
 
 
 def told(table: type[Table], columns: Mapping[str, Any]) -> Table:

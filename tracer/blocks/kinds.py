@@ -1,90 +1,15 @@
-"""The one vocabulary: what a block can be, how that is known, and the tables of rules, of recordings and snapshots.
-
-Which rule gives a block its kind stands in one ordered table for each source: `profiles/classify_blocks.py` for a
-recording, `snapshots/classify_blocks.py` for an allocator snapshot.
-"""
+"""The one vocabulary: what a block can be, and how that is known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum, unique
-from functools import cached_property
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
-import numpy as np
+from tracer.arrays import Ints, in_use
 
-from tracer.arrays import Bool, Int, Ints, PerBlock, in_use
-
-OR, NOT = " or ", "not "
 BEFORE_RECORDING: Final = "before recording"
 LABEL_BEFORE: Final = f", made {BEFORE_RECORDING}"
 """Last words of a label of a snapshot's block that is older than the recording."""
-_Table = TypeVar("_Table")
-
-
-class HasLength(Protocol):
-    """A table whose columns are attributes."""
-
-    def __len__(self) -> int: ...
-
-
-class FactsOf(Generic[_Table]):
-    """Makers of a table's facts: columns of one function each, computed when asked for and kept."""
-
-    @staticmethod
-    def truth(of: Callable[[_Table], PerBlock[Bool]]) -> cached_property[PerBlock[Bool]]:
-        """A fact that is true of a block or not."""
-        return cached_property(of)
-
-    @staticmethod
-    def number(of: Callable[[_Table], PerBlock[Int]]) -> cached_property[PerBlock[Int]]:
-        """A fact that is a number; -1 is none."""
-        return cached_property(of)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A row of a table of rules, decided for B blocks at a time.
-
-    A condition is the name of a column of truths, `in_backward`, or of its negation, `not in_step`; of several joined
-    by ` or ` one has to hold. The first rule of a table that holds decides.
-    """
-
-    evidence: Evidence
-    kind: Kind | str  # What it is, or the name of a column of kinds [B]
-    when: tuple[str, ...] = ()  # Conditions, all of which have to hold; without any, the rule holds for every block
-
-    def holds(self, facts: HasLength) -> PerBlock[Bool]:
-        """[B] for which blocks every condition does."""
-        holds = np.ones(len(facts), np.bool_)
-        for condition in self.when:
-            names = ((name.removeprefix(NOT), name.startswith(NOT)) for name in condition.split(OR))
-            holds &= np.logical_or.reduce([getattr(facts, name) != is_negated for name, is_negated in names])
-        return holds
-
-    def kinds(self, facts: HasLength) -> PerBlock[Int]:
-        """[B] what it says that they are."""
-        return np.full(len(facts), self.kind, np.int64) if isinstance(self.kind, Kind) else getattr(facts, self.kind)
-
-
-def first_that_holds(
-    rules: Sequence[Rule], facts: HasLength, *, otherwise: Evidence
-) -> tuple[PerBlock[Int], PerBlock[Int]]:
-    """[B] `Kind` and [B] `Evidence` of each block, by the first rule that holds.
-
-    Args:
-        otherwise: The evidence of a block that no rule knows; its kind is `Kind.UNKNOWN`.
-    """
-    kind = np.full(len(facts), Kind.UNKNOWN, np.int64)
-    evidence = np.full(len(facts), otherwise, np.int64)
-    is_open = np.ones(len(facts), np.bool_)
-    for rule in rules:
-        rows = np.flatnonzero(is_open & rule.holds(facts))
-        evidence[rows] = rule.evidence
-        kind[rows] = rule.kinds(facts)[rows]
-        is_open[rows] = False
-    return kind, evidence
 
 
 class Kind(IntEnum):

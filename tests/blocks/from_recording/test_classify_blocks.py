@@ -16,9 +16,10 @@ from tests.training_steps import WORKLOADS, Recorded
 from tracer.answers.recording_peak import peak_position
 from tracer.blocks.from_recording.attribution import Phase
 from tracer.blocks.from_recording.block_facts import NONE, Facts
-from tracer.blocks.from_recording.classify_blocks import RULES, apply_rules
+from tracer.blocks.from_recording.classify_blocks import RULES
 from tracer.blocks.from_recording.torch_categories import Category
 from tracer.blocks.kinds import Evidence, Kind
+from tracer.blocks.rules import Condition, apply_rules
 from tracer.capture.objects.known_storages import Role
 
 # What follows of a number such as a role.
@@ -58,7 +59,7 @@ def facts(*blocks: dict[str, Any]) -> Facts:
 
 
 def classified(*blocks: dict[str, Any], rules: Any = RULES) -> list[tuple[Kind, Evidence]]:
-    kinds, evidence = apply_rules(facts(*blocks), rules)
+    kinds, evidence = apply_rules(rules, facts(*blocks))
     return [(Kind(kind), Evidence(how)) for kind, how in zip(kinds.tolist(), evidence.tolist(), strict=True)]
 
 
@@ -516,7 +517,7 @@ WEAKER = [(number, name, when) for number, rule in enumerate(RULES) for name, wh
     [(number, when) for number, _, when in WEAKER],
     ids=[f"{number} {RULES[number].evidence.name} without {name}" for number, name, _ in WEAKER],
 )
-def test_without_a_condition_some_block_is_something_else(number: int, when: tuple[str, ...]) -> None:
+def test_without_a_condition_some_block_is_something_else(number: int, when: tuple[Condition[Any], ...]) -> None:
     blocks = [*(block for _, *examples in EXAMPLES for block, _ in examples), *(block for block, _, _ in NEARLY)]
     others = (*RULES[:number], replace(RULES[number], when=when), *RULES[number + 1 :])
     assert classified(*blocks) != classified(*blocks, rules=others)

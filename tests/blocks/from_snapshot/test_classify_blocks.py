@@ -11,9 +11,10 @@ import pytest
 
 from tests.rule_tables import DOCUMENT, HEADS, documented, facts_named, rows_of, told, weaker
 from tracer.blocks.from_snapshot.block_facts import NONE
-from tracer.blocks.from_snapshot.classify_blocks import LIKELY, PROOFS, RULES, apply_rules
+from tracer.blocks.from_snapshot.classify_blocks import LIKELY, PROOFS, RULES
 from tracer.blocks.from_snapshot.counting import BlockFacts
-from tracer.blocks.kinds import Evidence, Kind, Rule
+from tracer.blocks.kinds import Evidence, Kind
+from tracer.blocks.rules import Condition, Rule, apply_rules
 
 Block = dict[str, Any]
 # A block of which no rule knows anything: made in the recording by C++ alone, in use at the end.
@@ -343,8 +344,8 @@ def facts(*blocks: Block) -> BlockFacts:
     return told(BlockFacts, {name: np.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
 
 
-def classified(*blocks: Block, rules: tuple[Rule, ...] = RULES) -> list[tuple[Kind, Evidence]]:
-    kinds, evidence = apply_rules(facts(*blocks), rules)
+def classified(*blocks: Block, rules: tuple[Rule[BlockFacts], ...] = RULES) -> list[tuple[Kind, Evidence]]:
+    kinds, evidence = apply_rules(rules, facts(*blocks))
     return [(Kind(kind), Evidence(how)) for kind, how in zip(kinds.tolist(), evidence.tolist(), strict=True)]
 
 
@@ -449,9 +450,9 @@ WEAKER = [(number, name, when) for number, rule in enumerate(RULES) for name, wh
     [(number, when) for number, _, when in WEAKER],
     ids=[f"{name_of(number)} without {name}" for number, name, _ in WEAKER],
 )
-def test_without_a_condition_some_block_is_something_else(number: int, when: tuple[str, ...]) -> None:
+def test_without_a_condition_some_block_is_something_else(number: int, when: tuple[Condition[Any], ...]) -> None:
     examples = [block for _, _, *blocks in EXAMPLES for block in blocks]
     table = facts(*examples, *(block for block, _, _ in NEARLY))
     others = (*RULES[:number], replace(RULES[number], when=when), *RULES[number + 1 :])
-    pairs = zip(apply_rules(table), apply_rules(table, others), strict=True)
+    pairs = zip(apply_rules(RULES, table), apply_rules(others, table), strict=True)
     assert any((before != after).any() for before, after in pairs)

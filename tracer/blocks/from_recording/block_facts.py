@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from tracer.arrays import Bool, Bools, Int, PerBlock, PerKey, at
+from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, PerKey, at
 from tracer.block_sizes import MIN_BLOCK_BYTES
 from tracer.blocks.from_recording.attribution import Attribution, Phase
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
@@ -29,7 +29,8 @@ from tracer.blocks.from_recording.storage_uses import (
 )
 from tracer.blocks.from_recording.time_spans import TimeSpans, enclosing, merged
 from tracer.blocks.from_recording.torch_categories import Categories, Category
-from tracer.blocks.kinds import FactsOf, Kind
+from tracer.blocks.kinds import Kind
+from tracer.blocks.rules import FactOf
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import (
@@ -58,7 +59,8 @@ KIND_OF_ROLE = {
     Role.KV_CACHE: Kind.KV_CACHE,
 }
 
-truth, number = FactsOf["Facts"].truth, FactsOf["Facts"].number
+truth = FactOf["Facts", Bool]
+number = FactOf["Facts", Int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,10 @@ class Facts:
         """Spans of backward passes."""
         return backward_passes(self.recording, self.attribution)
 
+    def pass_of(self, times_ns: Ints) -> PerBlock[Int]:
+        """The backward pass that each time lies in, -1 where none."""
+        return enclosing(*self.passes, times_ns)
+
     @cached_property
     def model_calls(self) -> OutermostCalls:
         """The calls of whole models."""
@@ -117,6 +123,10 @@ class Facts:
         """Spans of the regions whose names begin so."""
         spans, rows = self.recording.spans, self.recording.spans_named(prefix)
         return merged(spans.start_ns[rows], spans.end_ns[rows])
+
+    def freed_in(self, prefix: str) -> PerBlock[Bool]:
+        """Whether a region whose name begins so freed each block."""
+        return np.asarray(enclosing(*self.spans(prefix), self.freed_ns) >= 0, np.bool_)
 
     def of_key(self, column: PerKey[Bool]) -> PerBlock[Bool]:
         """A fact of the block's storage, for each block."""
@@ -140,7 +150,7 @@ class Facts:
     step_of_free = number(lambda f: at(f.attribution.allocation_step, f.freed_by, NONE))
     made_with_grad = truth(lambda f: at(records_grad(f.recording), f.maker, False))
     made_ns = number(lambda f: at(f.recording.allocations.time_ns, f.allocation, NONE))
-    made_in_pass = number(lambda f: enclosing(*f.passes, f.made_ns))  # The backward pass
+    made_in_pass = number(lambda f: f.pass_of(f.made_ns))  # The backward pass
     freed_ns = number(lambda f: at(f.recording.allocations.time_ns, f.freed_by, _FOREVER))
     # Row in `model_calls` of the call that it was made in
     call = number(lambda f: enclosing(f.model_calls.start_ns, f.model_calls.end_ns, f.made_ns))
@@ -205,7 +215,7 @@ class Facts:
 
     freed_by_maker = truth(lambda f: (f.maker >= 0) & (f.maker == f.freer))  # By the same operator
     # An optimizer's `zero_grad` freed it, and the operator that made it ran with gradients off
-    freed_by_zero_grad = truth(lambda f: (enclosing(*f.spans(ZERO_GRAD_PREFIX), f.freed_ns) >= 0) & ~f.made_with_grad)
+    freed_by_zero_grad = truth(lambda f: f.freed_in(ZERO_GRAD_PREFIX) & ~f.made_with_grad)
     # Freed in a later step than it was made in, or never
     outlived_step = truth(lambda f: (f.freed_by < 0) | (f.step_of_free > f.step))
 
@@ -258,8 +268,8 @@ class Facts:
     @truth
     def is_past_release(self) -> PerBlock[Bool]:
         """The next backward pass after it let go of what forward had made."""
-        start_ns, end_ns = self.passes
-        let_go_in = enclosing(start_ns, end_ns, self.freed_ns[self.made_in_forward])
+        start_ns, _ = self.passes
+        let_go_in = self.pass_of(self.freed_ns[self.made_in_forward])
         releases: Bools = np.zeros(len(start_ns) + 1, np.bool_)
         releases[let_go_in[let_go_in >= 0]] = True
         return np.asarray(releases[np.searchsorted(start_ns, self.made_ns, side="right")], np.bool_)
@@ -338,7 +348,7 @@ class Facts:
     @truth
     def used_by_later_backward(self) -> PerBlock[Bool]:
         """Made in one backward pass with gradients on, and used in a later one."""
-        used_in = enclosing(*self.passes, at(self.uses.last_used_by_backward_ns, self.lifetimes.key, NONE))
+        used_in = self.pass_of(at(self.uses.last_used_by_backward_ns, self.lifetimes.key, NONE))
         return (self.made_in_pass >= 0) & (used_in > self.made_in_pass) & self.made_with_grad
 
     # DDP's reducer filled or read what was not seen being made
@@ -467,7 +477,7 @@ class Facts:
         adds[ops.parent[recording.ops_named(_ADDS.__contains__)]] = True
         rows = recording.ops_named(lambda text: is_accumulate_grad(text) and not text.startswith(ENGINE_PREFIX))
         rows = rows[~adds[rows]]
-        number = enclosing(*self.passes, ops.start_ns[rows])
+        number = self.pass_of(ops.start_ns[rows])
         sizes_by_pass: dict[int, Counter[int]] = defaultdict(Counter)
         for of_pass, shapes in zip(number.tolist(), ops.input_shapes[rows].tolist(), strict=True):
             sizes_by_pass[of_pass].update(prod(shape) for shape in recording.shapes[shapes][:1])

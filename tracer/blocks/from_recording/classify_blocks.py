@@ -8,7 +8,6 @@ Shapes: B blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,106 +18,105 @@ from tracer.blocks.from_recording.block_facts import NONE, Facts, FailedStep
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.blocks.from_recording.collectives import common_modules
 from tracer.blocks.from_recording.torch_categories import Categories
-from tracer.blocks.kinds import Evidence, Kind, Rule, first_that_holds
+from tracer.blocks.kinds import Evidence, Kind
+from tracer.blocks.rules import AnyOf, Not, Rule, apply_rules
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
-RULES: tuple[Rule, ...] = (
+F = Facts
+RULES: tuple[Rule[F], ...] = (
     # A model may be called with what the program has computed, and the batch of an earlier step is none any more. The
     # indices of a sparse gradient may be the batch itself. A module has what FSDP gathers as its parameters only for a
     # while.
     Rule(
         Evidence.HELD_OBJECT,
-        "kind_of_role",
+        F.kind_of_role,
         (
-            "was_named",
-            "not is_observed_batch or not is_over",
-            "not is_observed_argument or not is_computed",
-            "not is_observed_gradient or not is_source",
-            "not is_parameter_or_argument or not is_of_collective",
+            F.was_named,
+            AnyOf(Not(F.is_observed_batch), Not(F.is_over)),
+            AnyOf(Not(F.is_observed_argument), Not(F.is_computed)),
+            AnyOf(Not(F.is_observed_gradient), Not(F.is_source)),
+            AnyOf(Not(F.is_parameter_or_argument), Not(F.is_of_collective)),
         ),
     ),
-    Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, ("is_of_collective",)),
-    Rule(Evidence.LIBRARYS_STATE, Kind.WORKSPACE, ("is_dropout_state",)),
-    Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, ("was_saved_before",)),
-    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, ("is_librarys", "not has_tensor")),
+    Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, (F.is_of_collective,)),
+    Rule(Evidence.LIBRARYS_STATE, Kind.WORKSPACE, (F.is_dropout_state,)),
+    Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, (F.was_saved_before,)),
+    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, (F.is_librarys, Not(F.has_tensor))),
     # What torch's data flow may say of storages from before: parameters only where nothing else names any.
     Rule(
         Evidence.DATA_FLOW,
         Kind.PARAMETER,
-        ("not_seen_made", "torch_says_parameter", "names_no_parameter", "not is_made_unseen"),
+        (F.not_seen_made, F.torch_says_parameter, F.names_no_parameter, Not(F.is_made_unseen)),
     ),
-    Rule(Evidence.DATA_FLOW, Kind.INPUT, ("not_seen_made", "torch_says_input", "is_target", "not is_over")),
+    Rule(Evidence.DATA_FLOW, Kind.INPUT, (F.not_seen_made, F.torch_says_input, F.is_target, Not(F.is_over))),
     # Buckets that a communication hook or another mode of Python's has seen have a tensor of Python's, as C++ keeps it.
-    Rule(Evidence.GIVEN_TO_REDUCER, Kind.COMMUNICATION, ("is_given_to_reducer", "has_no_role")),
-    Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, ("is_made_unseen", "used_by_backward")),
-    Rule(Evidence.UNSEEN, Kind.UNKNOWN, ("is_made_unseen",)),
-    Rule(Evidence.COMPILED_RECOMPUTED, Kind.ACTIVATION, ("is_recomputed_by_compiled",)),
-    Rule(Evidence.COMPILED_TAKEN_OVER, "kind_of_gradient", ("is_taken_over_by_compiled",)),
-    Rule(Evidence.COMPILED_SAVED, Kind.ACTIVATION, ("is_saved_by_compiled",)),
-    Rule(Evidence.LISTED, "kind_of_category", ("is_listed", "not_seen_made or made_in_loop")),
-    Rule(Evidence.REACHED, Kind.HELD, ("is_reached",)),
-    Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, ("not_seen_made",)),
+    Rule(Evidence.GIVEN_TO_REDUCER, Kind.COMMUNICATION, (F.is_given_to_reducer, F.has_no_role)),
+    Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, (F.is_made_unseen, F.used_by_backward)),
+    Rule(Evidence.UNSEEN, Kind.UNKNOWN, (F.is_made_unseen,)),
+    Rule(Evidence.COMPILED_RECOMPUTED, Kind.ACTIVATION, (F.is_recomputed_by_compiled,)),
+    Rule(Evidence.COMPILED_TAKEN_OVER, F.kind_of_gradient, (F.is_taken_over_by_compiled,)),
+    Rule(Evidence.COMPILED_SAVED, Kind.ACTIVATION, (F.is_saved_by_compiled,)),
+    Rule(Evidence.LISTED, F.kind_of_category, (F.is_listed, AnyOf(F.not_seen_made, F.made_in_loop))),
+    Rule(Evidence.REACHED, Kind.HELD, (F.is_reached,)),
+    Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, (F.not_seen_made,)),
     Rule(
-        Evidence.NO_TENSOR, Kind.WORKSPACE, ("not has_tensor", "freed_by_maker", "not is_compiled_buffer", "knows_uses")
+        Evidence.NO_TENSOR,
+        Kind.WORKSPACE,
+        (Not(F.has_tensor), F.freed_by_maker, Not(F.is_compiled_buffer), F.knows_uses),
     ),
     # Where no uses are recorded, no tensor was seen either: a tensor inside of the operator, or scratch memory.
-    Rule(Evidence.FREED_BY_MAKER, Kind.TEMPORARY, ("freed_by_maker", "not knows_uses")),
-    Rule(Evidence.ACCUMULATED, Kind.GRADIENT, ("made_in_backward", "is_gradient")),
-    Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, ("made_in_backward", "is_recomputed")),
-    Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, ("made_in_backward", "used_by_later_backward")),
+    Rule(Evidence.FREED_BY_MAKER, Kind.TEMPORARY, (F.freed_by_maker, Not(F.knows_uses))),
+    Rule(Evidence.ACCUMULATED, Kind.GRADIENT, (F.made_in_backward, F.is_gradient)),
+    Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, (F.made_in_backward, F.is_recomputed)),
+    Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, (F.made_in_backward, F.used_by_later_backward)),
     # Without uses, as in a trace from elsewhere.
-    Rule(Evidence.FREED_BY_ZERO_GRAD, Kind.GRADIENT, ("made_in_backward", "not knows_uses", "freed_by_zero_grad")),
+    Rule(Evidence.FREED_BY_ZERO_GRAD, Kind.GRADIENT, (F.made_in_backward, Not(F.knows_uses), F.freed_by_zero_grad)),
     Rule(
         Evidence.BACKWARD_TO_STEP,
         Kind.GRADIENT,
-        ("made_in_backward", "not knows_uses", "meets_step", "is_of_gradients_size"),
+        (F.made_in_backward, Not(F.knows_uses), F.meets_step, F.is_of_gradients_size),
     ),
-    Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, ("made_in_backward",)),
+    Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, (F.made_in_backward,)),
     # In a step that failed: what it has made and its state has not.
-    Rule(Evidence.WITHIN_FAILED_STEP, Kind.TEMPORARY, ("made_in_optimizer", "is_of_failed_optimizer")),
-    Rule(Evidence.OPTIMIZER_KEPT, Kind.OPTIMIZER_STATE, ("made_in_optimizer", "outlived_step")),
-    Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, ("made_in_optimizer",)),
+    Rule(Evidence.WITHIN_FAILED_STEP, Kind.TEMPORARY, (F.made_in_optimizer, F.is_of_failed_optimizer)),
+    Rule(Evidence.OPTIMIZER_KEPT, Kind.OPTIMIZER_STATE, (F.made_in_optimizer, F.outlived_step)),
+    Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, (F.made_in_optimizer,)),
     # From here on it was made in forward or by the loop.
     Rule(
         Evidence.FROM_OUTSIDE,
         Kind.INPUT,
-        ("is_source", "torch_says_input or used_by_backward", "not is_over", "not is_compiled_buffer"),
+        (F.is_source, AnyOf(F.torch_says_input, F.used_by_backward), Not(F.is_over), Not(F.is_compiled_buffer)),
     ),
     Rule(
         Evidence.SAVED,
         Kind.ACTIVATION,
-        ("used_by_backward or made_in_forward", "used_by_backward or freed_in_backward"),
+        (AnyOf(F.used_by_backward, F.made_in_forward), AnyOf(F.used_by_backward, F.freed_in_backward)),
     ),
-    Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, ("made_in_forward", "is_without_grad")),
+    Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, (F.made_in_forward, F.is_without_grad)),
     # Its step failed before a backward came to it: nothing that happens later can tell that.
-    Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, ("made_in_forward", "awaits_backward")),
-    Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, ("made_in_forward", "went_back", "not outlived_backward")),
+    Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, (F.made_in_forward, F.awaits_backward)),
+    Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, (F.made_in_forward, F.went_back, Not(F.outlived_backward))),
     # An output of the model's, or a loss: whether backward also used it, a trace does not say.
     Rule(
         Evidence.KEPT_BEHIND_BACKWARD,
         Kind.UNKNOWN,
-        ("made_in_forward", "went_back", "not knows_uses", "not outlived_step", "is_past_release"),
+        (F.made_in_forward, F.went_back, Not(F.knows_uses), Not(F.outlived_step), F.is_past_release),
     ),
     Rule(
         Evidence.FREED_BEHIND_BACKWARD,
         Kind.ACTIVATION,
-        ("made_in_forward", "went_back", "not knows_uses", "not outlived_step"),
+        (F.made_in_forward, F.went_back, Not(F.knows_uses), Not(F.outlived_step)),
     ),
-    Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, ("made_in_forward", "went_back")),
-    Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, ("made_in_forward",)),
-    Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, ("not knows_uses", "outlived_backward", "not outlived_step")),
+    Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, (F.made_in_forward, F.went_back)),
+    Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, (F.made_in_forward,)),
+    Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, (Not(F.knows_uses), F.outlived_backward, Not(F.outlived_step))),
     # `for batch in loader` keeps the old one until there is a new one.
-    Rule(Evidence.UNTIL_NEXT_BATCH, Kind.INPUT, ("not knows_uses", "is_replaced")),
-    Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, ("awaits_backward", "made_with_grad")),
-    Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, ("freed_in_loop", "not outlived_step")),
+    Rule(Evidence.UNTIL_NEXT_BATCH, Kind.INPUT, (Not(F.knows_uses), F.is_replaced)),
+    Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, (F.awaits_backward, F.made_with_grad)),
+    Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, (F.freed_in_loop, Not(F.outlived_step))),
     Rule(Evidence.OUTSIDE, Kind.HELD),
 )
-
-
-def apply_rules(facts: Facts, rules: Sequence[Rule] = RULES) -> tuple[PerBlock[Int], PerBlock[Int]]:
-    """[B] `Kind` and [B] `Evidence` by the first rule that holds."""
-    return first_that_holds(rules, facts, otherwise=Evidence.OUTSIDE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +172,7 @@ def classify_blocks(
     allocation = lifetimes.allocation
     category = _categories_at(recording, categories, lifetimes, time_ns)
     facts = Facts(recording, categories, attribution, lifetimes, category, known, time_ns, failed)
-    kind, evidence = apply_rules(facts)
+    kind, evidence = apply_rules(RULES, facts)
     none = np.full(len(allocation), NONE, np.int64)
     return ClassifiedBlocks(
         size_bytes=lifetimes.size_bytes,

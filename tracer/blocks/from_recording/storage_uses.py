@@ -13,7 +13,7 @@ from tracer.arrays import Bool, Bools, Int, Ints, PerEdge, PerKey, PerNode, PerO
 from tracer.blocks.from_recording.attribution import Attribution, Phase, backward_calls
 from tracer.blocks.from_recording.time_spans import TimeSpans, enclosing, merged
 from tracer.blocks.from_recording.torch_categories import Categories
-from tracer.blocks.kinds import FactsOf
+from tracer.blocks.rules import FactOf
 from tracer.capture.recording import CallKind, DataFlow, OpKind, Recording
 from tracer.capture.torch_names import is_asking_a_loader
 
@@ -85,7 +85,8 @@ _MOVES = _PUTS_TOGETHER | frozenset(
 _MAX_NODES_FOLLOWED = 1000
 
 
-truth, number = FactsOf["StorageUses"].truth, FactsOf["StorageUses"].number
+truth = FactOf["StorageUses", Bool]
+number = FactOf["StorageUses", Int]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,11 @@ from typing import Final
 
 import numpy as np
 
-from tracer.arrays import Bools, Ints, at
+from tracer.arrays import Bool, Bools, Int, Ints, at
 from tracer.blocks.from_snapshot.phases import DevicePhases
 from tracer.blocks.from_snapshot.sites import Sites
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
-from tracer.blocks.kinds import FactsOf
+from tracer.blocks.rules import FactOf
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState
 from tracer.snapshot.replay import BEFORE, Lives
@@ -37,15 +37,16 @@ _NOT_THE_PROGRAMS = (
     Fact.SET_DATA, Fact.SET_BUFFER,
 )  # fmt: skip
 
-truth, number = FactsOf["LifeFacts"].truth, FactsOf["LifeFacts"].number
+truth = FactOf["LifeFacts", Bool]
+number = FactOf["LifeFacts", Int]
 
 
-def made_in(*wanted: Fact) -> cached_property[Bools]:
+def made_in(*wanted: Fact) -> FactOf[LifeFacts, Bool]:
     """Whether the stack that made a block proves one of these."""
     return truth(lambda f: has(f.sites.facts[f.lives.stack], *wanted))
 
 
-def freed_in(*wanted: Fact) -> cached_property[Bools]:
+def freed_in(*wanted: Fact) -> FactOf[LifeFacts, Bool]:
     """Whether the stack that freed a block proves one of these."""
     return truth(lambda f: has(f.freed, *wanted))
 

@@ -7,119 +7,117 @@ and those that say "likely". A block that no rule knows is "not known".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
-from tracer.arrays import Ints
-from tracer.blocks.kinds import Evidence, HasLength, Kind, Rule, first_that_holds
+from tracer.blocks.from_snapshot.counting import BlockFacts
+from tracer.blocks.kinds import Evidence, Kind
+from tracer.blocks.rules import AnyOf, Not, Rule
 
+F = BlockFacts
 # What stacks, annotations and lives prove.
-PROOFS: Final[tuple[Rule, ...]] = (
-    Rule(Evidence.WORKSPACE_STACK, Kind.WORKSPACE, ("in_workspace",)),
-    Rule(Evidence.OPTIMIZER_STATE_STACK, Kind.OPTIMIZER_STATE, ("in_state_setup",)),
-    Rule(Evidence.ACCUMULATE_GRAD_STACK, Kind.GRADIENT, ("in_accumulate",)),
+PROOFS: Final[tuple[Rule[F], ...]] = (
+    Rule(Evidence.WORKSPACE_STACK, Kind.WORKSPACE, (F.in_workspace,)),
+    Rule(Evidence.OPTIMIZER_STATE_STACK, Kind.OPTIMIZER_STATE, (F.in_state_setup,)),
+    Rule(Evidence.ACCUMULATE_GRAD_STACK, Kind.GRADIENT, (F.in_accumulate,)),
     Rule(
         Evidence.FREED_BY_ZERO_GRAD,
         Kind.GRADIENT,
-        ("freed_by_zero_grad", "not in_step", "in_backward or in_silence or is_before"),
+        (F.freed_by_zero_grad, Not(F.in_step), AnyOf(F.in_backward, F.in_silence, F.is_before)),
     ),
-    Rule(Evidence.FREED_BY_DATA_ASSIGNMENT, Kind.PARAMETER, ("data_was_set", "not in_backward")),
-    Rule(Evidence.REPLACES_BUFFER, Kind.BUFFER, ("takes_buffers_place",)),
-    Rule(Evidence.REPLACES_BY_LINE, Kind.PARAMETER, ("takes_parameters_place",)),
+    Rule(Evidence.FREED_BY_DATA_ASSIGNMENT, Kind.PARAMETER, (F.data_was_set, Not(F.in_backward))),
+    Rule(Evidence.REPLACES_BUFFER, Kind.BUFFER, (F.takes_buffers_place,)),
+    Rule(Evidence.REPLACES_BY_LINE, Kind.PARAMETER, (F.takes_parameters_place,)),
     Rule(
         Evidence.BACKWARD_TO_STEP,
         Kind.GRADIENT,
-        ("in_backward", "not is_before", "meets_step", "not freed_by_program", "not is_of_grad_call"),
+        (F.in_backward, Not(F.is_before), F.meets_step, Not(F.freed_by_program), Not(F.is_of_grad_call)),
     ),
-    Rule(Evidence.COLLECTIVE_STACK, Kind.COMMUNICATION, ("in_collective",)),
-    Rule(Evidence.REPLACES_PARAMETER, Kind.PARAMETER, ("is_replacing",)),
-    Rule(Evidence.OUTLIVED_STEP, Kind.OPTIMIZER_STATE, ("outlives_step",)),
-    Rule(Evidence.WITHIN_STEP, Kind.TEMPORARY, ("in_step", "not is_before", "not is_at_end")),
-    Rule(Evidence.STEP_STACK_BEFORE, Kind.OPTIMIZER_STATE, ("in_step", "is_before")),
-    Rule(Evidence.RELEASED_BY_AUTOGRAD, Kind.ACTIVATION, ("outside", "freed_by_autograd")),
+    Rule(Evidence.COLLECTIVE_STACK, Kind.COMMUNICATION, (F.in_collective,)),
+    Rule(Evidence.REPLACES_PARAMETER, Kind.PARAMETER, (F.is_replacing,)),
+    Rule(Evidence.OUTLIVED_STEP, Kind.OPTIMIZER_STATE, (F.outlives_step,)),
+    Rule(Evidence.WITHIN_STEP, Kind.TEMPORARY, (F.in_step, Not(F.is_before), Not(F.is_at_end))),
+    Rule(Evidence.STEP_STACK_BEFORE, Kind.OPTIMIZER_STATE, (F.in_step, F.is_before)),
+    Rule(Evidence.RELEASED_BY_AUTOGRAD, Kind.ACTIVATION, (F.outside, F.freed_by_autograd)),
     Rule(
         Evidence.HELD_OVER_BACKWARD,
         Kind.HELD,
-        ("outside", "in_module or in_functional", "meets_backward", "freed_by_program"),
+        (F.outside, AnyOf(F.in_module, F.in_functional), F.meets_backward, F.freed_by_program),
     ),
     Rule(
         Evidence.RECOMPUTED_STACK,
         Kind.ACTIVATION,
-        ("in_backward", "in_module or in_recompute", "freed_by_autograd", "not freed_in_recompute"),
+        (F.in_backward, AnyOf(F.in_module, F.in_recompute), F.freed_by_autograd, Not(F.freed_in_recompute)),
     ),
-    Rule(Evidence.SAVED_IN_BACKWARD, Kind.ACTIVATION, ("in_backward", "outlives_backward", "freed_as_saved")),
+    Rule(Evidence.SAVED_IN_BACKWARD, Kind.ACTIVATION, (F.in_backward, F.outlives_backward, F.freed_as_saved)),
     Rule(
         Evidence.WITHIN_BACKWARD,
         Kind.TEMPORARY,
-        ("in_backward", "freed_by_autograd", "has_cpp or not is_brief_workspace"),
+        (F.in_backward, F.freed_by_autograd, AnyOf(F.has_cpp, Not(F.is_brief_workspace))),
     ),
-    Rule(Evidence.MODULE_SETUP_STACK, Kind.PARAMETER, ("in_module_setup", "is_at_end or freed_in_step")),
-    Rule(Evidence.COPIED_PARAMETER, Kind.PARAMETER, ("in_parameter_copy",)),
+    Rule(Evidence.MODULE_SETUP_STACK, Kind.PARAMETER, (F.in_module_setup, AnyOf(F.is_at_end, F.freed_in_step))),
+    Rule(Evidence.COPIED_PARAMETER, Kind.PARAMETER, (F.in_parameter_copy,)),
 )
 # What blocks prove of each other, and what is likely.
-LIKELY: Final[tuple[Rule, ...]] = (
-    Rule(Evidence.WORKSPACE_BRIEF, Kind.WORKSPACE, ("is_brief_workspace", "not has_cpp")),
-    Rule(Evidence.WORKSPACE_KEPT, Kind.WORKSPACE, ("is_workspace_kept",)),
-    Rule(Evidence.BEFORE_ANY_BACKWARD, Kind.TEMPORARY, ("outside", "not is_at_end", "not may_meet_backward")),
+LIKELY: Final[tuple[Rule[F], ...]] = (
+    Rule(Evidence.WORKSPACE_BRIEF, Kind.WORKSPACE, (F.is_brief_workspace, Not(F.has_cpp))),
+    Rule(Evidence.WORKSPACE_KEPT, Kind.WORKSPACE, (F.is_workspace_kept,)),
+    Rule(Evidence.BEFORE_ANY_BACKWARD, Kind.TEMPORARY, (F.outside, Not(F.is_at_end), Not(F.may_meet_backward))),
     Rule(
-        Evidence.FREED_IN_STEP, Kind.OPTIMIZER_STATE, ("is_before", "freed_in_step", "has_cpp or has_size_of_staying")
+        Evidence.FREED_IN_STEP,
+        Kind.OPTIMIZER_STATE,
+        (F.is_before, F.freed_in_step, AnyOf(F.has_cpp, F.has_size_of_staying)),
     ),
-    Rule(Evidence.BACKWARD_STACK_BEFORE, Kind.GRADIENT, ("in_backward", "is_before", "is_at_end")),
-    Rule(Evidence.RELEASED_IN_SILENCE, Kind.ACTIVATION, ("outside", "freed_in_silence")),
+    Rule(Evidence.BACKWARD_STACK_BEFORE, Kind.GRADIENT, (F.in_backward, F.is_before, F.is_at_end)),
+    Rule(Evidence.RELEASED_IN_SILENCE, Kind.ACTIVATION, (F.outside, F.freed_in_silence)),
     Rule(
         Evidence.SILENCE_TO_STEP,
         Kind.GRADIENT,
-        ("in_silence", "meets_step", "is_of_parameters_size", "not is_of_grad_call"),
+        (F.in_silence, F.meets_step, F.is_of_parameters_size, Not(F.is_of_grad_call)),
     ),
-    Rule(Evidence.SAVED_IN_SILENCE, Kind.ACTIVATION, ("outlives_silence", "freed_in_silence")),
-    Rule(Evidence.WITHIN_SILENCE, Kind.TEMPORARY, ("in_silence", "freed_in_silence")),
-    Rule(Evidence.LEFT_BY_BACKWARD, Kind.GRADIENT, ("is_left_by_backward", "not is_of_grad_call")),
-    Rule(Evidence.SAME_STACK, "stack_kind", ("has_stack_kind",)),
-    Rule(Evidence.GRADIENTS_SIZES, Kind.PARAMETER, ("is_as_many_as_gradients",)),
-    Rule(Evidence.SETS_OF_SIZES, Kind.PARAMETER, ("is_first_set",)),
-    Rule(Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, ("is_later_set",)),
+    Rule(Evidence.SAVED_IN_SILENCE, Kind.ACTIVATION, (F.outlives_silence, F.freed_in_silence)),
+    Rule(Evidence.WITHIN_SILENCE, Kind.TEMPORARY, (F.in_silence, F.freed_in_silence)),
+    Rule(Evidence.LEFT_BY_BACKWARD, Kind.GRADIENT, (F.is_left_by_backward, Not(F.is_of_grad_call))),
+    Rule(Evidence.SAME_STACK, F.stack_kind, (F.has_stack_kind,)),
+    Rule(Evidence.GRADIENTS_SIZES, Kind.PARAMETER, (F.is_as_many_as_gradients,)),
+    Rule(Evidence.SETS_OF_SIZES, Kind.PARAMETER, (F.is_first_set,)),
+    Rule(Evidence.SETS_OF_SIZES, Kind.OPTIMIZER_STATE, (F.is_later_set,)),
     Rule(
         Evidence.FED_TO_FORWARD,
         Kind.INPUT,
         (
-            "outside",
-            "is_fed",
-            "meets_backward or is_at_end",
-            "not in_module",
-            "not in_functional",
-            "not in_constructor",
-            "not in_module_setup",
-            "not is_long_lived",
-            "not is_of_parameters_size",
+            F.outside,
+            F.is_fed,
+            AnyOf(F.meets_backward, F.is_at_end),
+            Not(F.in_module),
+            Not(F.in_functional),
+            Not(F.in_constructor),
+            Not(F.in_module_setup),
+            Not(F.is_long_lived),
+            Not(F.is_of_parameters_size),
         ),
     ),
-    Rule(Evidence.KEPT_ALONE, Kind.HELD, ("is_kept_alone",)),
+    Rule(Evidence.KEPT_ALONE, Kind.HELD, (F.is_kept_alone,)),
     Rule(
         Evidence.HELD_OVER_STEP,
         Kind.HELD,
         (
-            "outside",
-            "in_module or in_functional",
-            "not is_at_end or is_held_of_few",
-            "meets_backward",
-            "meets_step",
-            "not in_module_setup",
-            "not in_constructor",
+            F.outside,
+            AnyOf(F.in_module, F.in_functional),
+            AnyOf(Not(F.is_at_end), F.is_held_of_few),
+            F.meets_backward,
+            F.meets_step,
+            Not(F.in_module_setup),
+            Not(F.in_constructor),
         ),
     ),
     Rule(
         Evidence.MODULE_CALL_STACK,
         Kind.ACTIVATION,
-        ("outside", "in_module", "meets_backward", "not is_long_lived", "not is_last_layers"),
+        (F.outside, F.in_module, F.meets_backward, Not(F.is_long_lived), Not(F.is_last_layers)),
     ),
-    Rule(Evidence.ALIVE_AT_END, Kind.ACTIVATION, ("is_kept_by_forward", "not stack_made_temporaries")),
-    Rule(Evidence.IN_FLIGHT, Kind.TEMPORARY, ("is_in_flight",)),
-    Rule(Evidence.FROZEN_SET, Kind.PARAMETER, ("is_frozen_set",)),
-    Rule(Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, ("has_only_forward", "is_one_set")),
+    Rule(Evidence.ALIVE_AT_END, Kind.ACTIVATION, (F.is_kept_by_forward, Not(F.stack_made_temporaries))),
+    Rule(Evidence.IN_FLIGHT, Kind.TEMPORARY, (F.is_in_flight,)),
+    Rule(Evidence.FROZEN_SET, Kind.PARAMETER, (F.is_frozen_set,)),
+    Rule(Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, (F.has_only_forward, F.is_one_set)),
 )
-RULES: Final[tuple[Rule, ...]] = (*PROOFS, *LIKELY, Rule(Evidence.UNPROVED, Kind.UNKNOWN))
-
-
-def apply_rules(facts: HasLength, rules: Sequence[Rule] = RULES) -> tuple[Ints, Ints]:
-    """`Kind` [lives] and `Evidence` [lives] by the first rule that holds; what none knows is unproved."""
-    return first_that_holds(rules, facts, otherwise=Evidence.UNPROVED)
+RULES: Final[tuple[Rule[F], ...]] = (*PROOFS, *LIKELY, Rule(Evidence.UNPROVED, Kind.UNKNOWN))

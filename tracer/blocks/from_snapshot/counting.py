@@ -8,9 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bool, Bools, Int, Ints
 from tracer.blocks.from_snapshot.block_facts import LARGE_WORKSPACE_BYTES, NONE, WORKSPACE_BYTES, LifeFacts
-from tracer.blocks.from_snapshot.classify_blocks import PROOFS, apply_rules
 from tracer.blocks.from_snapshot.sizes import (
     SizeSets,
     as_many_as,
@@ -21,7 +20,8 @@ from tracer.blocks.from_snapshot.sizes import (
     most_at_once,
     sets_of_sizes,
 )
-from tracer.blocks.kinds import FactsOf, Kind, Rule
+from tracer.blocks.kinds import Kind
+from tracer.blocks.rules import FactOf, Rule, apply_rules
 from tracer.snapshot.columns import Int32s
 from tracer.snapshot.stacks import NO_STACK
 
@@ -34,7 +34,6 @@ _LEAST_KEPT = 3  # One in so many of the earlier blocks is in use where a forwar
 _LEAST_SEEN = 12  # Of fewer, a cache of keys and values and what the first layer works with may be as many
 _GONE_PER_HELD = 8
 """Results that a program holds are few; of two models in a step, the second backward's activations are as many."""
-_OF_PLACES = {"takes_buffers_place", "takes_parameters_place", "is_replacing"}
 
 
 def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
@@ -56,14 +55,15 @@ def agreed(parts: Iterable[Ints]) -> Ints:
     return common
 
 
-truth, number = FactsOf["BlockFacts"].truth, FactsOf["BlockFacts"].number
+truth = FactOf["BlockFacts", Bool]
+number = FactOf["BlockFacts", Int]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockFacts(LifeFacts):
     """All facts of each block, columns [lives]."""
 
-    proofs: Sequence[Rule] = PROOFS
+    proofs: Sequence[Rule[BlockFacts]]  # `PROOFS` of the table
     devices: list[BlockFacts] = field(default_factory=list)  # All of the snapshot, this one among them
 
     # ---- parameters as their constructors made them, and what took their place ---------------------------------------
@@ -74,7 +74,9 @@ class BlockFacts(LifeFacts):
         constructed = self.in_constructor & (self.is_at_end | self.freed_in_step)
         constructed &= ~has_size_of(self.size, self.size[self.in_module_setup])
         constructed &= self._is_of_first_maker(constructed)
-        kind, _ = apply_rules(self, [rule for rule in self.proofs if not _OF_PLACES & {*rule.when}])
+        facts = type(self)
+        of_places = {facts.takes_buffers_place, facts.takes_parameters_place, facts.is_replacing}
+        kind, _ = apply_rules([rule for rule in self.proofs if not of_places & {*rule.when}], self)
         return as_many_as(constructed, self.size, *self.gradients_at_once(kind))
 
     def _is_of_first_maker(self, chosen: Bools) -> Bools:
@@ -171,14 +173,14 @@ class BlockFacts(LifeFacts):
     @cached_property
     def proved(self) -> Ints:
         """The `Kind` that a proof says of each block, or `Kind.UNKNOWN`."""
-        return apply_rules(self, self.proofs)[0]
+        return apply_rules(self.proofs, self)[0]
 
     @cached_property
     def proved_of_stacks(self) -> Ints:
         """What the blocks of each stack are proved to be on this device, see `kinds_of_stacks` [stacks]."""
         return kinds_of_stacks(self.lives.stack, self.proved, len(self.sites.facts))
 
-    @cached_property
+    @number
     def stack_kind(self) -> Ints:
         """What every other block of the same stack is that is proved, on all devices, as a `Kind`.
 

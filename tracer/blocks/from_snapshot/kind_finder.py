@@ -12,12 +12,13 @@ import numpy as np
 from tracer.arrays import Ints, at
 from tracer.blocks.from_snapshot.backward_lines import BackwardLines
 from tracer.blocks.from_snapshot.block_facts import facts_of_frees
-from tracer.blocks.from_snapshot.classify_blocks import apply_rules
+from tracer.blocks.from_snapshot.classify_blocks import PROOFS, RULES
 from tracer.blocks.from_snapshot.counting import BlockFacts
 from tracer.blocks.from_snapshot.phases import DevicePhases
 from tracer.blocks.from_snapshot.sites import Sites
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Evidence, Kind, kind_named
+from tracer.blocks.rules import apply_rules
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Lives, Replay, as_it_failed
 
@@ -71,7 +72,7 @@ class KindFinder:
         freed = np.where(is_known, freed, freed & int(Fact.RELEASE_SAVED))
         self._held = held or {}
         self.phases = DevicePhases(snapshot, self._state, sites.facts)
-        self.facts = BlockFacts(self._state, self._lives, self.phases, sites, freed, devices=devices)
+        self.facts = BlockFacts(self._state, self._lives, self.phases, sites, freed, PROOFS, devices)
         devices.append(self.facts)
 
     def phase_at(self, entry: int) -> str:
@@ -106,7 +107,7 @@ class KindFinder:
 
     @cached_property
     def _kinds_and_evidence(self) -> tuple[Ints, Ints]:
-        kind, evidence = apply_rules(self.facts)
+        kind, evidence = apply_rules(RULES, self.facts)
         for said, how in (
             (self._held_kinds(), Evidence.HELD_BY_PROGRAM),
             (self._recorded_kinds(), Evidence.SAID_BY_RECORDING),
