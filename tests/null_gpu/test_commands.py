@@ -648,3 +648,11 @@ def test_what_an_optimizer_makes_in_the_step_that_fails_is_not_its_state(tmp_pat
     assert sums["OPTIMIZER_STATE"] == 2 * sums["PARAMETER"] and sums["TEMPORARY"] > 90 << 20
     assert "The optimizer's foreach implementation makes 48 blocks" in answer
     assert "Give the optimizer foreach=False" in answer and "fused=True" not in answer
+
+
+def test_results_that_a_failed_operator_could_not_return_are_named_as_in_a_run_that_fits(tmp_path: Path) -> None:
+    """The operator frees those that it has made, as it does its scratch memory."""
+    _, peak = out_of_memory(IN_THE_STEP, "rtx4090:1240MiB", tmp_path)
+    made = [row for row in peak["rows"] if row["phase"] == "optimizer"]
+    assert {row["category"] for row in made} == {"OPTIMIZER_STATE", "TEMPORARY"}
+    assert any(row["op"].startswith("aten::_foreach") for row in made if row["category"] == "TEMPORARY")

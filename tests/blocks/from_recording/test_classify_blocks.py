@@ -291,6 +291,8 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
             Kind.EVALUATION,
         ),
         ({**TRAINED, "is_without_grad": True, "freed": Phase.FORWARD}, Kind.EVALUATION),
+        # A teacher's output, in a step that failed.
+        ({**TRAINED, "is_without_grad": True, "awaits_backward": True}, Kind.EVALUATION),
     ),
     (
         Evidence.AWAITS_BACKWARD,
@@ -431,6 +433,17 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
     ({"awaits_backward": True}, Kind.HELD, Evidence.OUTSIDE),
     ({"made_with_grad": True}, Kind.HELD, Evidence.OUTSIDE),
     ({"is_of_failed_optimizer": True}, Kind.HELD, Evidence.OUTSIDE),
+    # Results of the operator that failed, such as those of a foreach operator that made only some of them.
+    (
+        {**OPTIMIZER, "has_tensor": False, "freed_by_maker": True, "is_unfinished": True, "outlived_step": False},
+        Kind.TEMPORARY,
+        Evidence.WITHIN_OPTIMIZER,
+    ),
+    (
+        {**BACKWARD, "has_tensor": False, "freed_by_maker": True, "is_unfinished": True},
+        Kind.AUTOGRAD_DETAIL,
+        Evidence.MADE_IN_BACKWARD,
+    ),
     ({"category": Category.ACTIVATION}, Kind.HELD, Evidence.OUTSIDE),
     ({"knows_uses": False, "freed": Phase.OTHER, "outlived_step": False}, Kind.TEMPORARY, Evidence.WITHIN_LOOP),
     ({"knows_uses": False, "outlived_backward": True}, Kind.HELD, Evidence.OUTSIDE),

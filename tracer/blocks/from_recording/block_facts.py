@@ -304,6 +304,23 @@ class Facts:
         is_last = self.step == self.step.max(initial=NONE)
         return np.asarray(self.failed_in(Phase.OPTIMIZER) & is_last & knows_state, np.bool_)
 
+    @truth
+    def is_unfinished(self) -> PerBlock[Bool]:
+        """Made by the operator in which memory ended: what an operator has not returned yet is in no tensor.
+
+        Scratch memory is what operators of its name, in the same phase, freed themselves in other calls, as large.
+        """
+        failed = self.failed
+        brief = self.freed_by_maker & ~self.has_tensor
+        if failed is None:
+            return np.zeros(len(self), np.bool_)
+        of_failure = brief & self.failed_in(failed.phase)
+        name = at(self.recording.ops.name, self.maker, NONE)
+        alike = np.stack([name, self.made, self.lifetimes.size_bytes], axis=1)
+        scratch = set(map(tuple, alike[brief & ~of_failure & ~np.isin(self.maker, self.maker[of_failure])].tolist()))
+        of_failure[of_failure] = [tuple(row) not in scratch for row in alike[of_failure].tolist()]
+        return np.asarray(of_failure, np.bool_)
+
     # ---- who made it -------------------------------------------------------------------------------------------------
 
     # By a module that ran again inside backward

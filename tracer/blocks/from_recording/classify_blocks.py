@@ -60,10 +60,11 @@ RULES: tuple[Rule[F], ...] = (
     Rule(Evidence.LISTED, F.kind_of_category, (F.is_listed, AnyOf(F.not_seen_made, F.made_in_loop))),
     Rule(Evidence.REACHED, Kind.HELD, (F.is_reached,)),
     Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, (F.not_seen_made,)),
+    # Results of the operator that failed are no workspace: rules below say what they would have been.
     Rule(
         Evidence.NO_TENSOR,
         Kind.WORKSPACE,
-        (Not(F.has_tensor), F.freed_by_maker, Not(F.is_compiled_buffer), F.knows_uses),
+        (Not(F.has_tensor), F.freed_by_maker, Not(F.is_compiled_buffer), F.knows_uses, Not(F.is_unfinished)),
     ),
     # Where no uses are recorded, no tensor was seen either: a tensor inside of the operator, or scratch memory.
     Rule(Evidence.FREED_BY_MAKER, Kind.TEMPORARY, (F.freed_by_maker, Not(F.knows_uses))),
