@@ -153,7 +153,7 @@ class CountedBlocks:
 
     @property
     def by_kind(self) -> dict[Kind, Ints]:
-        """Bytes of each kind alive before the first event and after each [D + 1], in the order of `LAYERS`."""
+        """Bytes of each kind alive before the first event and after each [D + 1], in the order of `Kind`."""
         blocks = self.blocks
         levels = levels_by_kind(blocks.kind, blocks.size_bytes, self.made_at, self.freed_at, self.num_events)
         return {kind: level for kind, level in levels.items() if level.any()}

@@ -13,46 +13,44 @@ LABEL_BEFORE: Final = f", made {BEFORE_RECORDING}"
 
 
 class Kind(IntEnum):
-    """Kinds of blocks, each with its meaning: finer than torch's categories where there is evidence."""
+    """Kinds of blocks, in the order of a drawing's layers, lowest first: finer than torch's where there is evidence.
 
-    meaning: str  # Beside its name in a table, for whoever reads it for the first time; short enough for 80 columns
+    Those that torch's categories have too have their names, and hues near those of `_CATEGORY_TO_COLORS` in
+    torch/profiler/_memory_profiler.py. Any two colors can be told apart on either ground, also by people who see no
+    red, no green or no blue.
+    """
 
-    def __new__(cls, number: int, meaning: str = "") -> Kind:
+    words: str  # In sentences, tables and pages
+    meaning: str  # Beside the words in a table, for whoever reads them for the first time; short enough for 80 columns
+    colors: tuple[str, str]  # On white, and on black
+
+    def __new__(cls, number: int, words: str = "", meaning: str = "", colors: tuple[str, str] = ("", "")) -> Kind:
         """Return the kind of this number."""
         kind = int.__new__(cls, number)
-        kind._value_, kind.meaning = number, meaning
+        kind._value_, kind.words, kind.meaning, kind.colors = number, words, meaning, colors
         return kind
 
-    PARAMETER = 0, "weights of the model"
-    OPTIMIZER_STATE = 1, "kept by the optimizer"
-    INPUT = 2, "the batch and its targets"
-    TEMPORARY = 3, "made and freed in one phase"  # And seen as a tensor
-    ACTIVATION = 4, "from forward, for backward"
-    GRADIENT = 5, "of the parameters"
-    AUTOGRAD_DETAIL = 6, "made during backward"  # Gradients of activations, intermediate results
-    WORKSPACE = 7, "operators' scratch memory"  # Never seen as a tensor
-    BUFFER = 8, "buffers of the model"
-    BEFORE_RECORDING = 9, "from before, use not known"
-    UNKNOWN = 10, "nothing proves what it is"
-    EVALUATION = 11, "forward without gradients"
-    HELD = 12, "kept by Python variables"  # In a variable, a list or a cache; no backward uses it
-    COMMUNICATION = 13, "buffers of collectives"  # What FSDP gathers and reduces, and DDP's buckets
-    KV_CACHE = 14, "keys and values of tokens"  # An engine's, allocated beforehand, or transformers'
-
-    @property
-    def words(self) -> str:
-        """The kind in plain words, for a sentence or a column."""
-        if self is Kind.KV_CACHE:
-            return "KV cache"
-        return "not known" if self is Kind.UNKNOWN else self.name.lower().replace("_", " ")
-
-
-# Every kind once, in the order of a drawing's layers, lowest first.
-LAYERS: Final = (
-    Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.KV_CACHE, Kind.BEFORE_RECORDING, Kind.INPUT, Kind.TEMPORARY,
-    Kind.ACTIVATION, Kind.EVALUATION, Kind.HELD, Kind.GRADIENT, Kind.AUTOGRAD_DETAIL, Kind.COMMUNICATION,
-    Kind.WORKSPACE, Kind.UNKNOWN,
-)  # fmt: skip
+    PARAMETER = 0, "parameter", "weights of the model", ("#0a7410", "#16a751")
+    BUFFER = 8, "buffer", "buffers of the model", ("#95eaad", "#62f5c7")
+    OPTIMIZER_STATE = 1, "optimizer state", "kept by the optimizer", ("#ceb309", "#f4df32")
+    # An engine's, allocated beforehand, or transformers'
+    KV_CACHE = 14, "KV cache", "keys and values of tokens", ("#bdf463", "#c8f78d")
+    BEFORE_RECORDING = 9, "before recording", "from before, use not known", ("#cecfcf", "#474747")
+    INPUT = 2, "input", "the batch and its targets", ("#3cb7c7", "#33767c")
+    # And seen as a tensor
+    TEMPORARY = 3, "temporary", "made and freed in one phase", ("#ca9dff", "#bc8ace")
+    ACTIVATION = 4, "activation", "from forward, for backward", ("#de5241", "#f23738")
+    EVALUATION = 11, "evaluation", "forward without gradients", ("#a92b90", "#ab34a3")
+    # In a variable, a list or a cache; no backward uses it
+    HELD = 12, "held", "kept by Python variables", ("#ea7878", "#fd9693")
+    GRADIENT = 5, "gradient", "of the parameters", ("#1a52d8", "#4b68fa")
+    # Gradients of activations, intermediate results
+    AUTOGRAD_DETAIL = 6, "autograd detail", "made during backward", ("#618ec5", "#3ea0ff")
+    # What FSDP gathers and reduces, and DDP's buckets
+    COMMUNICATION = 13, "communication", "buffers of collectives", ("#74e6ff", "#a5e7fe")
+    # Never seen as a tensor
+    WORKSPACE = 7, "workspace", "operators' scratch memory", ("#f9a471", "#f37d17")
+    UNKNOWN = 10, "not known", "nothing proves what it is", ("#67686b", "#a4b2be")
 
 
 def kind_named(words: str) -> Kind | None:
@@ -202,9 +200,9 @@ def levels_by_kind(kind: Ints, amount: Ints, begin: Ints, end: Ints, num_entries
     """Return what blocks of each kind have in use at the start and after each entry, as `in_use` counts it.
 
     Returns:
-        By the kinds that occur, in the order of `LAYERS` [entries + 1]; together they are the level of all blocks.
+        By the kinds that occur, in their order [entries + 1]; together they are the level of all blocks.
     """
-    of_kind = {layer: kind == layer for layer in LAYERS}
+    of_kind = {layer: kind == layer for layer in Kind}
     return {
         layer: in_use(amount[mine], begin[mine], end[mine], num_entries)
         for layer, mine in of_kind.items()

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from tracer.answers.recording_findings import Findings
 from tracer.answers.tables import Table, cell_text
-from tracer.blocks.kinds import words_of
+from tracer.blocks.kinds import Kind, words_of
 from tracer.capture.sources.source_files import running_shell
-from tracer.exporters.page.data import CATEGORIES
 from tracer.exporters.screen.profile import categories_table, headline, lines_table
 from tracer.units import format_bytes
 
@@ -64,7 +63,7 @@ class Paragraph:
 
 def _bar(sizes: dict[str, int], peak_bytes: int) -> str:
     """A bar as wide as the cell, with a part for each kind."""
-    colors = {name: color for name, (color, _) in CATEGORIES.items()}
+    colors = {kind.name: kind.colors[0] for kind in Kind}
     parts = (
         f'<span style="width:{100 * size / peak_bytes:.2f}%;background:{colors.get(name, _OTHER)}"'
         f' title="{escape(f"{words_of(name)} {format_bytes(size)}")}"></span>'

@@ -39,7 +39,7 @@ from tracer.blocks.from_snapshot.timeline import (
     step_levels,
     steps_of_blocks,
 )
-from tracer.blocks.kinds import LAYERS, Evidence, Kind
+from tracer.blocks.kinds import Evidence, Kind
 from tracer.capture.objects.known_storages import Role
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory
@@ -66,7 +66,7 @@ def check(replayed: ReplayedSnapshot) -> None:
         entries = {-1, one.replay.peak_entry, len(one.state.trace) - 1}
         assert all(found.allocated_bytes[at + 1] == allocated_after(one.replay, at) for at in entries)
         assert (np.diff(found.times) >= 0).all()
-        order = list(map(LAYERS.index, found.levels))
+        order = list(map([*Kind].index, found.levels))
         assert order == sorted(order) and len(order) == len(
             set(one.kinds.of(np.arange(len(one.replay.lives))).tolist())
         )

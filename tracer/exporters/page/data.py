@@ -22,7 +22,7 @@ from tracer.answers.paths import packaged_file, short_path, source_place
 from tracer.answers.rows import PeakRow, moment_words
 from tracer.answers.tables import Table
 from tracer.arrays import Ints, Rows
-from tracer.blocks.kinds import meaning_of, words_of
+from tracer.blocks.kinds import Kind, meaning_of, words_of
 from tracer.capture.torch_names import step_words
 from tracer.exporters.annotated_source import AnnotatedFile, freed_words
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json, stacks_json
@@ -144,7 +144,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         ],
         "categories": {
             words_of(name): {"light": light, "dark": dark, "meaning": meaning_of(name)}
-            for name, (light, dark) in {**CATEGORIES, **SIDES}.items()
+            for name, (light, dark) in ({kind.name: kind.colors for kind in Kind} | OTHER_LAYERS).items()
         },
     }
     # People read the same words here as on a screen; only JSON for programs has the identifiers.
@@ -269,35 +269,14 @@ def _line(line: Curve, origin: int, num_buckets: int) -> dict[str, Any]:
     return {"name": line.name, **packed([rows, drawn[rows], line.values_bytes[rows]], total=len(line.times))}
 
 
-CATEGORIES = {
-    # name: (on white, on black), in the order of a drawing's layers. The hues of what everybody has are near
-    # torch's, `_CATEGORY_TO_COLORS` in torch/profiler/_memory_profiler.py; any two can be told apart on either ground,
-    # also by people who see no red, no green or no blue.
-    "PARAMETER": ("#0a7410", "#16a751"),
-    "BUFFER": ("#95eaad", "#62f5c7"),
-    "OPTIMIZER_STATE": ("#ceb309", "#f4df32"),
-    "KV_CACHE": ("#bdf463", "#c8f78d"),
-    "BEFORE_RECORDING": ("#cecfcf", "#474747"),
-    "INPUT": ("#3cb7c7", "#33767c"),
-    "TEMPORARY": ("#ca9dff", "#bc8ace"),
-    "ACTIVATION": ("#de5241", "#f23738"),
-    "EVALUATION": ("#a92b90", "#ab34a3"),
-    "HELD": ("#ea7878", "#fd9693"),
-    "GRADIENT": ("#1a52d8", "#4b68fa"),
-    "AUTOGRAD_DETAIL": ("#618ec5", "#3ea0ff"),
-    "COMMUNICATION": ("#74e6ff", "#a5e7fe"),
-    "WORKSPACE": ("#f9a471", "#f37d17"),
-    "UNTAGGED": ("#7f7a84", "#aba9b8"),
-    "UNKNOWN": ("#67686b", "#a4b2be"),
-}
-
 BOTH, MORE, LESS = "in both", "more than before", "less than before"
-SIDES = {
+OTHER_LAYERS = {
+    "UNTAGGED": ("#7f7a84", "#aba9b8"),  # Torch's word for what it did not tag
     BOTH: ("#c6cbd2", "#424a54"),
     MORE: ("#d1495b", "#e8646f"),
     LESS: ("#2a78b5", "#5aa7e0"),
 }
-"""Layers of two curves over each other: as `CATEGORIES`."""
+"""Layers that are no kinds, and their colors on white and on black."""
 
 
 def headline(page: Page) -> tuple[str, ...]:
