@@ -34,15 +34,20 @@ GIB = 1 << 30
         (GIB, GIB, int(1.006 * GIB), "1.01 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
         (GIB, GIB, 2 * GIB, "2.00 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
         (GIB, 2 * GIB, 3 * GIB, "3.00 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
-        (0, 2 * GIB, 2 * GIB, "2.00 GiB, in step 2, which was not recorded. Use --n-wait-steps 0 --n-warmup-steps 0"),
+        (0, 2 * GIB, 2 * GIB, "2.00 GiB, in step 2, which was not recorded. Use --n-wait-steps 1 --n-warmup-steps 0"),
         (2 * GIB, 2 * GIB, 2 * GIB, "2.00 GiB, before its first step."),
     ],
 )
 def test_what_was_larger_at_another_time_is_said(before: int, until_then: int, at_end: int, words: str) -> None:
-    said = larger_elsewhere(GIB, before, (until_then, 2), at_end)
+    said = larger_elsewhere(GIB, before, (until_then, 2), at_end, is_recorded=False)
     assert said.removeprefix("The script used more than the peak below: ").startswith(words) and bool(said) == bool(
         words
     )
+
+
+def test_a_recorded_step_is_not_told_as_one_that_was_not() -> None:
+    said = larger_elsewhere(GIB, 0, (2 * GIB, 3), 2 * GIB, is_recorded=True)
+    assert said.endswith("2.00 GiB, in step 3, of which the recording has less.")
 
 
 def train(profile: ScriptProfile, num_steps: int, *, fails: bool = False) -> None:

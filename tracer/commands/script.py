@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer.capture.deferred_handlers import handlers_dropped
-from tracer.commands.common import say_all
+from tracer.commands.common import address_space_lines, say_all
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 
@@ -121,11 +121,13 @@ def run_script(
     from tracer.sessions.script_run import FirstStepsDone
     from tracer.sessions.termination import signals_deferred
 
+    has_begun = False
     with _pythons_hook(), ExitStack() as ended:
         try:
             words = (script.path, *script.arguments)
             noticed = ends_noticed(profile, words, is_module=script.is_module, quiet=quiet)
             with profile, _as_main(script), noticed, _told_of_end(profile.script_ended, script):
+                has_begun = True
                 try:
                     if script.is_module:
                         runpy.run_module(script.path, run_name="__main__", alter_sys=True)
@@ -140,13 +142,16 @@ def run_script(
         except (TracerError, SystemExit, KeyboardInterrupt):  # said by the caller
             raise
         except BaseException as error:
+            if not has_begun:  # no error of the script
+                raise
             leave_failure(error)
             if not is_answer(error):
                 _show(error, sys.excepthook)
+                say_all(address_space_lines(error))
             return False
         finally:
             with signals_deferred():
-                if not profile.is_in_child:
+                if has_begun and not profile.is_in_child:
                     with numpys_own_names(), around_answer or nullcontext():
                         next_lines = _tell(profile, quiet=quiet)
                     say_all(next_lines)

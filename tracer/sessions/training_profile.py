@@ -110,7 +110,8 @@ class TrainingProfile(ProfileSession):
         self._is_announced = False
         self._has_failed: bool | None = None  # Whether the block raised; None where nothing is to be told, or all is
         self._peak_before_bytes = self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
-        self._highest_step = 0  # The step, from 1, in which the allocator's peak last rose
+        # The step, from 1, in which the allocator's peak last rose, and whether it was recorded.
+        self._highest_step, self._is_highest_recorded = 0, False
         self._keep_recording = keep_recording
         self._leave_out, self._settings = leave_out, dict(settings or {})
         assert self._objects is not None
@@ -215,8 +216,8 @@ class TrainingProfile(ProfileSession):
 
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
-        if not self._is_recording and not self.is_complete:
-            self._look_at_peak(self.num_steps_done + 1)
+        if not self.is_complete:
+            self._look_at_peak()
         super().step()
         if self._folder.rank is None or self._is_announced or self._profiler is None:
             return
@@ -224,11 +225,12 @@ class TrainingProfile(ProfileSession):
             with self._never_the_loops_fault():  # which lets signals wait
                 self._announce(self._folder.rank)
 
-    def _look_at_peak(self, step: int) -> None:
-        """Note a step if it brought the allocator's peak to where it is."""
+    def _look_at_peak(self) -> None:
+        """Note the step that ends if it brought the allocator's peak to where it is."""
         peak_bytes = peak_allocated_bytes(self.device) or 0
         if peak_bytes != self._peak_recorded_bytes:
-            self._peak_recorded_bytes, self._highest_step = peak_bytes, step
+            self._peak_recorded_bytes, self._is_highest_recorded = peak_bytes, self._is_recording
+            self._highest_step = self.num_steps_done + 1
 
     def _announce(self, rank: Rank) -> None:
         """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
@@ -272,7 +274,6 @@ class TrainingProfile(ProfileSession):
             if error is not None and self._is_first_lost(error):
                 error.add_note(self._what_is_missing())
             self._has_failed = error is not None
-            self._look_at_peak(self.num_steps_done)
             if not self.voice.is_of_script:
                 for line in self.tell(self.num_steps_done):
                     say(line)
@@ -371,6 +372,7 @@ class TrainingProfile(ProfileSession):
             self._peak_before_bytes,
             (self._peak_recorded_bytes, self._highest_step),
             at_end_bytes,
+            is_recorded=self._is_highest_recorded,
         )
 
     @property
@@ -415,19 +417,22 @@ def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
     return tuple(parameter for parameter in parameters if parameter.name in names)
 
 
-def larger_elsewhere(recorded_bytes: int, before_bytes: int, unrecorded: tuple[int, int], at_end_bytes: int) -> str:
+def larger_elsewhere(
+    recorded_bytes: int, before_bytes: int, in_steps: tuple[int, int], at_end_bytes: int, *, is_recorded: bool
+) -> str:
     """A sentence on a time of a script at which more was allocated than at the peak that is explained.
 
     Args:
         recorded_bytes: The peak of the recorded steps.
         before_bytes: The allocator's peak until the first step.
-        unrecorded: Its peak until all was recorded, and the step that brought it there, from 1.
+        in_steps: Its peak until all was recorded, and the step that brought it there, from 1.
         at_end_bytes: Until the script's end.
+        is_recorded: Whether that step was recorded.
 
     Returns:
         "" where it was less, or no more than figures show.
     """
-    until_then_bytes, step = unrecorded
+    until_then_bytes, step = in_steps
     most_bytes = max(before_bytes, until_then_bytes, at_end_bytes)
     if most_bytes <= _MORE * recorded_bytes or format_bytes(most_bytes) == format_bytes(recorded_bytes):
         return ""
@@ -435,7 +440,9 @@ def larger_elsewhere(recorded_bytes: int, before_bytes: int, unrecorded: tuple[i
     if at_end_bytes > until_then_bytes:
         return f"{begins}, after the recorded steps. Use --n-wait-steps to record later ones."
     if until_then_bytes > before_bytes:
-        advice = "Use --n-wait-steps 0 --n-warmup-steps 0 to record the first steps."
+        if is_recorded:
+            return f"{begins}, in step {step}, of which the recording has less."
+        advice = f"Use --n-wait-steps {step - 1} --n-warmup-steps 0 to record it."
         return f"{begins}, in step {step}, which was not recorded. {advice}"
     return f"{begins}, before its first step."
 
