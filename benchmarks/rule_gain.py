@@ -445,7 +445,8 @@ def sets_of_recordings(folder: Path) -> dict[str, list[Judged]]:
             sets.setdefault(label, []).append(judged)
         elif isinstance(judged, tuple):
             enter(judged[0].name)
-            label = "jobs" if "programs_jobs" in getattr(entry_of(judged[0].name).build, "__module__", "") else label
+            home = getattr(entry_of(judged[0].name).build, "__module__", "").rpartition(".")[2]
+            label = {"programs_jobs": "jobs", "programs_failing": "failing"}.get(home, label)
             for one, how in zip(judged, ("", ", bare"), strict=True):
                 sets.setdefault(f"{label}{how}", []).append(one)
                 sets.setdefault(f"{label}{how}, others", []).append(replace(one, is_proved=False))

@@ -6,6 +6,7 @@ import importlib.util
 
 from tests.truth import (  # noqa: F401  they enter their own
     programs_addresses,
+    programs_failing,
     programs_holders,
     programs_jobs,
     programs_loops,

@@ -90,6 +90,7 @@ class Entry:
         needs: Packages that it imports.
         on_device: Whether it runs on a device alone.
         is_one_step: Whether its first step is the only one.
+        fails: Whether its last step runs out of memory.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Entry:
     needs: tuple[str, ...] = ()
     on_device: bool = False
     is_one_step: bool = False
+    fails: bool = False
 
 
 PROGRAMS: dict[str, Entry] = {}

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,11 @@ class Loop:
             self.before_step(len(self.losses))
 
 
+def may_fail(name: str) -> AbstractContextManager[None]:
+    """Go on behind a loop that runs out of memory, if the program is to."""
+    return suppress(torch.OutOfMemoryError) if entry_of(name).fails else nullcontext()
+
+
 # ---- the three ways to run -------------------------------------------------------------------------------------------
 
 
@@ -144,7 +149,10 @@ def run_unwatched(
     program, state = begin(name)
     loop = Loop(program, num_steps_of(name), after_step, before_step)
     del program
-    loop.run()
+    with may_fail(name):
+        loop.run()
+    if entry_of(name).fails:
+        after_step()
     return _effects(loop, state, program_of=lambda: loop.__dict__.pop("program"), drop=lambda: None)
 
 
@@ -157,7 +165,7 @@ def run_watched(name: str, save_dir: Path) -> tuple[Effects, Claims]:
     warnings.showwarning = lambda message, *_: warned.append(str(message))
     first = program.optimizers[0] if program.optimizers else None
     model = program.model or (None if first is not None else nn.Module())
-    with profile_training(model, first, save_dir=save_dir, schedule=plan) as session:
+    with may_fail(name), profile_training(model, first, save_dir=save_dir, schedule=plan) as session:
         del first, model  # the program may replace them
         loop.after_step = session.step
         loop.run()
@@ -183,8 +191,9 @@ def run_under_bookkeeper(
         program, _ = begin(name)
         book.knows(program)
         loop = Loop(program, num_steps_of(name), before_step=lambda index: _count(book, index, name))
-        loop.run()
-        if entry_of(name).is_one_step:
+        with may_fail(name):
+            loop.run()
+        if entry_of(name).is_one_step or entry_of(name).fails:
             book.end()
     return tuple(loop.losses), Truth(book.peak_bytes, book.start_bytes, book.foreign_bytes, book.instants)
 

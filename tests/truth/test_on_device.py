@@ -27,6 +27,10 @@ SAMPLE = (
     "data_parallel",
     "tensor_parallel",
     "first_stage_of_a_pipeline",
+    "failing_in_forward",
+    "failing_in_the_loss",
+    "failing_in_backward",
+    "failing_in_the_optimizer",
 )
 pytestmark = [needs_null_gpu, pytest.mark.slow]
 
