@@ -64,7 +64,8 @@ def role(part: str) -> Any:
     """A part of the role that this process was started in; None where it has none such.
 
     `job` is the folder of the job that it is a rank of, `doctor` the device to train on, `trial` what `fit` asks of
-    it, `peaks` the folder that it leaves its peak in, `engine` that of the reports of inference engines that it starts,
+    it, `child` the folder and the rank of a recorded child of the script, `program` how that child's parent was called,
+    `peaks` the folder that it leaves its peak in, `engine` that of the reports of inference engines that it starts,
     `test` the file that pytest's plugin reads.
     """
     return _role().get(part)

@@ -423,6 +423,25 @@ def test_processes_that_train_nothing_are_told(tmp_path: Path) -> None:
     assert "The script started 1 process by multiprocessing. No training was found there either." in done.stderr
 
 
+STARTS = """
+import os, subprocess, sys
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+subprocess.run([sys.executable, "-c", "pass"], preexec_fn=lambda: None)
+os.system("ls")
+"""
+
+
+def test_other_processes_are_counted_by_how_they_were_started(tmp_path: Path) -> None:
+    """A fork by `subprocess` itself is no other process, and `ls` trains nothing."""
+    done = run(tmp_path, script(tmp_path, STARTS))
+    assert "No training was found in the script's own process" in done.stderr
+    assert "The script forked 1 process. Whether training ran there is not known" in done.stderr
+    assert "The script started 1 other Python program. Whether training ran there is not known" in done.stderr
+    assert f"The first was: {Path(sys.executable).name} -c pass\n" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()

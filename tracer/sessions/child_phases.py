@@ -37,6 +37,8 @@ def children_followed(profiled: Callable[[], AbstractContextManager[None]] | Non
             that starts when all before have ended, some of which have recorded a training, records none.
     """
     start = BaseProcess.start
+    from tracer.exporters.screen.next_commands import program_name  # no spawned child needs it
+
     pickled = pickle.dumps(profiled) if profiled is not None else b""
     num_started, has_recorded = 0, False
 
@@ -48,7 +50,7 @@ def children_followed(profiled: Callable[[], AbstractContextManager[None]] | Non
         if not multiprocessing.active_children():
             num_started, has_recorded = 0, any(folder.glob("rank*"))
         num_started += 1
-        return None if has_recorded else ProfileOfChild(pickled, str(folder), num_started - 1)
+        return None if has_recorded else ProfileOfChild(pickled, str(folder), num_started - 1, program_name())
 
     @functools.wraps(start)
     def started(child: Any) -> None:
@@ -93,10 +95,11 @@ class ProfileOfChild:
     pickled: bytes  # See `children_followed`
     folder: str  # Folder in which ranks leave their messages to the parent
     index: int  # Its rank, if it says no other
+    program: str  # How this program was called
 
     def profiled(self) -> AbstractContextManager[None]:
         """Record a training within the block."""
-        os.environ.update(in_role(child=[self.folder, self.index]))
+        os.environ.update(in_role(child=[self.folder, self.index], program=self.program))
         make: Callable[[], AbstractContextManager[None]] = pickle.loads(self.pickled)
         return make()
 

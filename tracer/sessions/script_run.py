@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,13 +26,12 @@ from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
-from tracer.null_gpu import process
 from tracer.sessions.on_null_gpu import share_with_ranks
 from tracer.sessions.session import fault_text
+from tracer.sessions.started_processes import StartedProcesses
 from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers
 from tracer.sessions.termination import signals_deferred
 from tracer.sessions.training_profile import TrainingProfile
-from tracer.units import some
 
 _NO_MODEL = "no model with parameters to be trained was called, and no optimizer made a step."
 NO_MODEL = f"No training was found: {_NO_MODEL}"
@@ -44,38 +41,6 @@ NO_STEP = (
     "No optimizer of torch's kind made a step, and the end of a step was not found otherwise. Use profile_training in "
     "the script, with a call of session.step()."
 )
-
-
-def _when_started(started: Callable[[], None]) -> Callable[[], None]:
-    """Call back for each process that the script starts by multiprocessing; return a function that ends it."""
-    original = BaseProcess.start
-
-    @functools.wraps(original)
-    def start(process: BaseProcess) -> None:
-        original(process)
-        started()
-
-    setattr(BaseProcess, "start", start)  # noqa: B010
-    return lambda: setattr(BaseProcess, "start", original)
-
-
-def _of_processes(num_started: int, *, are_recorded: bool) -> str:
-    """A sentence if the script used the GPU in processes of its own, or started any."""
-    number = process.num_other_processes() if process.is_active() else 0
-    if number:
-        return (
-            f" It used the GPU in {number} other {'process' if number == 1 else 'processes'} that it started, of which "
-            "this command sees phases alone: start ranks by torchrun or torch.multiprocessing.spawn instead."
-        )
-    if not num_started:
-        return ""
-    found = (
-        "No training was found there either. Where such a process does not find this package, use profile_training "
-        "in the function that it runs."
-        if are_recorded
-        else "Training there is recorded by `run` alone."
-    )
-    return f" The script started {some(num_started, 'process')} by multiprocessing. {found}"
 
 
 @dataclass(slots=True)
@@ -176,7 +141,7 @@ class ScriptProfile:
         self.is_in_child = False  # Whether this process was forked by the one that began; it is silent then
         self.has_failed_before = False  # Whether memory ran out before any session had begun
         self._forget_forks: Callable[[], object] = lambda: None
-        self._num_started = 0  # Processes that the script started
+        self._started = StartedProcesses()
         self._stop_counting: Callable[[], None] = _nothing
         # How many children by multiprocessing have recorded a training; None where that is not looked for
         self.children_recorded: int | None = None
@@ -195,11 +160,11 @@ class ScriptProfile:
                 return (NO_CALL,)
             if self.children_recorded:
                 return ()
-            found = NO_MODEL_HERE if self._num_started else NO_MODEL
+            found = NO_MODEL_HERE if len(self._started) else NO_MODEL
             if self._has_called:
                 found += " It called a model without training it: with --inference, `run` explains such calls."
-            of_children = _of_processes(self._num_started, are_recorded=self.children_recorded is not None)
-            return (f"{found}{of_children}",)
+            of_children = self._started.sentences(are_recorded=self.children_recorded is not None)
+            return (" ".join([found, *of_children]),)
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
 
     @property
@@ -210,7 +175,7 @@ class ScriptProfile:
 
     def __enter__(self) -> Self:
         self._forget_forks = in_forked_child(self._leave_to_parent)
-        self._stop_counting = _when_started(self._has_started)
+        self._stop_counting = self._started.begin()
         self._unhook_modules = hook_every_module(self._called)
         self._looking.enter_context(ParameterOrigins())
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
@@ -291,9 +256,6 @@ class ScriptProfile:
             models = alive.callable(None) or [nn.Module()]
             self.session = self._make_session(alive.named(models), alive.optimizers)
             self.session.__enter__()
-
-    def _has_started(self) -> None:
-        self._num_started += 1
 
     def _leave_to_parent(self) -> None:
         self.is_in_child = self._is_over = True

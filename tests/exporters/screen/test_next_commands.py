@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tracer.command_line import in_role
 from tracer.exporters.screen import next_commands
 from tracer.exporters.screen.next_commands import (
     UV_RUN,
@@ -41,6 +42,14 @@ def test_it_is_called_as_it_was(monkeypatch: pytest.MonkeyPatch, called: str, by
     if by_uv:
         monkeypatch.setenv(UV_RUN, "1")
     assert program_name() == name
+
+
+def test_a_spawned_child_names_the_program_as_its_parent_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python starts it with `-c`."""
+    monkeypatch.setattr(next_commands, "_CALLED_AS", "-c")
+    for name, value in in_role(program="python main.py").items():
+        monkeypatch.setenv(name, value)
+    assert program_name() == "python main.py"
 
 
 def test_after_a_run() -> None:

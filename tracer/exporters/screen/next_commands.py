@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from tracer.command_line import role
 from tracer.null_gpu.cards import named_card
 from tracer.units import MIB
 
@@ -20,6 +21,8 @@ UV_RUN = "UV_RUN_RECURSION_DEPTH"
 
 def program_name() -> str:
     """How this program was called: installed, as a module, or from a checkout, by uv or another Python."""
+    if (of_parent := role("program")) is not None:
+        return str(of_parent)
     called = Path(_CALLED_AS)
     if called.name == "main.py":
         return from_checkout()
