@@ -385,7 +385,7 @@ class TrainingWatch(Session):
         if not self._is_later or rank.job_folder is None:
             self._folder.leave(peak_of_watched(rank, report, has_ended=False))
         elif report.error:
-            failure = f"{without_gpu(report.error)}, after the recorded steps"
+            failure = without_gpu(report.error)
             self._folder.leave(ran_out_later(rank, failure, devices.peak_allocated_bytes(self.device) or 0))
 
     def _finish(self, error: BaseException | None) -> None:

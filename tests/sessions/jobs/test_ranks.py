@@ -113,8 +113,15 @@ def test_a_rank_that_ran_out_later_keeps_the_steps_that_it_told_of(has_spoken: b
         leave(tmp_path, replace(peak(3, INPUT=40), reserved_bytes=200))
     later = ran_out_later(rank, "OutOfMemoryError: no", 900)
     assert (later.index, later.run, later.num_steps) == (3, RUN, 9 if has_spoken else 0)
-    assert (later.peak_bytes, later.reserved_bytes, later.categories) == (900, 0, {})
-    assert later.out_of_memory and later.failure == "OutOfMemoryError: no"
+    recorded = (100, 200, {"INPUT": 40}) if has_spoken else (None, 0, {})
+    assert (later.peak_bytes, later.reserved_bytes, later.categories) == recorded
+    assert later.out_of_memory
+    assert later.failure == "OutOfMemoryError: no, after the recorded steps, with 900 B allocated"
+
+
+def test_the_worst_rank_is_one_that_ran_out_of_memory() -> None:
+    worst = RanksSummary((peak(0, 900), replace(peak(1, 40), out_of_memory=True), peak(2, 50)), ()).worst
+    assert worst is not None and worst.index == 1
 
 
 def test_no_rank_at_all_is_a_summary_too() -> None:

@@ -168,8 +168,8 @@ class RanksSummary:
 
     @property
     def worst(self) -> RankMessage | None:
-        """The first of those with the largest peak."""
-        return max(self.with_peak, key=lambda rank: rank.peak_bytes or 0, default=None)
+        """The first of those with the largest peak; one that ran out of memory comes before all others."""
+        return max(self.with_peak, key=lambda rank: (rank.out_of_memory, rank.peak_bytes or 0), default=None)
 
     @property
     def spread_bytes(self) -> int:
@@ -293,13 +293,12 @@ def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage
     """Return the message of a rank of a job whose memory ended after its recorded steps.
 
     Returns:
-        That it does not fit. Of that later time nobody knows kinds, so none are said.
+        That it does not fit, with the peak of the recorded steps, which its own files have too.
     """
     assert rank.job_folder is not None, "only ranks of a job are told of from their own folder"
     recorded = _message_of(rank.job_folder, rank.index) or RankMessage(rank.index, rank.run)
-    return replace(
-        recorded, peak_bytes=allocated_bytes, reserved_bytes=0, categories={}, failure=failure, out_of_memory=True
-    )
+    said = f"{failure}, after the recorded steps, with {format_bytes(allocated_bytes)} allocated"
+    return replace(recorded, failure=said, out_of_memory=True)
 
 
 def write_summary(
