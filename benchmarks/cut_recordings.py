@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks.further_programs import PROGRAMS as FURTHER
 from benchmarks.snapshot_kinds import SILENT, only_python
 from tracer.answers.snapshot_findings import replay_snapshot
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.kinds import Evidence, Kind
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment

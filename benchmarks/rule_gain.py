@@ -50,16 +50,17 @@ from tests.truth.program import PROGRAMS, Entry, Provable
 from tests.truth.running import first_recorded
 from tests.truth.verdict import instants_of, kinds, knows_batch, proven_kind
 from tracer.answers.recording_findings import CycleFindings, find_in_cycle
-from tracer.answers.recording_peak import origin_of
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.arrays import Ints
 from tracer.blocks.from_recording import classify_blocks as profiles
-from tracer.blocks.from_recording.attribution import Phase
+from tracer.blocks.from_recording.blocks import origin_of
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.classify_blocks import PROOFS, RULES
 from tracer.blocks.from_snapshot.counting import BlockFacts
-from tracer.blocks.from_snapshot.kind_finder import KindFinder, ReplayedDevice
+from tracer.blocks.from_snapshot.kind_finder import KindFinder
 from tracer.blocks.kinds import Evidence, Kind
 from tracer.blocks.rules import HasLength, Rule, apply_rules
+from tracer.blocks.table import Phase
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.process import restart_on
 from tracer.snapshot.load import load_snapshot
@@ -314,7 +315,7 @@ def run_noted(name: str, folder: Path) -> tuple[dict[str, Any], Blocks, Blocks]:
 
 def _blocks_at_peak(cycle: CycleFindings, noted: Sequence[tuple[Any, Ints]]) -> Blocks:
     facts, all_blocks, at_peak = _facts_of(cycle, noted), cycle.blocks, cycle.peak.blocks
-    columns = [(blocks.allocation, blocks.key, blocks.address) for blocks in (all_blocks, at_peak)]
+    columns = [(blocks.row, blocks.made_at, blocks.address) for blocks in (all_blocks, at_peak)]
     of_all, of_peak = (list(zip(*(column.tolist() for column in three), strict=True)) for three in columns)
     row_of = {block: row for row, block in enumerate(of_all)}
     is_one = Counter(of_all)

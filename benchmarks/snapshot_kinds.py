@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from tracer.answers.snapshot_findings import ReplayedSnapshot, replay_snapshot
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.frames import is_python
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Sites
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Evidence, Kind

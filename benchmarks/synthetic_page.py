@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.answers.tables import Section, Table, columns
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.timeline import Band
@@ -155,7 +155,7 @@ def _level(blocks: _Blocks, kind: int, num_events: int) -> Ints:
     return np.cumsum(change)[:num_events]
 
 
-def _groups(blocks: _Blocks, num_rows: int, random: np.random.Generator) -> tuple[list[PeakRow], Ints]:
+def _groups(blocks: _Blocks, num_rows: int, random: np.random.Generator) -> tuple[list[Row], Ints]:
     """Groups of every kind, and the group of each block."""
     each = max(1, num_rows // len(_KINDS))
     number = np.where(blocks.kind < 2, np.arange(len(blocks.kind)), random.integers(0, each, len(blocks.kind))) % each
@@ -163,9 +163,9 @@ def _groups(blocks: _Blocks, num_rows: int, random: np.random.Generator) -> tupl
     return rows, blocks.kind * each + number
 
 
-def _row(category: str, i: int) -> PeakRow:
+def _row(category: str, i: int) -> Row:
     held = category in ("PARAMETER", "OPTIMIZER_STATE")
-    return PeakRow(
+    return Row(
         bytes=0,
         count=0,
         category=category,

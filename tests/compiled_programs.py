@@ -33,7 +33,7 @@ from tests.training_steps import torch_timeline
 from tracer import MemoryTimeline, profile_training
 from tracer.answers.caveats import compiled_sentences
 from tracer.answers.recording_findings import CycleFindings
-from tracer.answers.recording_peak import origin_of
+from tracer.blocks.from_recording.blocks import origin_of
 from tracer.blocks.kinds import Evidence, Kind
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
@@ -382,7 +382,7 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
     found |= {"report_is_same": again, "watch_fault": repr(session._compile_watch.fault)}
     total = dict.fromkeys(("compiled", "with_line", "with_module", "in_module"), 0)
     lines = set()
-    columns = (peak.blocks.allocation, peak.blocks.size_bytes, peak.blocks.module, peak.blocks.frame)
+    columns = (peak.blocks.row, peak.blocks.size_bytes, peak.blocks.module, peak.blocks.frame)
     for allocation, size_bytes, module, frame in zip(*(column.tolist() for column in columns), strict=True):
         if (origin := origin_of(cycle.attribution, allocation)) is None:
             continue

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import main
 from tests.processes import run_python
 from tests.snapshot.explained import explain_snapshot
-from tracer.answers.snapshot_peak import SnapshotRow
+from tracer.answers.rows import Row
 from tracer.blocks.kinds import Kind
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
@@ -136,18 +136,18 @@ def requested(row: dict[str, Any]) -> int:
     return int(row["bytes"] if row["requested_bytes"] is None else row["requested_bytes"])
 
 
-def of_groups(groups: Sequence[SnapshotRow], key: Callable[[SnapshotRow], Any]) -> Counter[Any]:
+def of_groups(groups: Sequence[Row], key: Callable[[Row], Any]) -> Counter[Any]:
     sums: Counter[Any] = Counter()
     for group in groups:
         sums[key(group)] += group.bytes
     return sums
 
 
-def kind_of(group: SnapshotRow) -> str:
+def kind_of(group: Row) -> str:
     return group.kind.words
 
 
-def place_of(group: SnapshotRow) -> Place:
+def place_of(group: Row) -> Place:
     return group.kind.words, group.site.file, group.site.line
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.null_gpu.started import needs_null_gpu
 from tests.processes import run_python
 from tracer.answers.difference import SavedPeak, diff_peaks
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.errors import SnapshotError
 from tracer.exporters.diff import write_markdown
 from tracer.exporters.json_documents.peak import as_in_checkout, read_baseline, write_baseline
@@ -27,7 +27,7 @@ PLUGIN = "tracer.integrations.pytest_plugin"
 
 def peak(*rows: tuple[str, int]) -> SavedPeak:
     made = tuple(
-        PeakRow(size, 1, kind, None, "", "", None, "aten::mm", f"net/{kind}.py", line)
+        Row(size, 1, kind, None, "", "", None, "aten::mm", f"net/{kind}.py", line)
         for line, (kind, size) in enumerate(rows, 1)
     )
     return SavedPeak("cuda:0", sum(size for _, size in rows), None, made)
@@ -94,7 +94,7 @@ def test_what_is_no_baseline_is_a_sentence(tmp_path: Path, text: str) -> None:
 
 def test_markdown_shows_names_as_they_are(tmp_path: Path) -> None:
     before = peak(("input", MIB))
-    now = SavedPeak("cuda:0", 2 * MIB, None, (PeakRow(2 * MIB, 1, "a|b", None, "", "", "<img>", "*@x*", "n.py", 1),))
+    now = SavedPeak("cuda:0", 2 * MIB, None, (Row(2 * MIB, 1, "a|b", None, "", "", "<img>", "*@x*", "n.py", 1),))
     write_markdown("train.py on `h100`", diff_peaks(before, now), ["It grew."], tmp_path / "c.md")
     text = (tmp_path / "c.md").read_text()
     assert "a\\|b | \\<img\\> | \\*\\@x\\* | n.py:1 |" in text and "on \\`h100\\`" in text
@@ -246,10 +246,10 @@ def test_a_baseline_has_paths_of_every_checkout_and_nothing_that_no_comparison_r
     (repository / ".git").mkdir(parents=True)
     file = str(repository / "net" / "model.py")
     rows = tuple(
-        PeakRow(4, 1, "INPUT", "Input", f"seen {n}", "forward", "m", "aten::mm", file, 7, caller_file=file, step=str(n))
+        Row(4, 1, "INPUT", "Input", f"seen {n}", "forward", "m", "aten::mm", file, 7, caller_file=file, step=str(n))
         for n in range(50)
     )
-    library = PeakRow(1, 1, "HELD", None, "", "", None, None, "/x/site-packages/lib/a.py", 1)
+    library = Row(1, 1, "HELD", None, "", "", None, None, "/x/site-packages/lib/a.py", 1)
     path = tmp_path / "peaks.json"
     saved = as_in_checkout(SavedPeak("cuda:0", 201, None, (*rows, library)), tmp_path)
     write_baseline({"a": saved}, path)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -120,11 +120,11 @@ class ColumnTable:
 
     def take(self, rows: Rows | Bools | slice) -> Self:
         """Return some rows, in their order."""
-        return type(self)(**{name: getattr(self, name)[rows] for name in self.names()})
+        return replace(self, **{name: getattr(self, name)[rows] for name in self.names()})
 
     def followed_by(self, other: Self) -> Self:
         """Return all rows of this table, then those of another."""
-        return type(self)(**{name: np.append(getattr(self, name), getattr(other, name)) for name in self.names()})
+        return replace(self, **{name: np.append(getattr(self, name), getattr(other, name)) for name in self.names()})
 
 
 def at(column: Column[_Value], rows: Rows, none: int | bool) -> Column[_Value]:

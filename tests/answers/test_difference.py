@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.exporters.page.page_samples import peak_row
 from tracer.answers.aligned_curves import MemoryCurve, align, highest, positions_of
 from tracer.answers.difference import SavedPeak, diff_peaks, parse_threshold
-from tracer.answers.rows import NO_MODULE, PeakRow, module_tree
+from tracer.answers.rows import NO_MODULE, Row, module_tree
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.errors import TracerError
 
@@ -73,7 +73,7 @@ def test_a_file_is_the_same_in_checkouts_of_other_names() -> None:
     """`main/train.py` and `head/train.py`: unchanged lines are neither gone nor new."""
 
     def side(root: str, *files: str) -> SavedPeak:
-        rows = tuple(PeakRow(4, 1, "INPUT", None, "", "", None, "aten::ones", f"{root}{file}", 3) for file in files)
+        rows = tuple(Row(4, 1, "INPUT", None, "", "", None, "aten::ones", f"{root}{file}", 3) for file in files)
         return SavedPeak("cpu", sum(row.bytes for row in rows), None, rows)
 
     for before, after in (("/ci/main/", "/ci/head/"), ("/ci/main/", ""), ("", r"C:\ci\head" + "\\")):

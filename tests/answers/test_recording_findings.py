@@ -42,16 +42,16 @@ from tracer.answers.recording_findings import (
     find_in_cycle,
     put_together,
 )
-from tracer.answers.recording_peak import PeakReport, group_rows
-from tracer.answers.rows import PeakRow
+from tracer.answers.recording_peak import PeakReport
+from tracer.answers.rows import Row, group_rows
 from tracer.answers.run_history import RunHistory
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.why.first_changes import first_changes
-from tracer.blocks.from_recording.attribution import Phase
 from tracer.blocks.from_recording.origins import CompiledOrigins, Origin
 from tracer.blocks.from_recording.source_lines import line_of_frame
 from tracer.blocks.from_snapshot.kind_finder import NOTHING_HELD
 from tracer.blocks.kinds import Evidence, Kind
+from tracer.blocks.table import Phase
 from tracer.capture.device.device_blocks import PoolBytes
 from tracer.capture.graph_captures import Capture, LivePool
 from tracer.capture.objects.known_storages import KnownStorages, Role
@@ -244,7 +244,7 @@ def test_a_slow_count_agrees_on_a_lines_own_peak_and_on_where_it_was_freed(
 ) -> None:
     """Block by block and event by event, for the largest lines."""
     cycle = recorded("transformer").cycles[-1]
-    rows, group = group_rows(cycle, None, cycle.blocks, by_step=False)
+    rows, group = group_rows(cycle.blocks, merged=("step",))
     lifetimes, sizes = cycle.lifetimes, cycle.blocks.size_bytes.tolist()
     made, freed, end = lifetimes.made_at.tolist(), lifetimes.freed_at.tolist(), len(lifetimes.events)
 
@@ -267,7 +267,7 @@ def test_a_slow_count_agrees_on_a_lines_own_peak_and_on_where_it_was_freed(
         assert of_places[one.freed_in, one.freed_at] == max(of_places.values())
 
 
-def _lines(row: PeakRow) -> set[SourceLine]:
+def _lines(row: Row) -> set[SourceLine]:
     places = ((row.file, row.line), (row.caller_file, row.caller_line))
     return {SourceLine(file, line) for file, line in places if file is not None and line is not None}
 
@@ -586,7 +586,7 @@ def peak(**sizes: int) -> PeakReport:
     findings = on_cpu().findings
     assert findings is not None
     rows = tuple(
-        PeakRow(size * MIB, 1, kind, None, "", "", None, "aten::mm", "train.py", 1) for kind, size in sizes.items()
+        Row(size * MIB, 1, kind, None, "", "", None, "aten::mm", "train.py", 1) for kind, size in sizes.items()
     )
     size = sum(row.bytes for row in rows)
     report = findings.worst.peak

@@ -17,8 +17,8 @@ from tests.histories import Event, Key, known_of, recording_of
 from tests.pieces import Pieces, tiny_fno
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.answers.recording_findings import Findings, find_in_cycle
-from tracer.answers.recording_peak import PeakReport, group_rows
-from tracer.answers.rows import PeakRow
+from tracer.answers.recording_peak import PeakReport
+from tracer.answers.rows import Row, group_rows
 from tracer.blocks.from_recording.source_lines import recorded_op_name
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.live_tensors import LiveTensors
@@ -100,7 +100,7 @@ def bytes_of(tensors: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def rows_in(peak: PeakReport, category: str) -> list[PeakRow]:
+def rows_in(peak: PeakReport, category: str) -> list[Row]:
     return [row for row in peak.rows if row.category == category]
 
 
@@ -240,7 +240,7 @@ def test_equal_blocks_are_one_row_and_a_block_of_unknown_request_makes_its_rows_
 
     def row_of(*requested: int) -> tuple[int, int, int | None]:
         blocks = replace(found.blocks, requested_bytes=np.array(requested, np.int64))
-        ((row,), _) = group_rows(found, None, blocks)
+        ((row,), _) = group_rows(blocks)
         return row.bytes, row.count, row.requested_bytes
 
     assert row_of(5, 6, 7) == (27, 3, 18)

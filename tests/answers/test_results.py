@@ -19,8 +19,8 @@ from tests.watched import report_of
 from tracer.answers import null_run, run_history
 from tracer.answers.jobs import NullJob, RankRun, recorded_sums
 from tracer.answers.ranks import HeldOnDevice, RankPeak
+from tracer.answers.rows import Row
 from tracer.answers.run_history import RunHistory
-from tracer.answers.snapshot_peak import SnapshotRow
 from tracer.answers.watch_report import WatchReport
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.storage_observer import StorageObserver
@@ -133,8 +133,8 @@ def test_of_cudnn_is_spoken_where_there_is_a_convolution(
 
 
 # --------------------------------------------------------------------------------------------------------- watch report
-def group(kind: Kind, size: int) -> SnapshotRow:
-    return SnapshotRow(size, 1, kind.name, None, "", "", None, "f", "a.py", 1)
+def group(kind: Kind, size: int) -> Row:
+    return Row(size, 1, kind.name, None, "", "", None, "f", "a.py", 1)
 
 
 def test_kinds_sum_to_the_groups_the_largest_first() -> None:

@@ -25,8 +25,9 @@ from tests.blocks.from_snapshot.autograd_recorder import record
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, segment, snapshot, write
 from tests.snapshot.explained import explain_snapshot
 from tracer.allocator.fragmentation import AddressRanges, address_ranges
+from tracer.answers.rows import CallerShare
+from tracer.answers.rows import Row as PeakRow
 from tracer.answers.snapshot_findings import SnapshotFinding
-from tracer.answers.snapshot_peak import CallerShare, SnapshotRow
 from tracer.exporters.json_documents.header import record_values
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
@@ -178,12 +179,12 @@ def finding_of(path: Path, *stacks: list[Row]) -> SnapshotFinding:
     return explain_snapshot(load(path, snapshot(trace, [segment(BASE, 64 * MIB * len(stacks), blocks)])))
 
 
-def group_of(path: Path, *stacks: list[Row]) -> SnapshotRow:
+def group_of(path: Path, *stacks: list[Row]) -> PeakRow:
     (group,) = finding_of(path, *stacks).devices[0].peak.groups
     return group
 
 
-def shown(group: SnapshotRow) -> list[tuple[int | None, int, int]]:
+def shown(group: PeakRow) -> list[tuple[int | None, int, int]]:
     return [(_line(share), share.bytes // MIB, share.count) for share in group.callers]
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from tests.truth.isolate import Elsewhere
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.exporters.screen.profile import print_peak
@@ -189,7 +189,7 @@ def captured_while_recorded(model: nn.Module, optimizer: torch.optim.Optimizer, 
 
 def lines_of(pool: dict[str, Any]) -> set[tuple[str, int]]:
     """File and line of a pool's rows that have them."""
-    rows = (PeakRow(**row) for row in pool["rows"])
+    rows = (Row(**row) for row in pool["rows"])
     return {(Path(row.file).name, row.line or 0) for row in rows if row.file is not None}
 
 

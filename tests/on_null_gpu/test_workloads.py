@@ -19,10 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tests.training_steps import ONE_OF_EACH, WORKLOADS, record, torch_timeline
 from tests.truth.isolate import Elsewhere
 from tracer.answers.recording_findings import CycleFindings
-from tracer.blocks.from_recording.attribution import Phase
 from tracer.blocks.from_recording.memory_timeline import memory_timeline
 from tracer.blocks.from_recording.torch_categories import categorize
 from tracer.blocks.kinds import Kind
+from tracer.blocks.table import Phase
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.sessions.profile_session import ProfileSession
@@ -108,17 +108,17 @@ def profiled(name: str, device: str) -> Profiled:
 
 def blocks_of(cycle: CycleFindings, known: KnownStorages) -> Counter[Block]:
     """The cycle's own blocks, as a reader of the outputs would tell them apart."""
-    recording, modules = cycle.recording, cycle.attribution.modules
+    recording = cycle.recording
     made: Counter[Block] = Counter()
     blocks = cycle.blocks
-    columns = (blocks.kind, blocks.phase, blocks.module, blocks.frame, blocks.allocation)
+    columns = (blocks.kind, blocks.phase, blocks.module, blocks.frame, blocks.row)
     for kind, phase, module, frame, allocation in zip(*(column.tolist() for column in columns), strict=True):
         line = ""
         if frame >= 0:
             file = Path(recording.strings[recording.frames.file[frame]]).name
             line = f"{file}:{recording.frames.line[frame]}"
         if allocation >= 0:
-            where = str(modules[module]) if module >= 0 else ""
+            where = blocks.value(module) or ""
             made[Kind(kind).name, Phase(phase).name if phase >= 0 else "", where, line] += 1
     return made
 

@@ -162,7 +162,7 @@ def test_the_pages_bands_are_the_steps_and_their_phases() -> None:
 def test_what_several_files_are_made_of_is_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = results()  # before the functions are counted: the run itself classifies blocks
     calls: list[str] = []
-    for module, name in ((findings_module, "classify_blocks"), (outputs, "run_times")):
+    for module, name in ((findings_module, "blocks_of_recording"), (outputs, "run_times")):
         work = getattr(module, name)
 
         def counted(*args: Any, name: str = name, work: Any = work, **kwargs: Any) -> Any:

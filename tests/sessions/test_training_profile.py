@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from tracer.blocks.from_recording.attribution import Phase
 from tracer.blocks.kinds import Evidence, Kind
+from tracer.blocks.table import Phase
 from tracer.capture.device.device_blocks import AsleepMemory
 from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, TracerError

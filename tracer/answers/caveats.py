@@ -5,9 +5,10 @@ from __future__ import annotations
 from tracer.answers.difference import SavedPeak
 from tracer.answers.growth import Growth
 from tracer.answers.recording_findings import Findings
-from tracer.answers.recording_peak import PeakReport, origin_of
+from tracer.answers.recording_peak import PeakReport
 from tracer.answers.why.first_changes import is_small
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
+from tracer.blocks.from_recording.blocks import origin_of
 from tracer.blocks.kinds import Kind
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
@@ -185,7 +186,7 @@ def _recomputed(findings: Findings) -> list[str]:
     if not again:
         return []
     cycle = findings.worst
-    blocks = zip(cycle.peak.blocks.allocation.tolist(), cycle.peak.blocks.size_bytes.tolist(), strict=True)
+    blocks = zip(cycle.peak.blocks.row.tolist(), cycle.peak.blocks.size_bytes.tolist(), strict=True)
     origins = ((origin_of(cycle.attribution, allocation), size_bytes) for allocation, size_bytes in blocks)
     recomputed_bytes = sum(size_bytes for origin, size_bytes in origins if origin is not None and origin.is_recomputed)
     return [
@@ -198,7 +199,7 @@ def _without_line(findings: Findings) -> list[str]:
     """How much of the peak has no line in compiled regions, and, if the run came too late for it, how to get it."""
     cycle = findings.worst
     blocks = cycle.peak.blocks.take(cycle.peak.blocks.frame < 0)
-    sizes = zip(blocks.allocation.tolist(), blocks.size_bytes.tolist(), strict=True)
+    sizes = zip(blocks.row.tolist(), blocks.size_bytes.tolist(), strict=True)
     total_bytes = sum(size for allocation, size in sizes if origin_of(cycle.attribution, allocation) is not None)
     if not total_bytes:
         return []

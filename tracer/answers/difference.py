@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.errors import UsageError
 from tracer.units import GIB, KIB, MIB, format_bytes, format_growth
 
@@ -25,7 +25,7 @@ class SavedPeak:
     device: str  # Name as `str(torch.device)` writes it; of a snapshot `device 0`
     bytes: int
     phase: str | None  # Phase of the allocation that made the peak, or None
-    rows: tuple[PeakRow, ...] = ()  # Equal blocks; of a snapshot none, whose blocks are compared by stack
+    rows: tuple[Row, ...] = ()  # Equal blocks; of a snapshot none, whose blocks are compared by stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ def diff_peaks(before: SavedPeak, after: SavedPeak) -> PeakDiff:
     is_compiled = any(row.is_compiled for row in (*before.rows, *after.rows))
     line_name = _place_name if is_compiled else _line_name
 
-    def line_key(row: PeakRow) -> Hashable:
-        return row.category, row.module, row.line if is_compiled else row.op, row.file or ""
+    def line_key(row: Row) -> Hashable:
+        return row.category, row.module, row.line if is_compiled else row.made_by, row.file or ""
 
     named_before, named_after = _with_common_files(before, after)
     changes = {
@@ -119,13 +119,11 @@ def largest_first(changes: Iterable[PeakChange]) -> tuple[PeakChange, ...]:
     return tuple(sorted(changes, key=lambda change: (-abs(change.bytes), change.name)))
 
 
-Name = Callable[[PeakRow, list[PeakRow], list[PeakRow]], tuple[str, ...]]
+Name = Callable[[Row, list[Row], list[Row]], tuple[str, ...]]
 
 
-def _changes(
-    before: SavedPeak, after: SavedPeak, key: Callable[[PeakRow], Hashable], name: Name
-) -> tuple[PeakChange, ...]:
-    sides: dict[Hashable, tuple[list[PeakRow], list[PeakRow]]] = {}
+def _changes(before: SavedPeak, after: SavedPeak, key: Callable[[Row], Hashable], name: Name) -> tuple[PeakChange, ...]:
+    sides: dict[Hashable, tuple[list[Row], list[Row]]] = {}
     for side, peak in enumerate((before, after)):
         for row in peak.rows:
             sides.setdefault(key(row), ([], []))[side].append(row)
@@ -141,12 +139,12 @@ def _changes(
     )
 
 
-def _module(row: PeakRow) -> str:
+def _module(row: Row) -> str:
     return row.module if row.module is not None else OUTSIDE_MODULES
 
 
-def _operator(row: PeakRow) -> str:
-    return row.op if row.op is not None else NO_OPERATOR
+def _operator(row: Row) -> str:
+    return row.made_by or NO_OPERATOR
 
 
 def _with_common_files(before: SavedPeak, after: SavedPeak) -> tuple[SavedPeak, SavedPeak]:
@@ -162,7 +160,7 @@ def _with_common_files(before: SavedPeak, after: SavedPeak) -> tuple[SavedPeak, 
             by_last_part.setdefault(file.rpartition("/")[2], []).append(file)
     same = {files[0]: new[last][0] for last, files in gone.items() if len(files) == len(new.get(last, ())) == 1}
 
-    def named(row: PeakRow) -> PeakRow:
+    def named(row: Row) -> Row:
         if not row.file:
             return row
         file = _short_file(row.file)
@@ -180,27 +178,28 @@ def _short_file(file: str) -> str:
     return "/".join(parts[-2:] if _ABSOLUTE.match(file) else parts)
 
 
-def _line_name(row: PeakRow, before: list[PeakRow], after: list[PeakRow]) -> tuple[str, ...]:
+def _line_name(row: Row, before: list[Row], after: list[Row]) -> tuple[str, ...]:
     file, was, now = row.file or "", _lines(before), _lines(after)
     lines = f"{was} -> {now}" if was and now and was != now else was or now
     where = f"{file}:{lines}" if lines else file
     return row.category, _module(row), _operator(row), where or "no Python frame"
 
 
-def _place_name(row: PeakRow, before: list[PeakRow], after: list[PeakRow]) -> tuple[str, ...]:
+def _place_name(row: Row, before: list[Row], after: list[Row]) -> tuple[str, ...]:
     was, now = _operators(before), _operators(after)
     operators = f"{was} -> {now}" if was and now and was != now else was or now
     where = f"{row.file or ''}:{row.line}" if row.line is not None else row.file
     return row.category, _module(row), operators or NO_OPERATOR, where or "no Python frame"
 
 
-def _operators(rows: list[PeakRow]) -> str:
+def _operators(rows: list[Row]) -> str:
     """The first of their operators, the largest first, and how many more there are."""
-    names = list(dict.fromkeys(row.op for row in sorted(rows, key=lambda row: -row.bytes) if row.op is not None))
+    ordered = sorted(rows, key=lambda row: -row.bytes)
+    names = list(dict.fromkeys(row.made_by for row in ordered if row.made_by is not None))
     return ", ".join([*names[:1], *([f"{len(names) - 1} more"] if len(names) > 1 else [])])
 
 
-def _lines(rows: list[PeakRow]) -> str:
+def _lines(rows: list[Row]) -> str:
     return ", ".join(map(str, sorted({row.line for row in rows if row.line is not None})))
 
 

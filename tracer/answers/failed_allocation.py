@@ -21,7 +21,8 @@ from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.why.first_changes import FirstChanges, first_changes, with_cause
 from tracer.arrays import Rows
 from tracer.blocks.from_recording.block_facts import KIND_OF_ROLE
-from tracer.blocks.from_snapshot.kind_finder import NOTHING_HELD, HeldNow, ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
+from tracer.blocks.from_snapshot.kind_finder import NOTHING_HELD, HeldNow
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.known_storages import KnownStorages, ObjectsAtFailure, Role
 from tracer.snapshot.columns import Snapshot

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.answers.recording_findings import CycleFindings, Findings, GraphPool, find_in_cycle
-from tracer.answers.recording_peak import group_rows
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row, group_rows
 from tracer.arrays import Rows, in_use
-from tracer.blocks.from_recording.attribution import Phase
 from tracer.blocks.from_recording.origins import with_lines_of_nodes
+from tracer.blocks.table import Phase
 from tracer.capture.graph_captures import Capture, LivePool
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.errors import RecordingError
@@ -68,10 +67,10 @@ class _Pool:
             if sum(blocks.bytes for blocks in now) > sum(blocks.bytes for blocks in self._most):
                 self._most = now
             left.append(_Blocks(cycle, mine))
-        rows: list[PeakRow] = []
+        rows: list[Row] = []
         for most in self._most:
             cycle, chosen = most.cycle, most.cycle.blocks.take(most.rows)
-            rows += group_rows(cycle, self._known, chosen, history=cycle.history)[0]
+            rows += group_rows(chosen)[0]
         ended_ns, size = max(capture.ended_ns for capture in self._pool.captures), self._pool.size
         peaks = self._findings.peaks
         return GraphPool(

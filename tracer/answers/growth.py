@@ -16,8 +16,8 @@ import numpy as np
 from tracer.arrays import Ints, grouped
 from tracer.blocks.from_recording.attribution import Attribution
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
-from tracer.blocks.from_recording.classify_blocks import Cycle
-from tracer.blocks.from_recording.source_lines import line_of_frame, recorded_op_name
+from tracer.blocks.from_recording.blocks import Cycle
+from tracer.blocks.from_recording.source_lines import line_of_frame
 from tracer.blocks.kinds import Kind
 
 # Known objects of the training, of which there are as many in one step as in another.
@@ -79,12 +79,11 @@ def find_survivors(cycle: Cycle, *, is_whole: bool = True) -> Survivors:
     # Alive at the end of step f - 1, made before it, freed in step f: in exchange for what step f - 1 made.
     ended = np.flatnonzero(counts & (freed >= 1) & (freed <= num_judged) & (made_in < freed - 1))
 
-    def site(kind: int, op: int, module: int, frame: int) -> Site:
-        name = attribution.modules[module] if module >= 0 else None
+    def site(kind: int, operator: int, module: int, frame: int) -> Site:
         line = line_of_frame(cycle.recording, frame) or (None, None)
-        return Kind(kind), PlaceInCode(recorded_op_name(cycle.recording, op), name, *line)
+        return Kind(kind), PlaceInCode(blocks.value(operator), blocks.value(module), *line)
 
-    sites = grouped([column[survives] for column in (blocks.kind, blocks.op, blocks.module, blocks.frame)], site)
+    sites = grouped([column[survives] for column in (blocks.kind, blocks.operator, blocks.module, blocks.frame)], site)
     return Survivors(
         num_judged=num_judged,
         is_complete=lifetimes.count.is_walked,

@@ -15,8 +15,9 @@ from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
     from tracer.answers.out_of_memory import OutOfMemory
+    from tracer.answers.rows import CallerShare, Row
     from tracer.answers.snapshot_findings import DeviceFinding
-    from tracer.answers.snapshot_peak import CallerShare, Share, SnapshotRow
+    from tracer.answers.snapshot_peak import Share
     from tracer.answers.why.first_changes import FirstChange, FirstChanges
     from tracer.blocks.from_snapshot.sites import Site
 
@@ -47,7 +48,7 @@ def failure_sections(
     events: Sequence[OutOfMemory],
     *,
     first_time_us: int = -1,
-    at_peak: Sequence[SnapshotRow] = (),
+    at_peak: Sequence[Row] = (),
     is_advised: bool = False,
 ) -> Iterator[Section]:
     """Yield the section of a failure of each line, the last one first.
@@ -69,7 +70,7 @@ def failure_sections(
         yield Section("Out of memory, earlier", (words,), is_alarming=True)
 
 
-def _without_callers(groups: Sequence[SnapshotRow]) -> list[tuple[object, ...]]:
+def _without_callers(groups: Sequence[Row]) -> list[tuple[object, ...]]:
     return [(group.bytes, group.count, group.kind_words, group.site) for group in groups]
 
 
@@ -163,7 +164,7 @@ def _change_cell(change: FirstChange) -> Place:
     return Place(f"{change.words} ({place.words})", place.file, place.line)
 
 
-def groups_table(title: str, groups: Sequence[SnapshotRow]) -> Table:
+def groups_table(title: str, groups: Sequence[Row]) -> Table:
     """Size, number, kind and allocation site of each group, and the callers of the largest."""
     most = _SHARE_WITH_CALLERS * sum(group.bytes for group in groups)
     rows = []

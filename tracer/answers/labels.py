@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tracer.answers.recording_peak import line_before
 from tracer.arrays import Int, PerBlock
-from tracer.blocks.from_recording.attribution import Attribution, Phase
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
-from tracer.blocks.from_recording.classify_blocks import ClassifiedBlocks
-from tracer.blocks.from_recording.source_lines import line_of_frame, recorded_op_name
+from tracer.blocks.from_recording.blocks import CUBLAS_WORKSPACE
 from tracer.blocks.kinds import BEFORE_RECORDING, LABEL_BEFORE, Kind
-from tracer.capture.objects.known_storages import KnownStorages
+from tracer.blocks.table import Blocks, Phase
 from tracer.capture.recording import Recording
 from tracer.errors import SnapshotError
 
@@ -40,30 +37,33 @@ class Labels:
         return [self.frame[block], *([line] if line is not None else ()), *frames]
 
 
-def labels_of(
-    recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, known: KnownStorages | None = None
-) -> Labels:
+def labels_of(recording: Recording, blocks: Blocks) -> Labels:
     """Labels from what is known of every block."""
-    category, labels, lines = [], [], []
+    category, labels = [], []
+    lines: list[Frame | None] = []
     files: dict[str, str] = {}  # texts of their own: pickle writes what is the same object once
-    columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name, blocks.frame)
-    for kind, phase, module, op, name, frame in zip(*(column.tolist() for column in columns), strict=True):
+    numbers = (blocks.module, blocks.operator, blocks.name, blocks.place)
+    columns = (blocks.kind, blocks.phase, blocks.frame, *numbers)
+    for kind, phase, frame, *of_values in zip(*(column.tolist() for column in columns), strict=True):
+        module, operator, name, site = map(blocks.value, of_values)
         word, words = Kind(kind).name, Kind(kind).words
         category.append(UNKNOWN if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else word.lower())
-        named = f" {known.names[name]}" if known is not None and name >= 0 else ""
-        where = attribution.modules[module] if module >= 0 else NO_MODULE
+        named = f" {name}" if name not in (None, CUBLAS_WORKSPACE) else ""
         origin = (
-            f" in {Phase(phase).name.lower()}, {where}, {recorded_op_name(recording, op) or 'no operator'}"
+            f" in {Phase(phase).name.lower()}, {module or NO_MODULE}, {operator or 'no operator'}"
             if phase >= 0
             else LABEL_BEFORE
         )
         file = f"<explained as {word.lower()}>"
         labels.append({"name": f"{words}{named}{origin}", "filename": file, "line": 0})
-        line, function = line_before(known, name, kind) if phase < 0 else None, BEFORE_RECORDING
-        if phase == Phase.BACKWARD and (line := line_of_frame(recording, frame)) is not None:
+        function = BEFORE_RECORDING if phase < 0 else None
+        if phase == Phase.BACKWARD and frame >= 0:
             function = f"backward of {recording.strings[int(recording.frames.function[frame])]}"
-        file = files.setdefault(line.file, line.file[:1] + line.file[1:]) if line is not None else ""
-        lines.append({"name": function, "filename": file, "line": line.line} if line is not None else None)
+        if function is None or site is None:
+            lines.append(None)
+            continue
+        file = files.setdefault(site.file, site.file[:1] + site.file[1:])
+        lines.append({"name": function, "filename": file, "line": site.line})
     return Labels(category, labels, lines)
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.answers.recording_findings import CycleFindings, counted_blocks
-from tracer.answers.recording_peak import group_rows
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row, group_rows
 from tracer.arrays import Grouped, Ints, grouped
-from tracer.blocks.from_recording.attribution import Phase
 from tracer.blocks.from_recording.source_lines import line_of_frame
 from tracer.blocks.from_snapshot.sizes import most_at_once
+from tracer.blocks.table import Phase
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.sources.source_line import SourceLine
 
@@ -38,7 +37,7 @@ def line_memory(cycle: CycleFindings, known: KnownStorages | None = None) -> tup
     allocated it.
     """
     counted, position = counted_blocks(cycle), cycle.peak.position
-    rows, group = group_rows(cycle, known, counted.blocks, history=cycle.history, by_step=False)
+    rows, group = group_rows(counted.blocks, merged=("step",))
     number = {line: at for at, line in enumerate(dict.fromkeys(line for row in rows for line in _lines(row)))}
     # Pairs of a block and a line: columns [pairs].
     block, line = _blocks_of_lines(rows, group, number)
@@ -73,7 +72,7 @@ def line_memory(cycle: CycleFindings, known: KnownStorages | None = None) -> tup
     return tuple(sorted(found, key=lambda one: (-one.peak_bytes, -one.own_peak_bytes, one.at)))
 
 
-def _lines(row: PeakRow) -> Iterator[SourceLine]:
+def _lines(row: Row) -> Iterator[SourceLine]:
     """The line that allocated a row, and the user's line that called it, where that is in another file."""
     if row.file is not None and row.line is not None:
         yield SourceLine(row.file, row.line)
@@ -81,7 +80,7 @@ def _lines(row: PeakRow) -> Iterator[SourceLine]:
         yield SourceLine(row.caller_file, row.caller_line)
 
 
-def _blocks_of_lines(rows: Sequence[PeakRow], group: Ints, number: dict[SourceLine, int]) -> tuple[Ints, Ints]:
+def _blocks_of_lines(rows: Sequence[Row], group: Ints, number: dict[SourceLine, int]) -> tuple[Ints, Ints]:
     """Pairs of a block and a line's number; a block may have two lines [pairs] each."""
     lines = [[number[line] for line in _lines(row)] for row in rows]
     columns = [np.array([one[at] if at < len(one) else -1 for one in lines], np.int64)[group] for at in (0, 1)]

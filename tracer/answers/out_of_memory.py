@@ -9,10 +9,10 @@ from typing import Final, Literal
 
 from tracer.allocator.fragmentation import Fragmentation, Usable, fragmentation_after, usable_after
 from tracer.answers.allocator.changed_requests import Trial, TriedRequests
-from tracer.answers.snapshot_peak import SnapshotRow, group_rows
+from tracer.answers.rows import Row, rows_of_lines
 from tracer.arrays import totals_by
 from tracer.block_sizes import SMALL_BYTES, round_size, segment_size
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import BEFORE_RECORDING, Kind
@@ -51,7 +51,7 @@ class FailureFacts:
     memory: Fragmentation
     usable: Usable  # The reserved memory that this request may be served from
     is_expandable: bool
-    groups: Sequence[SnapshotRow]
+    groups: Sequence[Row]
     splits_all: bool = False  # The recording says that no block is kept whole (`max_split_size` is -1)
     is_explained: bool = False  # What filled the memory is said elsewhere, with what to change
     # Whether the request is served in a replay under a change; None where a replay cannot tell.
@@ -232,7 +232,7 @@ def _where_to_look(failure: FailureFacts) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _place(group: SnapshotRow) -> str:
+def _place(group: Row) -> str:
     if group.site.file is None:
         return group.site.frame
     return f"{group.site.frame} ({group.site.file}:{group.site.line})"
@@ -265,7 +265,7 @@ class OutOfMemory:
     fits_without_fragmentation: bool  # What it could use and what the device had free would have sufficed in one piece
     site: Site
     stack: tuple[str, ...]
-    groups: tuple[SnapshotRow, ...]  # What was in use, by line and kind; sums to `requested_bytes`
+    groups: tuple[Row, ...]  # What was in use, by line and kind; sums to `requested_bytes`
     cause: Cause  # Cause in a word or two
     advice: str  # The cause in a sentence, and what to do first
     allocators_advice: str = ""  # The advice without the sentence on what filled the memory
@@ -372,7 +372,7 @@ def _explain(device: ReplayedDevice, entry: int, trials: TriedRequests) -> OutOf
         memory=fragmentation_after(state, replay, entry),
         usable=usable_after(state, replay, entry, is_small=round_size(asked_bytes) <= SMALL_BYTES),
         is_expandable=bool(settings.get("expandable_segments")) or bool(state.segments.is_expandable.any()),
-        groups=group_rows(device, replay.lives.alive_after(entry)),
+        groups=rows_of_lines(device.blocks.take(replay.lives.alive_after(entry))),
         splits_all=settings.get("max_split_size") == -1,
         serves=lambda trial: trials.serves(trial, entry),
     )

@@ -15,7 +15,7 @@ from tracer.answers.allocator.allocator_finding import worst_failure
 from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.answers.snapshot_peak import Peak, find_peak
 from tracer.arrays import Bools, Interned, Ints
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Site
 from tracer.snapshot.columns import Snapshot
 from tracer.units import some

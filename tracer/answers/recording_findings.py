@@ -10,20 +10,21 @@ import numpy as np
 
 from tracer.answers.growth import Growth, Survivors, find_growth, find_survivors
 from tracer.answers.recording_peak import PeakReport, peak_position, peak_report, worst_of
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.arrays import Int, Ints, PerBlock
 from tracer.blocks.from_recording.allocator_count import default_device, most_held_bytes
 from tracer.blocks.from_recording.allocator_join import JoinedHistory, join_history, last_events
-from tracer.blocks.from_recording.attribution import Attribution, Phase, attribute
+from tracer.blocks.from_recording.attribution import Attribution, attribute
 from tracer.blocks.from_recording.block_facts import FailedStep
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes, follow_blocks
-from tracer.blocks.from_recording.classify_blocks import ClassifiedBlocks, Cycle, classify_blocks
+from tracer.blocks.from_recording.blocks import Cycle, blocks_of_recording
 from tracer.blocks.from_recording.compiled_owners import with_compiled_owners
 from tracer.blocks.from_recording.memory_timeline import Breakdown, CycleBreakdown, cycle_breakdown, device_index
 from tracer.blocks.from_recording.origins import compiled_origins
 from tracer.blocks.from_recording.torch_categories import Categories, categorize
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Evidence, Kind, levels_by_kind
+from tracer.blocks.table import Blocks, Phase
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph
@@ -116,7 +117,7 @@ class GraphPool:
     has_backward: bool  # Whether a backward pass is replayed, or may be
     # In use at the peak of the capture at which most was, with what earlier ones had left; 0 where none was recorded.
     peak_bytes: int
-    rows: tuple[PeakRow, ...]  # What that was, the largest first; they sum to it
+    rows: tuple[Row, ...]  # What that was, the largest first; they sum to it
 
     @property
     def uncounted_bytes(self) -> int:
@@ -146,7 +147,7 @@ class CycleFindings(Cycle):
 class CountedBlocks:
     """Blocks of a cycle and when they live; at the peak they are the peak's rows."""
 
-    blocks: ClassifiedBlocks
+    blocks: Blocks
     made_at: PerBlock[Int]  # [B] Position among the events; -1 before them
     freed_at: PerBlock[Int]  # [B] Likewise; D for never
     num_events: int
@@ -179,17 +180,17 @@ def _counted_blocks(cycle: CycleFindings) -> CountedBlocks:
         return CountedBlocks(blocks, lifetimes.made_at, lifetimes.freed_at, num)
     at_peak = cycle.peak.blocks
     unseen = at_peak.evidence == Evidence.HISTORY
-    before = np.flatnonzero((at_peak.allocation < 0) & ~unseen)
+    before = np.flatnonzero((at_peak.row < 0) & ~unseen)
     row_at_peak = dict(zip(at_peak.address[before].tolist(), before.tolist(), strict=True))
-    size_bytes, stack = blocks.size_bytes.copy(), blocks.stack.copy()
+    size_bytes, place = blocks.size_bytes.copy(), blocks.place.copy()
     for row in lifetimes.alive_at(cycle.peak.position).tolist():
-        if blocks.allocation[row] < 0:  # what the allocator does not have is in the sizes of others
+        if blocks.row[row] < 0:  # what the allocator does not have is in the sizes of others
             same = row_at_peak.get(int(blocks.address[row]))
             size_bytes[row] = at_peak.size_bytes[same] if same is not None else 0
-            stack[row] = at_peak.stack[same] if same is not None else -1
+            place[row] = at_peak.place[same] if same is not None else -1
     more = at_peak.take(np.flatnonzero(unseen))
     return CountedBlocks(
-        replace(blocks, size_bytes=size_bytes, stack=stack).followed_by(more),
+        replace(blocks, size_bytes=size_bytes, place=place, values=at_peak.values).followed_by(more),
         np.append(lifetimes.made_at, np.full(len(more), -1, np.int64)),
         np.append(lifetimes.freed_at, np.full(len(more), num, np.int64)),
         num,
@@ -291,7 +292,7 @@ def _cycle_findings(
 ) -> CycleFindings:
     """The answers about one device, from what is known of its blocks and, whatever the device, of the operators."""
     parts, peak_ns = (recording, categories, attribution, lifetimes), _peak_ns(recording, lifetimes)
-    cycle = Cycle(*parts, classify_blocks(*parts, known=known, time_ns=peak_ns))
+    cycle = Cycle(*parts, blocks_of_recording(*parts, known=known, time_ns=peak_ns))
     peak = peak_report(cycle, known=known)
     return CycleFindings(
         *parts,
@@ -361,7 +362,8 @@ def with_allocator_history(
     failures = history.state.trace.where(Action.OOM)
     if len(failures) and (failed := _failed_step(cycle, history, int(failures[-1]))) is not None:
         parts = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes)
-        blocks = classify_blocks(*parts, known=known, time_ns=_peak_ns(cycle.recording, cycle.lifetimes), failed=failed)
+        peak_ns = _peak_ns(cycle.recording, cycle.lifetimes)
+        blocks = blocks_of_recording(*parts, known=known, time_ns=peak_ns, failed=failed)
         cycle = replace(cycle, blocks=blocks)
     explain = partial(peak_report, cycle, known=known, history=history)
     peak, at_failure = explain(), explain(entry=int(failures[-1])) if len(failures) else None

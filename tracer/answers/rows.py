@@ -1,21 +1,36 @@
-"""A row of a peak, and rows as a tree of modules; no torch is imported, so that reading a snapshot does not wait."""
+"""A row of a peak, how blocks are put together to rows, and rows as a tree of modules.
+
+No torch is imported, so that reading a snapshot does not wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from tracer.arrays import Grouped, Int, PerBlock, grouped, largest_first
+from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site, Sites
+from tracer.blocks.kinds import BEFORE_RECORDING, Evidence, Kind
+from tracer.blocks.table import BEFORE, NOT_KNOWN, NOT_RECORDED, Blocks, Phase
+
+_PHASES: Final[dict[int, str]] = {BEFORE: BEFORE_RECORDING, NOT_RECORDED: "not recorded", NOT_KNOWN: ""}
+_PHASES.update((phase, phase.name.lower()) for phase in Phase)
 
 
 @dataclass(frozen=True, slots=True)
-class PeakRow:
-    """Equal blocks at the peak. The rows of a report sum to its peak."""
+class Row:
+    """Equal blocks. The rows of a peak sum to it."""
 
     bytes: int
     count: int
-    category: str
+    category: str  # Name of their `Kind`
     torch_category: str | None
-    evidence: str
-    phase: str
+    evidence: str  # How the kind is known; of a snapshot, that of most bytes
+    phase: str  # In which they were made, or `before recording`, or `not recorded`; empty where it is not known
     module: str | None
     op: str | None
     file: str | None
@@ -32,6 +47,191 @@ class PeakRow:
     shape: tuple[int, ...] | None = None
     """Of the first tensor of each block that an operator was given; None where none was."""
     dtype: str | None = None  # Of the same tensor, such as `float32`
+    function: str | None = None  # Name of the line's function; without Python frames the autograd node or operation
+    # That of the most bytes, innermost frame first, without allocator and interpreter; None where nobody asked.
+    stack: tuple[str, ...] | None = None
+    # The blocks divided by the first frame above the line in which their stacks differ; empty if none differs, or where
+    # nobody asked.
+    callers: tuple[CallerShare, ...] = ()
+    in_documents: ClassVar = (
+        "bytes", "count", "kind", "evidence", "is_before_recording", "site", "stack", "callers"
+    )  # fmt: skip
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the blocks."""
+        return Kind[self.category]
+
+    @property
+    def is_before_recording(self) -> bool:
+        """True if the blocks were made before the recording; False for a state without history."""
+        return self.phase == BEFORE_RECORDING
+
+    @property
+    def site(self) -> Site:
+        """The line to blame; of backward that of its operation of forward, where it is certain, and says so."""
+        return Site(
+            self.function or (BEFORE_RECORDING if self.is_before_recording else NO_FRAMES), self.file, self.line
+        )
+
+    @property
+    def kind_words(self) -> str:
+        """The kind for a table, as `parameter, before recording` where neither kind nor line say that."""
+        says_before = self.kind is Kind.BEFORE_RECORDING or self.site.frame == BEFORE_RECORDING
+        is_unsaid = self.is_before_recording and not says_before
+        return f"{self.kind.words}, {BEFORE_RECORDING}" if is_unsaid else self.kind.words
+
+    @property
+    def made_by(self) -> str | None:
+        """The operator, or where none is known the function."""
+        return self.op or self.function
+
+    def values(self) -> dict[str, Any]:
+        """What a peak.json has of it, by name."""
+        return {name: getattr(self, name) for name in ROW_FIELDS}
+
+
+ROW_FIELDS: Final = tuple(one.name for one in fields(Row) if one.name not in ("function", "stack", "callers"))
+"""Fields of a row in a peak.json, in a table of pandas and on the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowKey:
+    """Something that a row says of its blocks: a column of theirs, and what its numbers stand for."""
+
+    fields: tuple[str, ...]  # Fields of `Row` that it fills
+    column: Callable[[Blocks], PerBlock[Int]]
+    values: Callable[[Blocks, int], tuple[Any, ...]]  # Of these fields, for a number of the column
+
+
+def _value(name: str) -> RowKey:
+    """A column of numbers of `Blocks.values`, which has the name of the field."""
+    return RowKey((name,), lambda blocks: getattr(blocks, name), lambda blocks, number: (blocks.value(number),))
+
+
+def _place(blocks: Blocks, number: int) -> tuple[str | None, str | None, int | None]:
+    site = blocks.value(number)
+    if site is None:
+        return None, None, None
+    return site.frame if site.frame and site.frame != NO_FRAMES else None, site.file, site.line
+
+
+def _compiled(blocks: Blocks, number: int) -> tuple[str | None, bool]:
+    origin = blocks.value(number)
+    fused = ", ".join(f"{file}:{line}" for file, line in origin.fused) if origin is not None else ""
+    return fused or None, origin is not None
+
+
+def _stack(blocks: Blocks, number: int) -> tuple[tuple[str, ...] | None]:
+    return (blocks.sites.readable(number) if blocks.sites is not None and number >= 0 else None,)
+
+
+ROW_KEYS: Final = (
+    RowKey(("category",), lambda blocks: blocks.kind, lambda _, number: (Kind(number).name,)),
+    _value("torch_category"),
+    RowKey(("evidence",), lambda blocks: blocks.evidence, lambda _, number: (Evidence(number).text,)),
+    RowKey(("phase",), lambda blocks: blocks.phase, lambda _, number: (_PHASES[number],)),
+    _value("step"),
+    RowKey(("module",), lambda blocks: blocks.owner, lambda blocks, number: (blocks.value(number),)),
+    RowKey(("op",), lambda blocks: blocks.made_by, lambda blocks, number: (blocks.value(number),)),
+    RowKey(("function", "file", "line"), lambda blocks: blocks.place, _place),
+    RowKey(
+        ("caller_file", "caller_line"),
+        lambda blocks: blocks.caller,
+        lambda blocks, number: blocks.value(number) or (None, None),
+    ),
+    _value("name"),
+    RowKey(("fused_with", "is_compiled"), lambda blocks: blocks.origin, _compiled),
+    _value("shape"),
+    _value("dtype"),
+    RowKey(("stack",), lambda blocks: blocks.stack, _stack),
+)
+"""What tells rows apart; a new one is a line here, a column of `Blocks` and a field of `Row`."""
+BY_LINE: Final = ("evidence", "stack")
+"""Merged where a line has one row: it says that of most bytes."""
+
+
+def group_rows(
+    blocks: Blocks, *, merged: Collection[str] = (), with_callers: bool = False
+) -> tuple[tuple[Row, ...], PerBlock[Int]]:
+    """Put equal blocks together, the largest rows first.
+
+    Args:
+        merged: Fields that tell no rows apart; a row has the value of most of its bytes.
+
+    Returns:
+        The rows, and [B] the row of each block.
+    """
+    parts = grouped([key.column(blocks) for key in ROW_KEYS], lambda *numbers: numbers)
+    values = [cache(partial(key.values, blocks)) for key in ROW_KEYS]
+    apart = [at for at, key in enumerate(ROW_KEYS) if key.fields[0] not in merged]
+    numbers_of = parts.keys
+    groups = grouped([np.arange(len(numbers_of))], lambda part: tuple(values[at](numbers_of[part][at]) for at in apart))
+    part_bytes, row_of = np.array(parts.sums(blocks.size_bytes), np.int64), groups.of_row[parts.of_row]
+    by_row = Grouped(groups.keys, row_of)
+    requested, num_unknown = by_row.sums(blocks.requested_bytes), by_row.sums(blocks.requested_bytes < 0)
+    sums = zip(groups.rows(), by_row.sums(blocks.size_bytes), by_row.counts(), requested, num_unknown, strict=True)
+    rows = []
+    for members, size, count, requested_bytes, unknown in sums:
+        largest = numbers_of[members[np.argmax(part_bytes[members])]]
+        said: dict[str, Any] = {}
+        for key, value, number in zip(ROW_KEYS, values, largest, strict=True):
+            said |= zip(key.fields, value(number), strict=True)
+        # One block of unknown request makes that of its row unknown.
+        rows.append(Row(bytes=size, count=count, requested_bytes=None if unknown else requested_bytes, **said))
+    if with_callers:
+        rows = [
+            replace(row, callers=callers) for row, callers in zip(rows, _callers(blocks, parts, groups), strict=True)
+        ]
+    return largest_first(rows, row_of)
+
+
+def rows_of_lines(blocks: Blocks) -> tuple[Row, ...]:
+    """Rows by kind, line, and whether they were there before the recording, with callers; largest first."""
+    rows, _ = group_rows(blocks, merged=BY_LINE, with_callers=True)
+    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.kind, row.site.frame, row.file or "", row.line or 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class CallerShare:
+    """The blocks of a row that have one caller."""
+
+    site: Site | None  # The caller's line; of blocks that have none, where others have one, None
+    bytes: int
+    count: int
+
+
+def _callers(blocks: Blocks, parts: Grouped[Any], groups: Grouped[Any]) -> Iterator[tuple[CallerShare, ...]]:
+    """Yield the callers of each group of parts; a block of backward has those of its operation of forward."""
+    _, first = np.unique(parts.of_row, return_index=True)
+    stack = np.where(blocks.forward < 0, blocks.stack, blocks.forward)[first].tolist()
+    size, count = parts.sums(blocks.size_bytes), parts.counts()
+    for members in groups.rows():
+        called = [(stack[part], size[part], count[part]) for part in members.tolist()]
+        yield callers_of(called, blocks.sites) if blocks.sites is not None else ()
+
+
+def callers_of(stacks: Sequence[tuple[int, int, int]], sites: Sites) -> tuple[CallerShare, ...]:
+    """Divide blocks of one line by the first frame above it in which their stacks differ; largest first.
+
+    Returns:
+        Shares that sum to the blocks; none where nothing differs.
+    """
+    if len(stacks) < 2:
+        return ()
+    of_stack = [sites.callers(stack) for stack, _, _ in stacks]
+    shortest, longest = min(map(len, of_stack)), max(map(len, of_stack))
+    differing = (depth for depth in range(shortest) if len({callers[depth] for callers in of_stack}) > 1)
+    depth = next(differing, shortest)
+    if depth == longest:
+        return ()
+    sums: dict[Site | None, tuple[int, int]] = {}
+    for callers, (_, size, count) in zip(of_stack, stacks, strict=True):
+        site = callers[depth] if depth < len(callers) else None
+        total, number = sums.get(site, (0, 0))
+        sums[site] = total + size, number + count
+    shares = (CallerShare(site, size, count) for site, (size, count) in sums.items())
+    return tuple(sorted(shares, key=lambda share: (-share.bytes, str(share.site))))
 
 
 NO_MODULE = "(no module)"
@@ -62,7 +262,7 @@ class ModuleNode:
             yield from child.walk(depth + 1)
 
 
-def module_tree(rows: Iterable[PeakRow]) -> ModuleNode:
+def module_tree(rows: Iterable[Row]) -> ModuleNode:
     """Add up rows along their module paths.
 
     Returns:

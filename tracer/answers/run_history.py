@@ -66,7 +66,7 @@ class RunHistory:
         if self.snapshot is None or cycle is None or cycle.history is None:
             return self.snapshot
         if self._labelled is None or self._labelled[0] is not cycle:
-            labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks, known=known)
+            labels = labels_of(cycle.recording, cycle.blocks)
             device, entry = cycle.history.state.device, cycle.history.entry
             labelled = label_snapshot(self.snapshot, cycle.lifetimes, labels, entry, device_index=device)
             self._labelled = cycle, labelled

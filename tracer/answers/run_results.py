@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.answers.caveats import room_sentences
 from tracer.answers.failure import Failure
 from tracer.answers.recording_findings import Findings
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import ROW_FIELDS, Row
 from tracer.answers.run_history import RunHistory
 from tracer.capture.run_facts import RunFacts
 from tracer.capture.sources.source_files import ProjectFiles, is_package_code, is_user_code
@@ -64,7 +64,7 @@ class RunResults(RunFacts):
         return room_sentences(self.findings.worst.peak, self.origin.device_bytes)
 
     @property
-    def rows(self) -> tuple[PeakRow, ...]:
+    def rows(self) -> tuple[Row, ...]:
         """Rows of the largest peak, the largest first, which sum to it; empty without a peak."""
         return self.findings.worst.peak.rows if self.findings is not None else ()
 
@@ -74,7 +74,7 @@ class RunResults(RunFacts):
             pandas = import_module("pandas")
         except ImportError as error:
             raise MissingPackageError("to_pandas() needs pandas.", hint="Install it, or take .rows.") from error
-        return pandas.DataFrame([asdict(row) for row in self.rows], columns=[field.name for field in fields(PeakRow)])
+        return pandas.DataFrame([row.values() for row in self.rows], columns=ROW_FIELDS)
 
     @property
     def snapshot(self) -> dict[str, Any] | None:

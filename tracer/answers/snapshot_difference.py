@@ -12,7 +12,7 @@ import numpy as np
 from tracer.answers.difference import PeakChange, PeakDiff, SavedPeak, largest_first
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.arrays import Grouped, Ints, grouped
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Sites
 from tracer.blocks.from_snapshot.sizes import most_at_once
 from tracer.blocks.kinds import BEFORE_RECORDING, Kind

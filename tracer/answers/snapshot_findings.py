@@ -9,9 +9,11 @@ import numpy as np
 
 from tracer.allocator.fragmentation import Fragmentation, fragmentation_after
 from tracer.answers.out_of_memory import MAX_EXPLAINED, OutOfMemory, explain_ooms
-from tracer.answers.snapshot_peak import Peak, SnapshotRow, find_peak, never_freed
+from tracer.answers.rows import Row
+from tracer.answers.snapshot_peak import Peak, find_peak, never_freed
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.counting import BlockFacts
-from tracer.blocks.from_snapshot.kind_finder import NOTHING_HELD, HeldNow, KindFinder, ReplayedDevice
+from tracer.blocks.from_snapshot.kind_finder import NOTHING_HELD, HeldNow, KindFinder
 from tracer.blocks.from_snapshot.sites import Sites
 from tracer.blocks.kinds import Kind
 from tracer.errors import SnapshotError
@@ -38,7 +40,7 @@ class DeviceFinding:
     start_requested_bytes: int
     end_requested_bytes: int
     end_fragmentation: Fragmentation | None  # None where no caching allocator served the requests
-    never_freed: tuple[SnapshotRow, ...]  # Allocated in the recording and in use at its end; groups of blocks
+    never_freed: tuple[Row, ...]  # Allocated in the recording and in use at its end; groups of blocks
     oom: tuple[OutOfMemory, ...]
     notes: tuple[str, ...]  # What does not fit together or is not known, one sentence each
     first_time_us: int = -1  # Time of the first entry, microseconds since 1970, or -1

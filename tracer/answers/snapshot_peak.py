@@ -2,167 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from dataclasses import dataclass
 
 import numpy as np
 
 from tracer.allocator.fragmentation import Fragmentation, fragmentation_after
-from tracer.answers.rows import PeakRow
-from tracer.arrays import Grouped, Ints, grouped, largest_first
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
-from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site, Sites, pool_words, pools_of_graphs
-from tracer.blocks.kinds import BEFORE_RECORDING, Evidence, Kind, kind_named
+from tracer.answers.rows import Row, rows_of_lines
+from tracer.arrays import Grouped, Ints, grouped
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
+from tracer.blocks.from_snapshot.sites import pool_words, pools_of_graphs
+from tracer.blocks.kinds import BEFORE_RECORDING, Kind, kind_named
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Annotations, DeviceState, Int32s
 from tracer.snapshot.replay import BEFORE
-
-IN_RECORDING: Final = "in the recording"
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotRow(PeakRow):
-    """A row of a snapshot: blocks of one kind that one line allocated, and the bytes that they were asked for."""
-
-    # The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
-    stack: tuple[str, ...] = ()
-    # The blocks divided by the first frame above the line in which their stacks differ; empty if none differs, or from
-    # `group_lives`.
-    callers: tuple[CallerShare, ...] = ()
-    in_documents: ClassVar = (
-        "bytes", "count", "kind", "evidence", "is_before_recording", "site", "stack", "callers"
-    )  # fmt: skip
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of the blocks."""
-        return Kind[self.category]
-
-    @property
-    def is_before_recording(self) -> bool:
-        """True if the blocks were allocated before the first entry; False for a state without history."""
-        return self.phase == BEFORE_RECORDING
-
-    @property
-    def site(self) -> Site:
-        """The line to blame; of backward that of its operation of forward, where it is certain, and says so."""
-        frame = BEFORE_RECORDING if self.is_before_recording and self.op == NO_FRAMES else self.op
-        return Site(frame or "", self.file, self.line)
-
-    @property
-    def kind_words(self) -> str:
-        """The kind for a table, as `parameter, before recording` where neither kind nor line say that."""
-        says_before = self.kind is Kind.BEFORE_RECORDING or self.site.frame == BEFORE_RECORDING
-        is_unsaid = self.is_before_recording and not says_before
-        return f"{self.kind.words}, {BEFORE_RECORDING}" if is_unsaid else self.kind.words
-
-
-def group_rows(device: ReplayedDevice, rows: Ints) -> tuple[SnapshotRow, ...]:
-    """Gather rows by kind, line, and whether they were there before the recording; largest first."""
-    members, keys, _ = _gathered(device, rows)
-    groups = []
-    for key, parts in zip(keys, members, strict=True):
-        # A block of backward has the callers of its operation of forward.
-        called = [(part.stack if part.forward < 0 else part.forward, part.bytes, part.count) for part in parts]
-        groups.append(replace(_group(key, parts, device), callers=callers_of(called, device.sites)))
-    return tuple(sorted(groups, key=lambda g: (-g.bytes, g.kind, g.site.frame, g.site.file or "", g.site.line or 0)))
-
-
-def group_lives(device: ReplayedDevice, rows: Ints) -> tuple[tuple[SnapshotRow, ...], Ints]:
-    """Gather rows as `group_rows` does, without callers; also return the index of each row's group."""
-    members, keys, group_of_row = _gathered(device, rows)
-    return largest_first([_group(key, mine, device) for key, mine in zip(keys, members, strict=True)], group_of_row)
-
-
-def _gathered(
-    device: ReplayedDevice, rows: Ints
-) -> tuple[list[list[_StackPart]], Sequence[tuple[Kind, Site, bool]], Ints]:
-    """Return the parts of each group, the groups' keys, and the index of each row's group."""
-    lives, kinds = device.replay.lives, device.kinds
-    columns = (
-        lives.stack[rows],
-        kinds.backward_lines.forward_stacks(rows),
-        lives.begin[rows] == BEFORE,
-        *kinds.kinds_and_evidence(rows),
-    )
-    by_stack = grouped(columns, lambda *values: values)
-    sums = zip(by_stack.keys, by_stack.sums(lives.requested_bytes[rows]), by_stack.counts(), strict=True)
-    parts = [_StackPart(size, count, *values) for values, size, count in sums]
-
-    def key(number: int) -> tuple[Kind, Site, bool]:
-        part = parts[number]
-        return Kind(part.kind), device.sites.site_of_backward(part.stack, part.forward), part.is_before
-
-    groups = grouped([np.arange(len(parts))], key)
-    members: list[list[_StackPart]] = [[] for _ in groups.keys]
-    for part, group in zip(parts, groups.of_row.tolist(), strict=True):
-        members[group].append(part)
-    return members, groups.keys, groups.of_row[by_stack.of_row]
-
-
-@dataclass(frozen=True, slots=True)
-class _StackPart:
-    """Rows that share stack, kind and evidence, and of backward the stack of their operation of forward, else -1."""
-
-    bytes: int
-    count: int
-    stack: int
-    forward: int
-    is_before: bool
-    kind: int
-    evidence: int
-
-
-def _group(key: tuple[Kind, Site, bool], parts: list[_StackPart], device: ReplayedDevice) -> SnapshotRow:
-    kind, site, is_before = key
-    largest = max(parts, key=lambda part: part.bytes)
-    return SnapshotRow(
-        bytes=sum(part.bytes for part in parts),
-        count=sum(part.count for part in parts),
-        category=kind.name,
-        torch_category=None,
-        evidence=Evidence(largest.evidence).text,
-        phase=(BEFORE_RECORDING if is_before else IN_RECORDING) if len(device.state.trace) else "not known",
-        module=None,
-        op=site.frame,
-        file=site.file,
-        line=site.line,
-        stack=device.sites.readable(largest.stack),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CallerShare:
-    """The blocks of a group that have one caller."""
-
-    site: Site | None  # The caller's line; of blocks that have none, where others have one, None
-    bytes: int  # As requested
-    count: int
-
-
-def callers_of(stacks: Sequence[tuple[int, int, int]], sites: Sites) -> tuple[CallerShare, ...]:
-    """Divide blocks of one line by the first frame above it in which their stacks differ; largest first.
-
-    Returns:
-        Shares that sum to the blocks; none where nothing differs.
-    """
-    if len(stacks) < 2:
-        return ()
-    of_stack = [sites.callers(stack) for stack, _, _ in stacks]
-    shortest, longest = min(map(len, of_stack)), max(map(len, of_stack))
-    differing = (depth for depth in range(shortest) if len({callers[depth] for callers in of_stack}) > 1)
-    depth = next(differing, shortest)
-    if depth == longest:
-        return ()
-    sums: dict[Site | None, tuple[int, int]] = {}
-    for callers, (_, size, count) in zip(of_stack, stacks, strict=True):
-        site = callers[depth] if depth < len(callers) else None
-        total, number = sums.get(site, (0, 0))
-        sums[site] = total + size, number + count
-    shares = (CallerShare(site, size, count) for site, (size, count) in sums.items())
-    return tuple(sorted(shares, key=lambda share: (-share.bytes, str(share.site))))
-
 
 NO_ANNOTATION = "no annotation"
 NO_NAME = "no name"
@@ -187,7 +39,7 @@ class Peak:
     phase: str  # `backward` or `optimizer` where the recording shows it, else empty
     requested_bytes: int  # Bytes in use, as asked for
     before_recording_bytes: int  # The part of the requested bytes that was there before the first entry
-    groups: tuple[SnapshotRow, ...]  # By line and kind; they sum to the requested bytes, like the two below
+    groups: tuple[Row, ...]  # By line and kind; they sum to the requested bytes, like the two below
     by_kind: tuple[Share, ...]  # By kind alone
     by_annotation: tuple[Share, ...]  # By the innermost region that was open at the allocation
     by_name: tuple[Share, ...]  # By the name that the program has given, at the allocation or later
@@ -223,7 +75,7 @@ def find_peak(device: ReplayedDevice) -> Peak:
         phase=kinds.phase_at(entry),
         requested_bytes=int(replay.requested_bytes[entry + 1]),
         before_recording_bytes=int(lives.requested_bytes[before].sum()),
-        groups=group_rows(device, rows),
+        groups=rows_of_lines(device.blocks.take(rows)),
         by_kind=_shares(grouped([kinds.of(rows)], lambda kind: Kind(kind).words), lives.requested_bytes[rows]),
         by_annotation=_by_annotation(device, rows),
         by_name=_by_name(device, rows, entry),
@@ -232,10 +84,11 @@ def find_peak(device: ReplayedDevice) -> Peak:
     )
 
 
-def never_freed(device: ReplayedDevice) -> tuple[SnapshotRow, ...]:
+def never_freed(device: ReplayedDevice) -> tuple[Row, ...]:
     """Blocks that the recording allocated and did not free, by line and kind, largest first."""
     lives = device.replay.lives
-    return group_rows(device, np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(device.state.trace))))
+    rows = np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(device.state.trace)))
+    return rows_of_lines(device.blocks.take(rows))
 
 
 def _by_annotation(device: ReplayedDevice, rows: Ints) -> tuple[Share, ...]:

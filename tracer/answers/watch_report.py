@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tracer.answers.out_of_memory import OutOfMemory
-from tracer.answers.snapshot_peak import SnapshotRow
+from tracer.answers.rows import Row
 from tracer.answers.step_findings import StepFindings
 from tracer.arrays import totals_by
 from tracer.capture.objects.holders import Holder
@@ -67,7 +67,7 @@ class WatchReport:
     reserved_bytes: int | None  # Held from the driver at that moment; likewise
     # The last allocation that failed, explained; None if none did, or there is no history.
     out_of_memory: OutOfMemory | None
-    groups: tuple[SnapshotRow, ...]  # What was in use then, by line and kind; of the allocator's history
+    groups: tuple[Row, ...]  # What was in use then, by line and kind; of the allocator's history
     outlived: tuple[OutlivedMemory, ...]  # What outlived the step after its own and is of no kind that stays
     notes: tuple[str, ...]  # What is missing or could not be read, in sentences
     settings: Mapping[str, object]  # What to remember of the run

@@ -97,7 +97,7 @@ class Document:
         return self._source.refusal(complaint)
 
     def read(self, name: str, kind: Any) -> Any:
-        """Return the value of a name, which has to be of a type such as `str | None` or `tuple[PeakRow, ...]`.
+        """Return the value of a name, which has to be of a type such as `str | None` or `tuple[Row, ...]`.
 
         Texts lose what a terminal obeys, but for the source in a field `text`, which is read and never shown.
         """

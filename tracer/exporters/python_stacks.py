@@ -76,7 +76,7 @@ def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num
     stacks = PythonStacks(recording)
     totals: list[Counter[int]] = [Counter() for _ in peak.rows[:num_rows]]
     allocation_of: dict[int, int] = {}
-    columns = (peak.row_of, peak.blocks.allocation, peak.blocks.size_bytes)
+    columns = (peak.row_of, peak.blocks.row, peak.blocks.size_bytes)
     for row, allocation, size_bytes in zip(*(column.tolist() for column in columns), strict=True):
         if row < len(totals) and (frames := stacks.of_allocation(allocation)):
             totals[row][id(frames)] += size_bytes  # equal stacks are one object, which lives as long as `stacks`

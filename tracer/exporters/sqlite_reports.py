@@ -15,7 +15,7 @@ from tracer.units import ms
 if TYPE_CHECKING:
     from tracer.answers.operators.memory_report import MemoryReport
     from tracer.answers.operators.run_times import RunTimeRow
-    from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+    from tracer.blocks.from_snapshot.blocks import ReplayedDevice
     from tracer.capture.sources.source_line import SourceLine
 
 RelativeName = Callable[[str], str | None]

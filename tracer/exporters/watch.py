@@ -11,7 +11,7 @@ import torch
 from tracer.answers.failure import without_gpu
 from tracer.answers.history_sections import place, ran_out_at
 from tracer.answers.paths import behind, source_place
-from tracer.answers.snapshot_peak import SnapshotRow
+from tracer.answers.rows import Row
 from tracer.answers.step_findings import GrowthOverSteps
 from tracer.answers.tables import Table, columns
 from tracer.answers.watch_report import END_OF_RUN, Event, HolderName, OutlivedMemory, WatchReport
@@ -171,7 +171,7 @@ def _other_sentences(report: WatchReport) -> Iterator[str]:
         yield f"The cache was emptied for a request {some(steps.num_retries, 'time')}: each one waits for the device."
 
 
-def _table_of_groups(groups: tuple[SnapshotRow, ...]) -> list[str]:
+def _table_of_groups(groups: tuple[Row, ...]) -> list[str]:
     if not groups:
         return []
     # Whether the ring still has the allocation says nothing about a block.

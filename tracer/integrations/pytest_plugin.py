@@ -354,7 +354,7 @@ def _rows(peak: SavedPeak) -> list[str]:
 
     heads = (*columns("bytes", "bytes"), *columns("label", "category"), *columns("text", "made by"))
     rows = tuple(
-        (row.bytes, words_of(row.category), Place(row.op or "", row.file, row.line))
+        (row.bytes, words_of(row.category), Place(row.made_by or "", row.file, row.line))
         for row in sorted(peak.rows, key=lambda row: -row.bytes)
     )
     return table_lines(Table("", heads, rows, (peak.bytes, "", "sum")), top=_NUM_ROWS)[1:]

@@ -213,7 +213,7 @@ def _write_snapshot(material: Material, path: Path) -> None:
     snapshot = results.history.labelled(findings, results.known)
     if snapshot is None:
         cycle = findings.worst
-        labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks, known=results.known)
+        labels = labels_of(cycle.recording, cycle.blocks)
         snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
     snapshot = snapshot if results.computed else snapshot_without_times(snapshot)
     write_memory_snapshot(snapshot, path)

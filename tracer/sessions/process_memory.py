@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from tracer.answers.difference import SavedPeak
 from tracer.answers.null_run import caveat_of
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
-from tracer.answers.snapshot_peak import SnapshotRow
 from tracer.blocks.from_recording.block_facts import KIND_OF_ROLE
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import read_counters
@@ -64,17 +63,17 @@ def _counted(counter: str, device: torch.device) -> int:
     return int(torch.cuda.memory_stats(device).get(f"{counter}_bytes.all.peak", 0))
 
 
-def _rows(history: AllocatorHistory, size_bytes: int, seen: tuple[SeenTensor, ...]) -> tuple[PeakRow, ...]:
+def _rows(history: AllocatorHistory, size_bytes: int, seen: tuple[SeenTensor, ...]) -> tuple[Row, ...]:
     """Rows by kind and line, and what the allocator has rounded up, which sum to the peak."""
-    groups: tuple[SnapshotRow, ...] = ()
+    groups: tuple[Row, ...] = ()
     if history.snapshot is not None and size_bytes:
         columns = snapshot_in_memory(_with_roles(history.snapshot, history.device, seen))
         if any(state.device == history.device.index for state in columns.devices):
             finding = explain_replayed(replay_snapshot(columns, device=history.device.index))
             groups = finding.devices[0].peak.groups
-    rows = [_row(group) for group in groups]
+    rows = [replace(group, category=group.kind.words, phase="", stack=None, callers=()) for group in groups]
     rest = size_bytes - sum(row.bytes for row in rows)
-    return (*rows, PeakRow(rest, 1, ROUNDING, None, "", "", None, None, None, None)) if rest else tuple(rows)
+    return (*rows, Row(rest, 1, ROUNDING, None, "", "", None, None, None, None)) if rest else tuple(rows)
 
 
 def _with_roles(snapshot: dict[str, Any], device: torch.device, seen: tuple[SeenTensor, ...]) -> dict[str, Any]:
@@ -91,10 +90,3 @@ def _with_roles(snapshot: dict[str, Any], device: torch.device, seen: tuple[Seen
         entries[row] = {**entries[row], "category": KIND_OF_ROLE[role].words}
     traces[device.index] = entries
     return {**snapshot, "device_traces": traces}
-
-
-def _row(group: SnapshotRow) -> PeakRow:
-    site = group.site
-    return PeakRow(
-        group.bytes, group.count, group.kind.words, None, group.evidence, "", None, site.frame, site.file, site.line
-    )

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.answers.run_results import RunResults
 from tracer.capture.device.device_blocks import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
@@ -147,7 +147,7 @@ class TrainingProfile(ProfileSession):
         return self._ended_results.peak_bytes
 
     @property
-    def rows(self) -> tuple[PeakRow, ...]:
+    def rows(self) -> tuple[Row, ...]:
         """Rows of the largest peak, the largest first; `pandas.DataFrame(session.rows)` is a table.
 
         Raises:

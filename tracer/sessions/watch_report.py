@@ -14,11 +14,11 @@ from torch import Tensor
 from tracer.answers.failed_allocation import explain_failure, held_now
 from tracer.answers.null_run import caveat_of
 from tracer.answers.out_of_memory import OutOfMemory, device_out_of_memory
+from tracer.answers.rows import Row, rows_of_lines
 from tracer.answers.snapshot_findings import replay_snapshot
-from tracer.answers.snapshot_peak import SnapshotRow, group_rows
 from tracer.answers.step_findings import StepFindings, explain_steps
 from tracer.answers.watch_report import Event, HolderName, OutlivedMemory, WatchReport
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.timeline import StepEnds, outlived_groups
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.devices import allowed_bytes, device_memory, is_accelerator
@@ -135,7 +135,7 @@ class Moment:
             objects = look_at_failure(self.device, self.error, is_evaluating=self.is_evaluating)
             memory = device_memory(self.device)
             event, *_ = explain_failure(device, objects, device_bytes=None if memory is None else memory[1])
-        return _History(device, group_rows(device, alive), event)
+        return _History(device, rows_of_lines(device.blocks.take(alive)), event)
 
     def _known(self) -> KnownStorages:
         """Storages that exist now: of models, optimizers and batches by name, of graphs, and all others."""
@@ -203,7 +203,7 @@ class Moment:
 @dataclass(frozen=True, slots=True, eq=False)
 class _History:
     device: ReplayedDevice
-    groups: tuple[SnapshotRow, ...]
+    groups: tuple[Row, ...]
     out_of_memory: OutOfMemory | None
 
     def line_of(self, address: int | None) -> SourceLine | None:

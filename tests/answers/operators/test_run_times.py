@@ -17,7 +17,8 @@ from tests.histories import NOTHING
 from tests.training_steps import REPORT_WORKLOADS, WORKLOADS, Recorded, mlp, mlp_batch, record, recorded_workload
 from tracer.answers.operators.invocations import OpInstances, op_instances, short_op_name
 from tracer.answers.operators.run_times import RunTimeRow, instance_times, kernel_times, run_times
-from tracer.blocks.from_recording.attribution import Attribution, Phase, attribute
+from tracer.blocks.from_recording.attribution import Attribution, attribute
+from tracer.blocks.table import Phase
 from tracer.capture.profiler.event_tree import read_kernels, read_recording
 from tracer.capture.recording import (
     Allocations,

@@ -23,10 +23,11 @@ from tests.exporters.recording_file.samples import kept_on_cpu
 from tests.training_steps import ONE_OF_EACH, WORKLOADS, build_workload, record
 from tests.truth.isolate import value_in_fresh_process
 from tracer.answers.recording_findings import CycleFindings, find_in_cycle
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.arrays import Bools
-from tracer.blocks.from_recording.attribution import Phase, attribute, backward_calls, closure_calls
+from tracer.blocks.from_recording.attribution import attribute, backward_calls, closure_calls
 from tracer.blocks.kinds import Kind
+from tracer.blocks.table import Phase
 from tracer.capture.objects.training_objects import Models
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
@@ -56,7 +57,7 @@ def line_of(function: Callable[..., object], text: str) -> int:
     return numbers[0]
 
 
-def rows_of_size(findings: CycleFindings, size_bytes: int) -> list[PeakRow]:
+def rows_of_size(findings: CycleFindings, size_bytes: int) -> list[Row]:
     return [row for row in findings.peak.rows if row.bytes == size_bytes * row.count]
 
 
@@ -489,7 +490,7 @@ def train(
     return session.findings.worst
 
 
-def bytes_of(rows: list[PeakRow], category: str) -> int:
+def bytes_of(rows: list[Row], category: str) -> int:
     return sum(row.bytes for row in rows if row.category == category)
 
 
@@ -497,11 +498,10 @@ def modules_of(cycle: CycleFindings, kind: Kind) -> Counter[str]:
     """Bytes of all blocks of a kind by module, alive at the peak or not."""
     found: Counter[str] = Counter()
     chosen = cycle.blocks.kind == kind
-    names = [*cycle.attribution.modules, ""]
     for module, size in zip(
         cycle.blocks.module[chosen].tolist(), cycle.blocks.size_bytes[chosen].tolist(), strict=True
     ):
-        found[names[module]] += size
+        found[cycle.blocks.value(module) or ""] += size
     return found
 
 
@@ -530,7 +530,7 @@ def test_shards_are_parameters_gradients_and_state() -> None:
     assert set(gradients) <= {"0.0.weight", "1.0.weight", "2.0.weight"} and gradients
 
 
-def _peak_of_shards() -> tuple[list[PeakRow], list[str]]:
+def _peak_of_shards() -> tuple[list[Row], list[str]]:
     with one_of_four():
         model = sharded(blocks())
         return list(train(model).peak.rows), [name for name, _ in model.named_parameters()]

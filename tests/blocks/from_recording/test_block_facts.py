@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from tests.histories import START_NS, Key, recording_of
 from tests.training_steps import record
 from tracer.answers.recording_findings import CycleFindings, find_in_cycle
-from tracer.answers.rows import PeakRow
-from tracer.blocks.from_recording.attribution import Phase
+from tracer.answers.rows import Row
 from tracer.blocks.from_recording.block_facts import Facts, dropout_states
 from tracer.blocks.from_recording.origins import CompiledOrigins
 from tracer.blocks.kinds import Kind
+from tracer.blocks.table import Phase
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.storage_observer import StorageObserver, input_tensors
 from tracer.capture.profiler.event_tree import read_recording
@@ -187,7 +187,7 @@ def test_what_a_second_backward_needs_is_kept_and_belongs_to_its_module() -> Non
 
     cycle = findings(step, model=critic)
     in_backward = (cycle.blocks.size_bytes == 32 * 64 * 4) & (cycle.blocks.phase == Phase.BACKWARD)
-    modules = {cycle.attribution.modules[at] if at >= 0 else None for at in cycle.blocks.module[in_backward].tolist()}
+    modules = {cycle.blocks.value(at) for at in cycle.blocks.module[in_backward].tolist()}
     assert modules == {"0", "1", "2"}
     assert Kind.ACTIVATION in cycle.blocks.kind[in_backward]
     # Siblings that backward makes on its way are one kind, whichever of them one node made and freed.
@@ -272,7 +272,7 @@ def test_rows_know_shape_and_dtype() -> None:
         model(torch.randn(16, 32, dtype=torch.bfloat16)).square().mean().backward()
         model.zero_grad()
 
-    rows: tuple[PeakRow, ...] = findings(step, model=model).peak.rows
+    rows: tuple[Row, ...] = findings(step, model=model).peak.rows
     known = {(row.category, row.shape, row.dtype) for row in rows}
     assert {("PARAMETER", (8, 32), "bfloat16"), ("INPUT", (16, 32), "bfloat16")} <= known
 

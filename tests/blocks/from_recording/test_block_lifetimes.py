@@ -24,7 +24,7 @@ from tracer.blocks.from_recording import block_lifetimes as storages_module
 from tracer.blocks.from_recording.allocator_count import default_device, match_counter_to_events, most_held_bytes
 from tracer.blocks.from_recording.attribution import attribute
 from tracer.blocks.from_recording.block_lifetimes import AsleepPieces, BlockLifetimes, follow_blocks
-from tracer.blocks.from_recording.classify_blocks import Cycle, classify_blocks
+from tracer.blocks.from_recording.blocks import Cycle, blocks_of_recording
 from tracer.blocks.from_recording.observed_storages import DeviceRecording
 from tracer.blocks.from_recording.torch_categories import categorize
 from tracer.blocks.from_recording.unrecorded_storages import own_bytes, unrecorded_storages, unseen_keys
@@ -719,7 +719,7 @@ def test_a_lost_block_is_unexplained(
         )
     attribution = attribute(recording)
     parts = (recording, categorize(recording), attribution, lifetimes)
-    peak = peak_report(Cycle(*parts, classify_blocks(*parts, time_ns=0)))
+    peak = peak_report(Cycle(*parts, blocks_of_recording(*parts, time_ns=0)))
     assert peak.unexplained_bytes == lost[0] > 0
     assert peak.allocator_peak_bytes == peak.peak_bytes + lost[0]
 

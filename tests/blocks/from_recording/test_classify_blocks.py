@@ -14,12 +14,13 @@ import pytest
 from tests.rule_tables import DOCUMENT, HEADS, documented, facts_named, rows_of, told, weaker
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.answers.recording_peak import peak_position
-from tracer.blocks.from_recording.attribution import Phase
 from tracer.blocks.from_recording.block_facts import NONE, Facts
+from tracer.blocks.from_recording.blocks import categories_at
 from tracer.blocks.from_recording.classify_blocks import RULES
 from tracer.blocks.from_recording.torch_categories import Category
 from tracer.blocks.kinds import Evidence, Kind
 from tracer.blocks.rules import Condition, apply_rules
+from tracer.blocks.table import Phase
 from tracer.capture.objects.known_storages import Role
 
 # What follows of a number such as a role.
@@ -540,8 +541,8 @@ def test_without_a_condition_some_block_is_something_else(number: int, when: tup
 def test_on_every_workload_a_plain_loop_over_the_rules_agrees(name: str, recorded: Callable[[str], Recorded]) -> None:
     cycle = recorded(name).cycles[0]
     peak_ns = int(cycle.recording.allocations.time_ns[cycle.lifetimes.events[peak_position(cycle.lifetimes)]])
-    columns = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes, cycle.blocks.torch_category)
-    table = Facts(*columns, None, peak_ns)
+    columns = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes)
+    table = Facts(*columns, categories_at(cycle.recording, cycle.categories, cycle.lifetimes, peak_ns), None, peak_ns)
     holds, kinds = [rule.holds(table) for rule in RULES], [rule.kinds(table) for rule in RULES]
     for row in range(0, len(table), 7):
         first = next(number for number, rows in enumerate(holds) if rows[row])

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.programs import Node, Program, Storage, programs
 from tests.torch_rules import COLUMNS, TorchRules
 from tests.training_steps import WORKLOADS, Recorded, record
-from tracer.blocks.from_recording.attribution import Attribution, Phase, attribute
+from tracer.blocks.from_recording.attribution import Attribution, attribute
 from tracer.blocks.from_recording.storage_uses import (
     StorageUses,
     backward_passes,
@@ -27,6 +27,7 @@ from tracer.blocks.from_recording.storage_uses import (
 )
 from tracer.blocks.from_recording.time_spans import enclosing
 from tracer.blocks.from_recording.torch_categories import Categories, Category, build_flow, categorize
+from tracer.blocks.table import Phase
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import OpKind, Recording
 

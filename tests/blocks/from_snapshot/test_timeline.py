@@ -28,7 +28,8 @@ from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, se
 from tests.snapshot.explained import allocated_after
 from tracer.answers.failed_allocation import last_seen
 from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
-from tracer.blocks.from_snapshot.kind_finder import HeldNow, ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
+from tracer.blocks.from_snapshot.kind_finder import HeldNow
 from tracer.blocks.from_snapshot.timeline import (
     DeviceTimeline,
     StepEnds,

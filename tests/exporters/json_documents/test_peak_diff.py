@@ -15,17 +15,17 @@ from rich.console import Console
 
 from tests.exporters.page.page_samples import peak_row
 from tracer.answers.difference import PeakDiff, SavedPeak, diff_peaks
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.errors import SnapshotError
 from tracer.exporters.diff import print_peak_diffs
 from tracer.exporters.json_documents.peak import read_peak_json
 
 
-def saved(*rows: PeakRow, device: str = "cuda:0", phase: str | None = "backward") -> SavedPeak:
+def saved(*rows: Row, device: str = "cuda:0", phase: str | None = "backward") -> SavedPeak:
     return SavedPeak(device, sum(row.bytes for row in rows), phase, rows)
 
 
-def document(*rows: PeakRow, **more: Any) -> dict[str, Any]:
+def document(*rows: Row, **more: Any) -> dict[str, Any]:
     peak = {"device": "cpu", "peak_bytes": sum(row.bytes for row in rows), "phase": "backward", "step": None}
     return peak | {"rows": [asdict(row) for row in rows]} | more
 
@@ -136,7 +136,7 @@ rows = st.lists(
 
 
 @given(before=rows, after=rows)
-def test_any_two_peaks_sum(before: list[PeakRow], after: list[PeakRow]) -> None:
+def test_any_two_peaks_sum(before: list[Row], after: list[Row]) -> None:
     diff = diff_peaks(saved(*before), saved(*after))
     check_sums(diff)
     printed(diff)

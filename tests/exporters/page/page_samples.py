@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.answers.tables import Place, Section, Table, columns
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.exporters.page.data import page_data
@@ -27,7 +27,7 @@ def html_of(pages: Sequence[Page]) -> str:
     return html_of_data({"shown": 0, "up": None, "pages": data})
 
 
-def peak_row(size: int, **given: object) -> PeakRow:
+def peak_row(size: int, **given: object) -> Row:
     """A row with everything but its size left at something harmless."""
     usual: dict[str, object] = {
         "count": 1,
@@ -40,7 +40,7 @@ def peak_row(size: int, **given: object) -> PeakRow:
         "file": "/srv/project/models/net.py",
         "line": 7,
     }
-    return PeakRow(bytes=size, **(usual | given))  # type: ignore[arg-type]
+    return Row(bytes=size, **(usual | given))  # type: ignore[arg-type]
 
 
 def small_page() -> Page:

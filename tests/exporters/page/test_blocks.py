@@ -20,8 +20,8 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES
 from tests.training_steps import Recorded
 from tracer.answers.recording_findings import put_together
+from tracer.answers.rows import rows_of_lines
 from tracer.answers.snapshot_findings import replay_snapshot
-from tracer.answers.snapshot_peak import group_rows
 from tracer.arrays import Ints
 from tracer.exporters.page.blocks import KeptBlocks, keep_blocks, unpacked
 from tracer.exporters.page.data import page_data
@@ -92,7 +92,7 @@ def check_snapshot(path: Path, objects: object | None = None) -> None:
     (counted,) = unpacked(data["timeline"]["counted"])
     for position in some(rows, 6):
         entry = int(rows[position]) - 1
-        groups = group_rows(one, one.replay.lives.alive_after(entry))
+        groups = rows_of_lines(one.blocks.take(one.replay.lives.alive_after(entry)))
         bytes_, count = sums_in(data, position)
         assert bytes_.sum() == counted[position] == one.replay.requested_bytes[entry + 1]
         assert sorted(bytes_[count > 0].tolist()) == sorted(group.bytes for group in groups)
@@ -124,13 +124,13 @@ def test_groups_say_what_their_rows_say() -> None:
     assert found is not None
     texts = [None, *found["texts"]]
     first, second = unpacked(found["groups"]).T.tolist()
-    assert [texts[number] for number in first[:11]] == [
-        "activation", "activation", "torch's data flow", "forward", "net.0", "aten::mm",
+    assert [texts[number] for number in first[:12]] == [
+        "activation", "activation", "torch's data flow", "forward", "net.0", "aten::mm", None,
         "/srv/project/models/net.py", None, "/a.py", "float32", "2 x 3",
     ]  # fmt: skip
-    assert first[11:] == [7, 4]
-    assert [texts[number] for number in second[4:8]] == [None, None, None, "weight"]
-    assert (texts[second[10]], second[11:]) == ("scalar", [0, 0])
+    assert first[12:] == [7, 4]
+    assert [texts[number] for number in second[4:9]] == [None, None, None, None, "weight"]
+    assert (texts[second[11]], second[12:]) == ("scalar", [0, 0])
     # The rows come from the blocks, and are not sent twice.
     assert data["peak"] is not None and data["peak"]["rows"] == []
 

@@ -19,9 +19,9 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.allocator_model import SEGMENT_BYTES
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tracer.answers.line_memory import LineMemory
+from tracer.answers.rows import rows_of_lines
 from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
-from tracer.answers.snapshot_peak import group_rows
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Sites
 from tracer.blocks.from_snapshot.timeline import device_timeline
 from tracer.capture.sources.source_line import SourceLine
@@ -84,7 +84,7 @@ def check_moments(tab: Any, device: ReplayedDevice, sites: Sites, entries: list[
         tab.evaluate(f"location.hash = '#t={entry_number}'")
         words = f"after entry {entry_number:,} of"
         until(tab, f"document.querySelector('.when').textContent.includes('{words}')")
-        groups = group_rows(device, device.replay.lives.alive_after(entry_number))
+        groups = rows_of_lines(device.blocks.take(device.replay.lives.alive_after(entry_number)))
         assert sum_of_rows(tab) == device.replay.requested_bytes[entry_number + 1]
         blocks = sum(group.count for group in groups)
         assert rows_text(tab).startswith(f"{len(groups):,} of {len(groups):,} rows, {blocks:,} block")

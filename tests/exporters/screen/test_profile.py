@@ -20,7 +20,7 @@ from tests.training_steps import record
 from tests.truth.isolate import value_in_fresh_process
 from tracer.answers.prediction import LargestBatch
 from tracer.answers.recording_findings import CycleFindings, Findings, find_in_cycle, put_together
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.blocks.kinds import meaning_of, words_of
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.run_facts import ValueRead, ValuesRead
@@ -182,9 +182,9 @@ def row(
     count: int = 1,
     shape: tuple[int, ...] | None = None,
     line: int | None = 5,
-) -> PeakRow:
+) -> Row:
     file = None if line is None else "train.py"
-    return PeakRow(size_bytes, count, category, None, "", "forward", None, None, file, line, shape=shape, dtype=dtype)
+    return Row(size_bytes, count, category, None, "", "forward", None, None, file, line, shape=shape, dtype=dtype)
 
 
 def test_the_line_with_most_of_float32_is_named_where_a_step_makes_16_bits_too() -> None:

@@ -15,7 +15,7 @@ from tracer.allocator.settings import AllocatorSettings
 from tracer.answers.allocator.modelled import Modelled, model_device
 from tracer.arrays import Ints
 from tracer.block_sizes import round_size
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 
 _NEVER = np.iinfo(np.int64).max
 

@@ -18,7 +18,7 @@ from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
 from tracer.allocator.state import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH
 from tracer.allocator.statistics import Moment
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.collector import paused_gc
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState

@@ -14,7 +14,7 @@ from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo, read_end
 from tracer.answers.allocator.modelled import Modelled
 from tracer.block_sizes import round_size
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site, Sites, pool_words
 from tracer.blocks.kinds import BEFORE_RECORDING
 from tracer.snapshot.replay import BEFORE, Lives

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.arrays import Bool, Int, Ints, PerCall, PerForwardPass, PerInvocation, PerOp, Rows
-from tracer.blocks.from_recording.attribution import Attribution, Phase
+from tracer.blocks.from_recording.attribution import Attribution
+from tracer.blocks.table import Phase
 from tracer.capture.recording import CallKind, OpKind, Recording
 
 # Operators whose name differs from that of the function that people call.

@@ -10,9 +10,10 @@ import numpy as np
 from tracer.answers.operators.invocations import OpInstances, rows_starting_at, short_op_name, sum_at
 from tracer.answers.recording_findings import CycleFindings, Findings
 from tracer.arrays import Bool, Bools, ColumnTable, Int, PerBlock, PerSavedTensor, Rows
-from tracer.blocks.from_recording.attribution import Attribution, Phase, frames_of_op
-from tracer.blocks.from_recording.classify_blocks import Cycle
+from tracer.blocks.from_recording.attribution import Attribution, frames_of_op
+from tracer.blocks.from_recording.blocks import Cycle
 from tracer.blocks.kinds import Kind
+from tracer.blocks.table import Phase
 from tracer.capture.objects.known_storages import KnownStorages, Parameter, Role
 from tracer.capture.recording import OpKind, Recording
 from tracer.capture.sources.source_line import SourceLine

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.arrays import Rows, grouped
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Sites
 from tracer.blocks.kinds import Kind
 

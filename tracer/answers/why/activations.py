@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
-from tracer.answers.snapshot_peak import group_lives
+from tracer.answers.rows import BY_LINE, group_rows
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.source import source_at
 from tracer.arrays import Bools, Ints, at, grouped
@@ -245,7 +245,7 @@ def largest_line(case: Case) -> Iterator[Cause]:
     """The line whose blocks fill most of the peak, of those that do not stay from step to step."""
     lives = case.device.replay.lives
     at_peak = lives.alive_after(case.device.replay.peak_entry)
-    groups, group_of_row = group_lives(case.device, at_peak)
+    groups, group_of_row = group_rows(case.device.blocks.take(at_peak), merged=BY_LINE)
     passing = [
         (group.bytes, number)
         for number, group in enumerate(groups)

@@ -19,8 +19,8 @@ from tracer.answers.allocator.modelled import Modelled
 from tracer.answers.why.source import reaches_backward_behind
 from tracer.arrays import Bools, Interned, Ints
 from tracer.blocks.from_snapshot.block_facts import calls_of_models
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.frames import is_label, is_python, is_users, torch_file
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Site, Sites
 from tracer.blocks.from_snapshot.stack_facts import Fact, has, is_module_call
 from tracer.blocks.kinds import Kind

@@ -20,7 +20,7 @@ from tracer.answers.why import (
     reserving,
 )
 from tracer.answers.why.case import Case, Cause, GivesUp
-from tracer.blocks.from_snapshot.kind_finder import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Site
 from tracer.capture.objects.known_storages import ObjectsAtFailure
 from tracer.units import MIB, format_bytes

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from tracer.blocks.from_recording.collectives import carried_modules, made_for_c
 from tracer.blocks.from_recording.origins import CompiledOrigins
 from tracer.blocks.from_recording.source_lines import Whose, line_of_frame, whose_frames
 from tracer.blocks.from_recording.time_spans import enclosing, merged
+from tracer.blocks.table import Phase
 from tracer.capture.recording import CallKind, OpKind, Recording
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import (
@@ -30,15 +30,6 @@ from tracer.capture.torch_names import (
     is_an_optimizers,
     is_asking_for_backward,
 )
-
-
-class Phase(IntEnum):
-    """What a training step was doing."""
-
-    FORWARD = 0
-    BACKWARD = 1
-    OPTIMIZER = 2
-    OTHER = 3  # Data, metrics and whatever else lies between
 
 
 @dataclass(frozen=True, slots=True, eq=False)

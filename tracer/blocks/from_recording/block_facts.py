@@ -16,7 +16,7 @@ import numpy as np
 
 from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, PerKey, at
 from tracer.block_sizes import MIN_BLOCK_BYTES
-from tracer.blocks.from_recording.attribution import Attribution, Phase
+from tracer.blocks.from_recording.attribution import Attribution
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.blocks.from_recording.collectives import given_to_reducer
 from tracer.blocks.from_recording.observed_storages import DeviceRecording
@@ -31,6 +31,7 @@ from tracer.blocks.from_recording.time_spans import TimeSpans, enclosing, merged
 from tracer.blocks.from_recording.torch_categories import Categories, Category
 from tracer.blocks.kinds import Kind
 from tracer.blocks.rules import FactOf
+from tracer.blocks.table import Phase
 from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import (

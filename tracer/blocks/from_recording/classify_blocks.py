@@ -8,20 +8,9 @@ Shapes: B blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-
-from tracer.arrays import ColumnTable, Int, PerBlock, at
-from tracer.blocks.from_recording.attribution import Attribution
-from tracer.blocks.from_recording.block_facts import NONE, Facts, FailedStep
-from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
-from tracer.blocks.from_recording.collectives import common_modules
-from tracer.blocks.from_recording.torch_categories import Categories
+from tracer.blocks.from_recording.block_facts import Facts
 from tracer.blocks.kinds import Evidence, Kind
-from tracer.blocks.rules import AnyOf, Not, Rule, apply_rules
-from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.recording import Recording
+from tracer.blocks.rules import AnyOf, Not, Rule
 
 F = Facts
 RULES: tuple[Rule[F], ...] = (
@@ -118,108 +107,3 @@ RULES: tuple[Rule[F], ...] = (
     Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, (F.freed_in_loop, Not(F.outlived_step))),
     Rule(Evidence.OUTSIDE, Kind.HELD),
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassifiedBlocks(ColumnTable):
-    """Blocks, columns [B]. What was not seen being made has allocation -1."""
-
-    size_bytes: PerBlock[Int]
-    address: PerBlock[Int]
-    allocation: PerBlock[Int]  # Row in `Recording.allocations`, or -1
-    key: PerBlock[Int]  # Row in `Recording.keys`, or -1
-    kind: PerBlock[Int]
-    torch_category: PerBlock[Int]
-    evidence: PerBlock[Int]
-    phase: PerBlock[Int]  # Phase in which it was made; -1 before recording, and for what was made unseen
-    step: PerBlock[Int]  # Step in which it was made; of what was made unseen, the one that used it; -1 before recording
-    module: PerBlock[Int]  # Index in `Attribution.modules`, or -1
-    op: PerBlock[Int]  # Row in `Recording.ops`, or -1
-    frame: PerBlock[Int]  # Row in `Recording.frames`, or -1
-    caller: PerBlock[Int]  # Row in `Recording.frames` of the user's line that led to a library's, or -1
-    name: PerBlock[Int]  # Index in `KnownStorages.names`, or -1
-    requested_bytes: PerBlock[Int]  # Requested, before rounding; -1 where that is not known
-    stack: PerBlock[Int]  # Number of the allocator's stack of what was there before and in no tensor; else -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Cycle:
-    """A recorded cycle on one device, with its blocks followed and classified once for all that is asked of them."""
-
-    recording: Recording
-    categories: Categories
-    attribution: Attribution
-    lifetimes: BlockLifetimes
-    blocks: ClassifiedBlocks  # All of `lifetimes`
-
-
-def classify_blocks(
-    recording: Recording,
-    categories: Categories,
-    attribution: Attribution,
-    lifetimes: BlockLifetimes,
-    *,
-    known: KnownStorages | None = None,
-    time_ns: int,
-    failed: FailedStep | None = None,
-) -> ClassifiedBlocks:
-    """Say of every block of one device, row by row, what it is, how that is known, and who made it.
-
-    Args:
-        time_ns: The moment of which torch's categories are taken, that of the peak: they change where a tensor is
-            written to.
-        failed: Where the last step ran out of memory.
-    """
-    allocation = lifetimes.allocation
-    category = _categories_at(recording, categories, lifetimes, time_ns)
-    facts = Facts(recording, categories, attribution, lifetimes, category, known, time_ns, failed)
-    kind, evidence = apply_rules(RULES, facts)
-    none = np.full(len(allocation), NONE, np.int64)
-    return ClassifiedBlocks(
-        size_bytes=lifetimes.size_bytes,
-        address=lifetimes.address,
-        allocation=allocation,
-        key=lifetimes.key,
-        kind=kind,
-        torch_category=category,
-        evidence=evidence,
-        phase=facts.made,
-        step=_steps(attribution, lifetimes),
-        module=_modules(recording, attribution, lifetimes, evidence),
-        op=facts.maker,
-        frame=at(attribution.allocation_frame, allocation, NONE),
-        caller=at(attribution.allocation_caller, allocation, NONE),
-        name=at(facts.device.known.name, lifetimes.observed_as, NONE),
-        requested_bytes=none,
-        stack=none,
-    )
-
-
-def _categories_at(
-    recording: Recording, categories: Categories, lifetimes: BlockLifetimes, time_ns: int
-) -> PerBlock[Int]:
-    """[B] torch's category of each block in the version that it had at one time."""
-    edges = recording.flow
-    written = edges.edge_mutated & ~edges.edge_allocated & ~edges.edge_freed
-    written &= edges.node_time_ns[edges.edge_node] <= time_ns
-    version = np.bincount(edges.edge_key[written], minlength=len(recording.keys.id))
-    key = lifetimes.key
-    return categories.of(key, np.where(key >= 0, version[key] if len(version) else 0, 0))
-
-
-def _modules(
-    recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes, evidence: PerBlock[Int]
-) -> PerBlock[Int]:
-    """[B] who made it; of DDP's buckets, whose gradients are in it."""
-    allocation, key, column = lifetimes.allocation, lifetimes.key, attribution.allocation_module
-    module = at(column, allocation, NONE)
-    rows = np.flatnonzero(evidence == Evidence.GIVEN_TO_REDUCER)
-    if len(rows):
-        module[rows] = common_modules(recording, attribution.op_module, attribution.modules)[key[rows]]
-    return module
-
-
-def _steps(attribution: Attribution, lifetimes: BlockLifetimes) -> PerBlock[Int]:
-    end, made_at, column = len(lifetimes.events), lifetimes.made_at, attribution.allocation_step
-    inside = (made_at >= 0) & (made_at < end)
-    return np.where(inside, column[lifetimes.events[np.where(inside, made_at, 0)]] if end else NONE, NONE)

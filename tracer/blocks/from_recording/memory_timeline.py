@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracer.arrays import Int, Ints, PerTimelineRow
 from tracer.blocks.from_recording.allocator_count import default_device
-from tracer.blocks.from_recording.classify_blocks import Cycle
+from tracer.blocks.from_recording.blocks import Cycle
 from tracer.blocks.from_recording.torch_categories import Categories, Category, categorize
 from tracer.capture.recording import Recording
 

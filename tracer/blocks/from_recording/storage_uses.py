@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.arrays import Bool, Bools, Int, Ints, PerEdge, PerKey, PerNode, PerOp, at
-from tracer.blocks.from_recording.attribution import Attribution, Phase, backward_calls
+from tracer.blocks.from_recording.attribution import Attribution, backward_calls
 from tracer.blocks.from_recording.time_spans import TimeSpans, enclosing, merged
 from tracer.blocks.from_recording.torch_categories import Categories
 from tracer.blocks.rules import FactOf
+from tracer.blocks.table import Phase
 from tracer.capture.recording import CallKind, DataFlow, OpKind, Recording
 from tracer.capture.torch_names import is_asking_a_loader
 

@@ -20,7 +20,7 @@ from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Evidence, Kind, kind_named
 from tracer.blocks.rules import apply_rules
 from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import Lives, Replay, as_it_failed
+from tracer.snapshot.replay import Lives, as_it_failed
 
 _UNSAID: Final = -1  # Instead of a kind, where a source says none
 
@@ -143,14 +143,3 @@ class KindFinder:
             before = np.flatnonzero(self.facts.is_before)
             kind[before] = [self._held.get(place, _UNSAID) for place in self._lives.addr[before].tolist()]
         return kind
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class ReplayedDevice:
-    """A device of a snapshot: its state, its replay and the kinds of its blocks."""
-
-    snapshot: Snapshot
-    sites: Sites  # The lines behind the snapshot's stacks
-    state: DeviceState
-    replay: Replay
-    kinds: KindFinder

@@ -9,7 +9,8 @@ from typing import Final, Literal
 import numpy as np
 
 from tracer.arrays import Ints, grouped, in_use
-from tracer.blocks.from_snapshot.kind_finder import KindFinder, ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
+from tracer.blocks.from_snapshot.kind_finder import KindFinder
 from tracer.blocks.from_snapshot.sites import Site
 from tracer.blocks.kinds import Kind, levels_by_kind
 from tracer.snapshot.actions import Action

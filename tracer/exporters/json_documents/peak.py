@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.answers.rows import PeakRow
+from tracer.answers.rows import Row
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.header import json_header
 from tracer.units import MIB, NS_PER_US
@@ -73,10 +73,14 @@ def peak_document(
         "failure": None if failed is None else _failure(failed, peak),
         "first_changes": None if first is None else [asdict(change) for change in first.changes],
         "values_read": None if values_read is None else asdict(values_read),
-        "cuda_graphs": list(map(asdict, graph_pools)),
+        "cuda_graphs": list(map(_graph_pool, graph_pools)),
         "pinned_bytes": pinned_bytes,
-        "rows": [{**asdict(row), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
+        "rows": [{**row.values(), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
     }
+
+
+def _graph_pool(pool: GraphPool) -> dict[str, Any]:
+    return {**asdict(replace(pool, rows=())), "rows": [row.values() for row in pool.rows]}
 
 
 def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
@@ -84,13 +88,13 @@ def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
     from tracer.exporters.json_documents.snapshot import oom_values
 
     is_peak, in_use = failed.is_at(peak), failed.in_use
-    rows = None if is_peak or in_use is None else [asdict(row) for row in in_use.rows]
+    rows = None if is_peak or in_use is None else [row.values() for row in in_use.rows]
     return {**oom_values(failed.event), "is_peak": is_peak, "rows": rows}
 
 
 def saved_peak_document(peak: SavedPeak) -> dict[str, object]:
     """Return the part of a peak.json that a comparison reads back."""
-    rows = [asdict(row) for row in peak.rows]
+    rows = [row.values() for row in peak.rows]
     return {"device": peak.device, "peak_bytes": peak.bytes, "phase": peak.phase, "rows": rows}
 
 
@@ -113,7 +117,7 @@ def saved_peak_from(document: Document) -> SavedPeak:
     if "format" in document or "version" in document:  # files from before there was a version have neither
         document.check_format(FORMAT, VERSION, "a peak.json of this program")
     saved = SavedPeak(
-        rows=document.read("rows", tuple[PeakRow, ...]),
+        rows=document.read("rows", tuple[Row, ...]),
         bytes=document.read("peak_bytes", int),
         device=document.read("device", str),
         phase=document.read("phase", str | None),
@@ -122,7 +126,7 @@ def saved_peak_from(document: Document) -> SavedPeak:
     return saved
 
 
-def _check_sum(document: Document, rows: Sequence[PeakRow], peak_bytes: int) -> None:
+def _check_sum(document: Document, rows: Sequence[Row], peak_bytes: int) -> None:
     if (total := sum(row.bytes for row in rows)) != peak_bytes:
         raise document.refusal(f": its rows sum to {total:,} B, its peak is {peak_bytes:,} B.")
 
@@ -160,7 +164,7 @@ def read_baseline(path: Path) -> dict[str, SavedPeak]:
     document.check_format(_BASELINE_FORMAT, _BASELINE_VERSION, "a baseline of peaks")
     found = {}
     for name, peak in document.read("peaks", dict[str, _BaselinePeak]).items():
-        rows = tuple(PeakRow(**asdict(row), torch_category=None, evidence="", phase="") for row in peak.rows)
+        rows = tuple(Row(**asdict(row), torch_category=None, evidence="", phase="") for row in peak.rows)
         _check_sum(document, rows, peak.peak_bytes)
         found[name] = SavedPeak(rows=rows, bytes=peak.peak_bytes, device=peak.device, phase=peak.phase)
     return found
@@ -198,7 +202,9 @@ def _baseline_peak(peak: SavedPeak) -> dict[str, object]:
     sums: dict[_BaselineRow, list[int]] = {}
     names = [field.name for field in fields(_BaselineRow)]
     for row in peak.rows:
-        alike = _BaselineRow(**{name: getattr(row, name) for name in names} | {"bytes": 0, "count": 0})
+        alike = _BaselineRow(
+            **{name: getattr(row, name) for name in names} | {"bytes": 0, "count": 0, "op": row.made_by}
+        )
         total = sums.setdefault(alike, [0, 0])
         total[0] += row.bytes
         total[1] += row.count

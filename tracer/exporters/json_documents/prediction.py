@@ -33,7 +33,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "fits": prediction.fits,
         "phase": peak.phase if peak is not None else None,
         "by_category": peak.by_category() if peak is not None else {},
-        "rows": [asdict(row) for row in peak.rows] if peak is not None else [],
+        "rows": [row.values() for row in peak.rows] if peak is not None else [],
         "assumptions": list(prediction.assumptions),
         "values_read": None if results.values_read is None else asdict(results.values_read),
     }

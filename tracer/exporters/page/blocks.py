@@ -22,13 +22,13 @@ from tracer.exporters.page.model import PageBlocks, PageSpace
 
 if TYPE_CHECKING:
     from tracer.allocator.fragmentation import AddressRanges
-    from tracer.answers.rows import PeakRow
+    from tracer.answers.rows import Row
 
 MOST_BLOCKS: Final = 120_000  # Shown one by one; smaller ones are grouped
 MAX_STACK_FRAMES: Final = 40
 _MAX_STACKS: Final = 1000
 _PYTHON_FRAME = re.compile(r" \([^()]*:\d+\)$")
-# Fields of `PeakRow` that are texts, then those that are lines; `data.js` has the same list.
+# Fields of `Row` that are texts, then those that are lines; `data.js` has the same list.
 TEXT_FIELDS: Final = (
     "category",
     "torch_category",
@@ -36,6 +36,7 @@ TEXT_FIELDS: Final = (
     "phase",
     "module",
     "op",
+    "function",
     "file",
     "name",
     "caller_file",
@@ -107,7 +108,7 @@ def space_json(space: PageSpace, kept_rows: Rows) -> dict[str, Any]:
     }
 
 
-def _groups(groups: Sequence[PeakRow]) -> tuple[list[str], list[Ints]]:
+def _groups(groups: Sequence[Row]) -> tuple[list[str], list[Ints]]:
     """The distinct texts of the groups, and a column of numbers for each field."""
     number: dict[str, int] = {}
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 
 from tracer.answers.downsample import reduce_rows
 from tracer.answers.paths import packaged_file, short_path, source_place
-from tracer.answers.rows import PeakRow, moment_words
+from tracer.answers.rows import Row, moment_words
 from tracer.answers.tables import Table
 from tracer.arrays import Ints, Rows
 from tracer.blocks.kinds import Kind, meaning_of, words_of
@@ -174,7 +174,10 @@ def _peak(peak: PagePeak, rows: Rows, *, has_blocks: bool) -> dict[str, Any]:
         "bytes": peak.bytes,
         "row": row,
         "breakdown": [{"name": name, "bytes": size_bytes} for name, size_bytes in peak.breakdown.items()],
-        "rows": [{field.name: getattr(row, field.name) for field in fields(PeakRow)} for row in shown[:MAX_PEAK_ROWS]],
+        "rows": [
+            {**row.values(), "function": row.function, "phase": row.phase or "not known"}
+            for row in shown[:MAX_PEAK_ROWS]
+        ],
         "rest": {"groups": len(rest), "count": sum(row.count for row in rest), "bytes": sum(row.bytes for row in rest)},
         "stacks": stacks_json(peak.stacks if row is None else ()),
     }
@@ -302,7 +305,7 @@ def _what(peak: PagePeak) -> str:
 
 def _where(peak: PagePeak) -> str:
     """The source line that holds most; where no line is known, the largest piece."""
-    lines: dict[tuple[str, int | None], list[PeakRow]] = {}
+    lines: dict[tuple[str, int | None], list[Row]] = {}
     for row in peak.rows:
         if row.file:
             lines.setdefault((row.file, row.line), []).append(row)
@@ -311,7 +314,7 @@ def _where(peak: PagePeak) -> str:
     (file, line), rows = max(lines.items(), key=lambda item: sum(row.bytes for row in item[1]))
     size = sum(row.bytes for row in rows)
     where = source_place(_file_name(file), line)
-    ops, modules = _some(row.op for row in rows), _some(row.module for row in rows)
+    ops, modules = _some(row.made_by for row in rows), _some(row.module for row in rows)
     made_by = " in ".join(part for part in (ops, modules) if part)
     callers = {(row.caller_file, row.caller_line) for row in rows if row.caller_file}
     if len(callers) == 1:
@@ -325,7 +328,7 @@ def _file_name(path: str) -> str:
     return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
-def _piece(row: PeakRow) -> str:
+def _piece(row: Row) -> str:
     blocks = f" in {row.count} blocks" if row.count > 1 else ""
     parts = [f"{format_bytes(row.bytes)}{blocks}", row.name or words_of(row.category)]
     return ", ".join([*parts, f"of {row.module}"] if row.module else parts)

@@ -17,7 +17,7 @@ from tracer.arrays import Int, Ints, PerBlock, PerPageRow
 
 if TYPE_CHECKING:
     from tracer.allocator.fragmentation import AddressRanges
-    from tracer.answers.rows import PeakRow
+    from tracer.answers.rows import Row
     from tracer.blocks.from_snapshot.timeline import Band
     from tracer.exporters.annotated_source import AnnotatedFile
 
@@ -71,7 +71,7 @@ class PagePeak:
     step: str | None = None  # Name of the step, `ProfilerStep#3`
     phase: str | None = None  # `forward`, `backward`, `optimizer`, ...
     breakdown: Mapping[str, int] = field(default_factory=dict)  # Bytes by category, in the order in which to show them
-    rows: tuple[PeakRow, ...] = ()  # Groups of equal blocks, largest first
+    rows: tuple[Row, ...] = ()  # Groups of equal blocks, largest first
     stacks: tuple[tuple[str, ...], ...] = ()  # What led to each row, innermost frame first; as many as rows, or none
     row: int | None = None  # Row of `Page.times`; the page then says what was in use by `Page.blocks`
 
@@ -85,7 +85,7 @@ class PageBlocks:
     """Every block of the recording, from which the page says what was in use at any moment."""
 
     # Groups of equal blocks; bytes and counts are of all blocks of a group, whenever they were in use.
-    groups: tuple[PeakRow, ...]
+    groups: tuple[Row, ...]
     group: PerBlock[Int]  # [B] Which group each block belongs to
     size_bytes: PerBlock[Int]  # [B]
     made_at: PerBlock[Int]  # [B] The first row of `Page.times` at which it was in use; negative if it was there before

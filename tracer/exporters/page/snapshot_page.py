@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from tracer.allocator.fragmentation import address_ranges
 from tracer.answers.history_sections import (
     device_sections,
@@ -16,8 +14,9 @@ from tracer.answers.history_sections import (
     host_sections,
     oom_sentences,
 )
+from tracer.answers.rows import BY_LINE, group_rows
 from tracer.answers.snapshot_findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
-from tracer.answers.snapshot_peak import Peak, group_lives
+from tracer.answers.snapshot_peak import Peak
 from tracer.answers.tables import Section, Table, columns
 from tracer.answers.why.first_changes import FirstChanges
 from tracer.blocks.from_snapshot.timeline import START, DeviceTimeline, device_timeline
@@ -125,14 +124,14 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
     """Every block of one device; row i + 1 of the timeline is the state after entry i."""
     replayed_device = replayed.devices[shown]
     lives = replayed_device.replay.lives
-    groups, group = group_lives(replayed_device, np.arange(len(lives)))
+    groups, group = group_rows(replayed_device.blocks, merged=BY_LINE)
     return PageBlocks(
         groups=groups,
         group=group,
         size_bytes=lives.requested_bytes,
         made_at=lives.begin + 1,
         freed_at=lives.end + 1,
-        stacks=tuple(one.stack for one in groups),
+        stacks=tuple(one.stack or () for one in groups),
         address=lives.addr,
         allocated_bytes=lives.allocated_bytes,
     )
@@ -161,7 +160,7 @@ def _peak(device: DeviceFinding) -> PagePeak:
         phase=phase,
         breakdown=peak.by_category,
         rows=peak.groups,
-        stacks=tuple(group.stack for group in peak.groups),
+        stacks=tuple(group.stack or () for group in peak.groups),
         row=peak.entry + 1 if device.entries else None,
     )
 

@@ -21,11 +21,13 @@ from tracer.answers.history_sections import (
 from tracer.answers.line_memory import line_memory
 from tracer.answers.operators.run_times import RunTimeRow
 from tracer.answers.recording_findings import CountedBlocks, CycleFindings, Findings, counted_blocks
-from tracer.answers.recording_peak import LOOP_OWNER, PeakReport, group_rows
+from tracer.answers.recording_peak import PeakReport
+from tracer.answers.rows import group_rows
 from tracer.answers.tables import Cell, Section, Table, columns
 from tracer.arrays import Int, PerBlock, totals_by
-from tracer.blocks.from_recording.classify_blocks import ClassifiedBlocks
+from tracer.blocks.from_recording.blocks import LOOP_OWNER
 from tracer.blocks.from_snapshot.timeline import Band, BandKind
+from tracer.blocks.table import Blocks
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX, step_words
@@ -119,20 +121,18 @@ def timeline_page(
 def _blocks(cycle: CycleFindings, counted: CountedBlocks, known: KnownStorages | None) -> PageBlocks:
     """Every block of the cycle; at the peak these are the peak's rows."""
     blocks = counted.blocks
-    groups, group = group_rows(cycle, known, blocks, history=cycle.history, by_step=False)
+    groups, group = group_rows(blocks, merged=("step",))
     stacks = _stacks(cycle.recording, blocks, group, len(groups))
     address = blocks.address if cycle.history is not None else None
     return PageBlocks(groups, group, blocks.size_bytes, counted.made_at, counted.freed_at, stacks, address=address)
 
 
-def _stacks(
-    recording: Recording, blocks: ClassifiedBlocks, group: PerBlock[Int], num_groups: int
-) -> tuple[tuple[str, ...], ...]:
+def _stacks(recording: Recording, blocks: Blocks, group: PerBlock[Int], num_groups: int) -> tuple[tuple[str, ...], ...]:
     """Return the stack of each group's largest block; empty if no Python code was running, as in backward."""
     order = np.lexsort((-blocks.size_bytes, group))
     _, first = np.unique(group[order], return_index=True)
     largest = np.full(num_groups, -1, np.int64)
-    largest[group[order[first]]] = blocks.allocation[order[first]]
+    largest[group[order[first]]] = blocks.row[order[first]]
     frames = PythonStacks(recording)
     return tuple(frames.words_of(allocation) for allocation in largest.tolist())
 

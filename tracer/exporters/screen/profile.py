@@ -21,10 +21,11 @@ from tracer.answers.caveats import (
 )
 from tracer.answers.paths import shorten_paths, source_place
 from tracer.answers.recording_findings import CycleFindings, Findings
-from tracer.answers.recording_peak import CUBLAS_WORKSPACE, AllocatorPeak, PeakReport
-from tracer.answers.rows import PeakRow, module_tree, moment_words
+from tracer.answers.recording_peak import AllocatorPeak, PeakReport
+from tracer.answers.rows import Row, module_tree, moment_words
 from tracer.answers.tables import Place, Table, columns
 from tracer.arrays import totals_by
+from tracer.blocks.from_recording.blocks import CUBLAS_WORKSPACE
 from tracer.blocks.kinds import Evidence, Kind, meaning_of, words_of
 from tracer.capture.torch_names import GRADIENT_BUCKETS, in_buffers_of, step_words
 from tracer.exporters.python_stacks import PythonStacks
@@ -48,7 +49,7 @@ class SummedRows(Protocol):
     """Bytes with the rows that sum to them."""
 
     @property
-    def rows(self) -> tuple[PeakRow, ...]:
+    def rows(self) -> tuple[Row, ...]:
         """The rows, the largest first."""
 
     @property
@@ -257,7 +258,7 @@ def lines_table(peak: SummedRows) -> Table:
     callers = {place(row.caller_file, row.caller_line) for row in peak.rows if row.caller_file}
     is_one = len(callers) == 1
 
-    def line(row: PeakRow) -> tuple[str, str]:
+    def line(row: Row) -> tuple[str, str]:
         is_called = row.caller_file and not is_one
         return line_name(row, place), f"from {place(row.caller_file or '', row.caller_line)}" if is_called else ""
 
@@ -279,7 +280,7 @@ def lines_table(peak: SummedRows) -> Table:
     return _parts_table(title, "line", lines, peak.peak_bytes)
 
 
-def _part(row: PeakRow) -> tuple[str, ...]:
+def _part(row: Row) -> tuple[str, ...]:
     """Words for a row, from longer to shorter: `activation, relu [32, 512, 2048]`, `activation, relu`, `activation`."""
     kind, op = words_of(row.category), (row.op or "").rpartition("::")[2]
     if row.name == CUBLAS_WORKSPACE:
@@ -289,7 +290,7 @@ def _part(row: PeakRow) -> tuple[str, ...]:
     return tuple(dict.fromkeys((f"{kind}, {made}" if made else kind, f"{kind}, {op}" if op else kind, kind)))
 
 
-def line_name(row: PeakRow, place: Callable[[str, int | None], str] = source_place) -> str:
+def line_name(row: Row, place: Callable[[str, int | None], str] = source_place) -> str:
     """The line that made a row's blocks, or in brackets what they are and when they were made."""
     if row.file is None:
         kind = words_of(row.category)
@@ -341,7 +342,7 @@ def parallelism_sentences(cycle: CycleFindings) -> tuple[str, ...]:
     return tuple(sentence for sentence in sentences if sentence is not None)
 
 
-def workspace_sentence(rows: Iterable[PeakRow], peak_bytes: int) -> str | None:
+def workspace_sentence(rows: Iterable[Row], peak_bytes: int) -> str | None:
     """The share of cuBLAS, which nothing in the program changes."""
     of_cublas = [row for row in rows if row.name == CUBLAS_WORKSPACE]
     size_bytes = sum(row.bytes for row in of_cublas)
@@ -360,7 +361,7 @@ def _communication(cycle: CycleFindings) -> str | None:
         return None
     stacks = PythonStacks(cycle.recording)
     modules: dict[str, Counter[str]] = {}
-    columns = (peak.row_of, peak.blocks.allocation, peak.blocks.size_bytes)
+    columns = (peak.row_of, peak.blocks.row, peak.blocks.size_bytes)
     for row, allocation, size_bytes in zip(*(column.tolist() for column in columns), strict=True):
         if chosen[row]:
             frames = stacks.of_allocation(allocation)
@@ -383,11 +384,11 @@ def _of_modules(found: Counter[str]) -> str:
     return f" ({' and '.join([', '.join(words[:-1]), words[-1]] if len(words) > 1 else words)})"
 
 
-def wide_sentence(rows: Iterable[PeakRow], peak_bytes: int) -> str | None:
+def wide_sentence(rows: Iterable[Row], peak_bytes: int) -> str | None:
     """The line with most bytes of float32 that a step makes where it makes 16 bits too, as of logits that were cast."""
     made = [row for row in rows if row.category in _MADE_IN_STEPS]
     narrow = Counter[str]()
-    wide: dict[tuple[str, int | None], list[PeakRow]] = {}
+    wide: dict[tuple[str, int | None], list[Row]] = {}
     for row in made:
         if row.dtype in _NARROW:
             narrow[row.dtype] += row.bytes

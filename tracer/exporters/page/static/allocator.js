@@ -87,7 +87,7 @@ class AllocatorSteps {
 
   name(block) {
     const { moments } = this.space, group = moments.groups[moments.group[block]];
-    const maker = placeText(group) || group.op;
+    const maker = placeText(group) || makerOf(group);
     return `${formatBytes(moments.allocated[block])} (${[group.category, maker].filter(Boolean).join(", ")})`;
   }
 

@@ -46,7 +46,7 @@ const unpackSpace = async (space) => {
 };
 
 // The order of `TEXT_FIELDS` and `_LINE_FIELDS` in blocks.py.
-const TEXT_FIELDS = ["category", "torch_category", "evidence", "phase", "module", "op", "file", "name", "caller_file", "dtype", "shape"];
+const TEXT_FIELDS = ["category", "torch_category", "evidence", "phase", "module", "op", "function", "file", "name", "caller_file", "dtype", "shape"];
 const LINE_FIELDS = ["line", "caller_line"];
 
 const unpackBlocks = async (packed) => {

@@ -150,7 +150,7 @@ class Lanes {
     const group = moments.groups[moments.group[block]], first = moments.first[block], last = moments.last[block];
     const ends = last >= this.columns.number.length ? "never freed in the recording" : `freed by ${timeline.whenText(last)}`;
     const lines = [
-      [group.name, group.op, group.shape && `${group.dtype} ${group.shape}`].filter((one) => one).join(", "),
+      [group.name, makerOf(group), group.shape && `${group.dtype} ${group.shape}`].filter((one) => one).join(", "),
       group.module, placeText(group) && `${placeText(group)}${group.caller_file ? `, from ${lineText(shortPath(group.caller_file), group.caller_line)}` : ""}`,
       first === 0 ? "there at the start of what is shown" : `made by ${timeline.whenText(first)}`, ends,
     ];

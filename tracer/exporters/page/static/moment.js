@@ -236,7 +236,7 @@ class MomentSection {
     this.icicle.path = path.split(PATH_SEPARATOR).slice(0, -2).join(PATH_SEPARATOR);
     this.view.set({ part: Object.assign(part, { path, group: row.group }) });
   }
-  labelOf(row) { return row.name ?? placeText(row) ?? row.op ?? row.category; }
+  labelOf(row) { return row.name ?? placeText(row) ?? makerOf(row) ?? row.category; }
 
   // Where a line has several rows, also what it holds in all of them: the number that the headline speaks of.
   lineCell(row) {
@@ -256,14 +256,14 @@ const profileColumns = (stacks) => [
   { label: "Operator", value: (row) => row.op, cell: (row) => el("span", { class: "two" }, twoLines(row.op, row.shape && `${row.dtype} ${row.shape}`), stackCell(stacks, row.group)) },
 ];
 const snapshotColumns = (stacks) => {
-  const functionCell = (row) => el("span", { class: "two" }, el("span", {}, breakable(row.op)), stackCell(stacks, row.group));
+  const functionCell = (row) => el("span", { class: "two" }, el("span", {}, breakable(functionOf(row))), stackCell(stacks, row.group));
   return [
-    { label: "Made", value: (row) => row.phase, cell: (row) => row.phase },
-    { label: "Function", value: (row) => row.op, cell: functionCell },
+    { label: "Made", value: (row) => row.phase, cell: (row) => row.phase || "in the recording" },
+    { label: "Function", value: functionOf, cell: functionCell },
   ];
 };
 
-const haystack = (row) => [row.category, row.torch_category, row.phase, row.step, row.module, row.op, row.file, row.line, row.caller_file, row.caller_line, row.name, row.evidence].join(" ").toLowerCase();
+const haystack = (row) => [row.category, row.torch_category, row.phase, row.step, row.module, row.op, row.function, row.file, row.line, row.caller_file, row.caller_line, row.name, row.evidence].join(" ").toLowerCase();
 const twoLines = (first, second) => el("span", { class: "two" }, first ? el("span", {}, breakable(first)) : el("span", { class: "quiet" }, "-"), second ? el("span", { class: "quiet small" }, breakable(second)) : null);
 const categoryCell = (row) => el("span", { class: "two" }, el("span", { class: "nowrap" }, swatch(row.category), row.category),
   row.torch_category && row.torch_category !== row.category ? el("span", { class: "quiet small" }, `torch: ${row.torch_category}`) : null,

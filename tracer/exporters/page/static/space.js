@@ -124,7 +124,7 @@ class SpaceSection {
       tip.replaceChildren(el("p", {}, head), el("p", { class: "line" }, `Free: ${formatBytes(high - low)} at ${hex(low)}`));
     } else {
       const group = moments.groups[moments.group[block]];
-      tip.replaceChildren(el("p", {}, head), el("p", { class: "line" }, `${group.category} ${formatBytes(moments.bytes[block])} (${exactBytes(moments.bytes[block])}) at ${hex(moments.address[block])}`), el("p", { class: "line" }, [group.op, placeText(group)].filter((one) => one).join(", ")));
+      tip.replaceChildren(el("p", {}, head), el("p", { class: "line" }, `${group.category} ${formatBytes(moments.bytes[block])} (${exactBytes(moments.bytes[block])}) at ${hex(moments.address[block])}`), el("p", { class: "line" }, [makerOf(group), placeText(group)].filter((one) => one).join(", ")));
     }
     const box = this.tapes.getBoundingClientRect(), left = event.clientX - box.left + 12;
     Object.assign(tip.style, { left: `${Math.max(0, Math.min(left, box.width - tip.offsetWidth))}px`, top: `${event.clientY - box.top + 16}px` });
@@ -138,7 +138,7 @@ class SpaceSection {
       if (!segment.blocks.length || free * 2 < segment.end - segment.start) continue;
       const mine = new Map();
       for (const block of segment.blocks) {
-        const group = this.moments.groups[this.moments.group[block]], key = `${placeText(group) ?? group.op}, ${group.category}`;
+        const group = this.moments.groups[this.moments.group[block]], key = `${placeText(group) ?? makerOf(group)}, ${group.category}`;
         mine.set(key, [(mine.get(key)?.[0] ?? 0) + 1, (mine.get(key)?.[1] ?? 0) + this.moments.allocated[block]]);
       }
       for (const [key, [count, bytes]] of mine) {

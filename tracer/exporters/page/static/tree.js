@@ -35,11 +35,13 @@ const firstFrames = ({ python, others, cut }) => {
 // neither modules nor operators: its tree goes from files over functions to lines.
 
 const PATH_SEPARATOR = "\u0001";
+const functionOf = (row) => row.function ?? "no stack recorded";
+const makerOf = (row) => row.op ?? row.function;
 const placeText = (row) => (row.file ? lineText(shortPath(row.file).split("/").pop(), row.line) : null);
 
 // The labels that lead to a row, outermost first.
 const pathOfRow = (row, source) => {
-  if (source === "snapshot") return [row.file ? shortPath(row.file) : "no Python frame", row.op ?? "no function", placeText(row) ?? row.category];
+  if (source === "snapshot") return [row.file ? shortPath(row.file) : "no Python frame", functionOf(row), placeText(row) ?? row.category];
   const modules = !row.module ? ["outside modules"] : row.module.startsWith("(") ? [row.module] : row.module.split(".");
   if (row.name) return [...modules, row.module && row.name.startsWith(`${row.module}.`) ? row.name.slice(row.module.length + 1) : row.name];
   return [...modules, row.op ?? "no operator", placeText(row) ?? row.category];
