@@ -77,7 +77,7 @@ def test_a_trainer_that_raised_is_closed_by_hand_or_at_the_next_beginning(tmp_pa
     callback.close()
 
 
-# ---- lightning -------------------------------------------------------------------------------------------------------
+# ---- lightning, which takes some seconds to load: slow ---------------------------------------------------------------
 
 
 def lightning_module(at: int = -1) -> Any:
@@ -121,6 +121,7 @@ def lightning_fit(module: Any, *callbacks: Any, **options: Any) -> None:
 
 
 @needs("lightning")
+@pytest.mark.slow
 def test_a_lightning_step_has_phases_though_the_optimizer_calls_it(tmp_path: Path) -> None:
     """With automatic optimization all of `training_step` and backward runs inside `optimizer.step(closure)`."""
     import lightning
@@ -151,6 +152,7 @@ def test_a_lightning_step_has_phases_though_the_optimizer_calls_it(tmp_path: Pat
 
 
 @needs("lightning")
+@pytest.mark.slow
 def test_a_lightning_training_that_raises_leaves_its_files(tmp_path: Path) -> None:
     from tracer.integrations.lightning import TimelineCallback
 
@@ -180,7 +182,7 @@ BOTH = pytest.mark.parametrize(
     ("trainer", "parameter"),
     [
         pytest.param("transformers", "transformer.wte.weight", marks=needs("transformers", "accelerate")),
-        pytest.param("lightning", "layers.0.weight", marks=needs("lightning")),
+        pytest.param("lightning", "layers.0.weight", marks=[needs("lightning"), pytest.mark.slow]),
     ],
 )
 

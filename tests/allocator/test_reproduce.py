@@ -209,7 +209,7 @@ def test_every_decision_of_a_real_allocator_comes_out(file: Path) -> None:
 @pytest.mark.parametrize("file", list(recordings()))
 def test_also_after_its_head_is_lost(file: Path) -> None:
     for loaded, state in devices_of(file):
-        for percent in (7, 23, 41, 50, 66, 83, 95):
+        for percent in (7, 41, 66):
             cut = without_head(state, len(state.trace) * percent // 100)
             if (cut.trace.action == Action.ALLOC).any():
                 found, _ = reproduced(loaded, cut, torch_version=(2, 12))

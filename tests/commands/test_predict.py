@@ -49,9 +49,7 @@ def test_it_fits_or_it_does_not() -> None:
     wide = predict(*GPT, "--on", "RTX-4090")
     assert wide.returncode == 0 and "Fits in RTX-4090 (23.64 GiB)" in wide.stdout
     tight = predict(*GPT, "--on", "720MiB")
-    assert tight.returncode == 3 and "Does not fit in 720.00 MiB" in tight.stdout
-    where = as_json(*GPT, "--on", "720MiB")["out_of_memory"]
-    assert where["step"] >= 0 and where["file"].endswith("gpt.py")
+    assert tight.returncode == 3 and "Does not fit in 720.00 MiB" in tight.stdout and "gpt.py:" in tight.stdout
 
 
 @needs_null_gpu
@@ -79,6 +77,7 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
 
 
 @needs_null_gpu
+@pytest.mark.slow  # many trials; what is searched is tests/sessions/trials/test_searches.py's
 def test_a_batch_that_does_not_fit_is_offered_in_micro_batches(tmp_path: Path) -> None:
     """16 MiB of weights, as much of gradients; a sample needs 4 MiB in each of two layers, and gradients of these."""
     file = tmp_path / "net.py"

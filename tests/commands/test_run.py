@@ -238,6 +238,7 @@ def test_a_program_that_a_script_puts_in_its_place_runs_behind_the_answer(tmp_pa
     assert "Peak: " in done.stdout and done.stdout.endswith("42\n")
 
 
+@pytest.mark.slow  # a process that loads torch; a rank of a job is followed below
 def test_a_script_that_begins_anew_before_it_trains_is_followed(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, BEGINS_ANEW + TRAIN), "--epochs", "3")
     assert done.returncode == 0, done.stderr

@@ -284,10 +284,11 @@ def test_torch_reads_what_the_script_sets(tmp_path: Path) -> None:
     ("command", "given", "is_short"),
     [
         ("run", {}, True),
-        pytest.param("run", {"OMP_WAIT_POLICY": "ACTIVE"}, False, marks=pytest.mark.slow),
-        pytest.param("profile", {}, True, marks=pytest.mark.slow),
+        ("run", {"OMP_WAIT_POLICY": "ACTIVE"}, False),
+        ("profile", {}, True),
     ],
 )
+@pytest.mark.slow  # processes that load torch
 def test_threads_spin_shortly_unless_the_user_says_for_how_long(
     command: str, given: dict[str, str], is_short: bool, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_command_starts_again_with_its_arguments(tmp_path: Path) -> None:
 
 
 @needs_null_gpu
+@pytest.mark.slow  # a process that loads torch, as all of tests/null_gpu/test_programs.py do behind a restart
 def test_it_is_loaded_where_torch_is_not() -> None:
     program = (
         "from tracer.null_gpu.cards import H100\nfrom tracer.null_gpu.process import is_active, load\n"

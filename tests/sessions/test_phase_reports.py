@@ -153,6 +153,7 @@ if __name__ == "__main__":
 
 
 @needs_null_gpu
+@pytest.mark.slow
 def test_a_process_without_phases_has_its_name_where_the_gpu_was_fullest(tmp_path: Path) -> None:
     (tmp_path / "rl.py").write_text(SILENT, "utf-8")
     command = [sys.executable, str(ROOT / "main.py"), "run", "--on", "h100", "--save-dir", "out", "rl.py"]

@@ -143,6 +143,7 @@ def test_a_command_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     assert differing(before, state()) == ["random"]
 
 
+@pytest.mark.slow  # a process that loads torch
 def test_an_import_changes_nothing() -> None:
     """torch's own import is done before: it has warnings filtered."""
     program = """

@@ -78,8 +78,7 @@ LEFT_TO_THE_BENCHMARK = {
 # are tests/blocks/from_recording/test_origins.py and, for what watching changes,
 # tests/capture/objects/test_call_hooks.py.
 QUICK = {
-    *("gan_two_optimizers", "forward_in_a_thread_pool", "data_loader_with_workers", "functional_gradients"),
-    *("nested_jagged", "wrapper_subclass", "leaking_losses", "optimizer_inside_backward", "optimizers_replaced"),
+    *("gan_two_optimizers", "forward_in_a_thread_pool", "nested_jagged", "optimizer_inside_backward"),
     *("cache_in_an_attribute", "loop_enumerated"),
 }
 

@@ -51,6 +51,7 @@ OWN_PACKAGE = {
 }
 
 
+@pytest.mark.slow  # a process that loads torch
 def test_a_project_may_have_a_package_of_the_same_name(tmp_path: Path) -> None:
     """In a process of its own, which forgets ours for good."""
     for name, text in OWN_PACKAGE.items():

@@ -434,6 +434,7 @@ def test_resnet18_of_torchvision(tmp_path: Path) -> None:
 
 
 @needs("transformers")
+@pytest.mark.slow  # named inputs and checkpoints of any model are tested above; transformers takes seconds to load
 def test_a_transformers_model_built_from_a_config(tmp_path: Path) -> None:
     path = tmp_path / "tiny_gpt2.py"
     path.write_text(

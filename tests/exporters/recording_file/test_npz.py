@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -22,6 +22,7 @@ COLUMN = st.one_of(*(arrays.arrays(kind, st.integers(0, 50)) for kind in (np.int
 COLUMNS = {"a.b": np.arange(1000), "none": np.empty(0, np.int64), "yes": np.array([True, False]), "x": np.ones(3)}
 
 
+@settings(max_examples=15)
 @given(columns=st.dictionaries(st.from_regex(r"[a-z0-9.]{1,8}", fullmatch=True), COLUMN))
 def test_what_is_written_is_read_and_numpy_reads_the_same(
     columns: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
