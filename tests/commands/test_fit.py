@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,18 +9,17 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import main
 from tracer.answers.allocator.allocator_finding import Explanation
-from tracer.answers.fit import FitTrial, RankTrial
+from tracer.answers.fit import FitTrial
 from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
 from tracer.commands.fit import combinations, each_alone
 from tracer.commands.fit_trials import ScriptTrials
 from tracer.errors import TracerError, UsageError
-from tracer.exporters.screen.prediction import command_words, print_search, trial_words
+from tracer.exporters.screen.prediction import command_words, trial_words
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.sessions.jobs.child_processes import ChildProcesses
@@ -265,35 +263,8 @@ def test_growth_says_when_memory_ends() -> None:
     assert trial_words(full, 4 * GIB)[2] == "Memory grows: each of the last steps left 512.00 MiB more in use."
 
 
-def of_ranks(*ranks: RankTrial, apply: tuple[str, ...] = (), fits: bool = True, note: str = "") -> FitTrial:
-    worst = max(ranks, key=lambda rank: (not rank.fits, rank.allocated_bytes))
-    sizes = worst.allocated_bytes, worst.reserved_bytes
-    notes = (note,) if note else ()
-    return FitTrial(apply, fits, *sizes, notes, arguments=("-b", "4"), worst_rank=worst.rank, ranks=ranks)
-
-
-def test_a_search_is_a_table_by_rank_with_commands_below() -> None:
-    fitting = of_ranks(RankTrial(0, True, GIB, GIB), RankTrial(1, True, GIB, GIB), RankTrial(3, True, 2 * GIB, 3 * GIB))
-    full = of_ranks(RankTrial(0, True, GIB, GIB), RankTrial(3, False, GIB, GIB), apply=("compile",), fits=False)
-    # What is left is left by what torch reserves, beside NCCL's buffers and other ranks.
-    tight = replace(of_ranks(RankTrial(0, True, GIB, 7 * GIB // 2), apply=("bf16",)), nccl=NcclBuffers(1))
-    in_vain = of_ranks(RankTrial(0, True, GIB, GIB), apply=("checkpoint",), note="checkpoint: none.")
-    broken = FitTrial((), fits=False, has_ended_before=True, arguments=("-b", "0"))
-    console = Console(file=(file := io.StringIO()), width=200)
-    ordered = [fitting, in_vain, full, tight, broken]
-    print_search("4 x H100", 4 * GIB, ordered, ["torchrun train.py -b 4"], console)
-    rows = [" ".join(line.split()) for line in file.getvalue().splitlines()]
-    assert rows[1:] == [
-        "Tried on 4 x H100, the cheapest that fits first",
-        "peak reserved left with peak by rank",
-        "2.00 GiB 3.00 GiB 1.00 GiB -b 4 3: 2.00 GiB; 0, 1: 1.00 GiB",
-        "1.00 GiB 1.00 GiB does not fit -b 4, compile 3: out of memory; 0: 1.00 GiB",
-        "1.00 GiB 3.50 GiB if NCCL takes no more than 512.00 MiB -b 4, bf16 0: 1.00 GiB",
-        "no step -b 0",
-        "",
-        "Commands for those that fit, in that order:",
-        "torchrun train.py -b 4",
-    ]
+def test_what_nccl_and_other_ranks_take_is_no_room() -> None:
+    tight = FitTrial(("bf16",), True, GIB, 7 * GIB // 2, worst_rank=0, nccl=NcclBuffers(1))
     said = trial_words(tight, 4 * GIB)[0]
     assert said.endswith("3.50 GiB reserved by rank 0, the worst; fits if NCCL takes no more than 512.00 MiB.")
     assert trial_words(replace(tight, beside_bytes=GIB), 8 * GIB)[0].endswith("; fits with 2.83 GiB to 3.47 GiB left.")

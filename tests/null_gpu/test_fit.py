@@ -72,16 +72,6 @@ def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     assert "1.08 GiB less at the peak" in found["saved-on-host"]
 
 
-def test_a_search_checkpoints_and_puts_the_cheapest_that_fits_first(tmp_path: Path) -> None:
-    lines = answered(tmp_path, SCRIPT, "--search", "--on", "h100:1900MiB", "train.py").stdout.splitlines()
-    table = lines[3 : lines.index("", 3)]
-    assert table[0].endswith("  checkpoint")
-    ways = {row.split("  ")[-1].strip() for row in table}
-    assert ways == {"as it is", "checkpoint"}
-    (commands,) = [lines[at + 1 :] for at, line in enumerate(lines) if line.startswith("Commands for those")]
-    assert commands[0].endswith("run --apply checkpoint train.py")
-
-
 def test_what_fit_found_is_applied_and_has_the_peak_that_it_said(tmp_path: Path) -> None:
     done = answered(tmp_path, WIDE, "--on", "h100:2800MiB", "--save-dir", "out", "train.py")
     assert done.stdout.strip().endswith("run --apply chunked-loss train.py")

@@ -25,16 +25,14 @@ from tracer.commands.options import option
 from tracer.commands.script import no_card_named
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
-from tracer.exporters.screen.prediction import command_words, print_search, trial_words
-from tracer.exporters.screen.terminal import say, screen, show
+from tracer.exporters.screen.prediction import command_words, trial_words
+from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.commands.script import Script
     from tracer.sessions.jobs.run_ranks import Job
 
-_MAX_COMMANDS = 5
 MAX_COMBINATIONS = 64
 _HINT = 'Write --try "--batch-size 8,4,2", or --try --compile for an option without a value.'
 
@@ -54,10 +52,6 @@ def fit(
             metavar="<option values>",
         ),
     ] = None,
-    search: Annotated[
-        bool,
-        option("Try all values of --try as they are, compiled and with checkpointing; a table.", None, "--search"),
-    ] = False,
     on: opt.On = None,
     answer: opt.Answers = None,
     per_node: opt.PerNode = 8,
@@ -86,14 +80,13 @@ def fit(
         if on is None:
             raise no_card_named(arguments)
         devices, job = devices_of(on), place.job
-        if each and (values or search):
+        if each and values:
             raise UsageError(
-                "--each tries changes, --try values of the script's options.",
-                hint="Use one of them at a time, or --search with --try for both.",
+                "--each tries changes, --try values of the script's options.", hint="Use one of them at a time."
             )
         tried = combinations(values or ())
         if (engine := engine_command(script, arguments, is_module=module)) is not None:
-            if each or search:
+            if each:
                 raise UsageError(
                     "An inference engine is tried with its own options.",
                     hint='Name them with --try alone, such as --try "--gpu-memory-utilization 0.85,0.9,0.95"; without '
@@ -116,8 +109,6 @@ def fit(
             if each:
                 made += each_alone(trials)
                 best = _first_that_fits(made)
-            elif search:
-                best = _searched(told, tried, devices, named, trials)
             elif values:
                 best = _first_that_fits([told((), arguments) for arguments in tried])
             else:
@@ -130,9 +121,9 @@ def fit(
             write_json(save_dir / FIT_JSON, fit_values(report))
         if best is None:
             if not each:
-                say(_nothing_fits(report, is_of_values=bool(values) and not search))
+                say(_nothing_fits(report, is_of_values=bool(values)))
             raise typer.Exit(THRESHOLD_EXCEEDED)
-        if not each and not search and (best.apply or best.arguments):
+        if not each and (best.apply or best.arguments):
             show(_command((*named.words, *best.arguments), best.apply, devices, job))
 
 
@@ -184,26 +175,6 @@ def _least(told: Callable[..., FitTrial], trials: ScriptTrials) -> FitTrial | No
         change = SCRIPT_CHANGES[name]
         say(f"{name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
     return best
-
-
-def _searched(
-    told: Callable[..., FitTrial],
-    tried: list[tuple[str, ...]],
-    devices: Devices,
-    script: Script,
-    trials: ScriptTrials,
-) -> FitTrial | None:
-    from tracer.sessions.trials.searches import cheapest_first, search
-
-    ordered = cheapest_first(search(told, tried))
-    fitting = [trial for trial in ordered if trial.fits and not trial.in_vain]
-    commands = [
-        _command((*script.words, *trial.arguments), trial.apply, devices, trials.job)
-        for trial in fitting[:_MAX_COMMANDS]
-    ]
-    with screen() as console:
-        print_search(devices.words, trials.usable_bytes, ordered, commands, console)
-    return _first_that_fits(fitting)
 
 
 def _command(script: Sequence[str], apply: Sequence[str], devices: Devices, job: Job | None) -> str:

@@ -1,4 +1,4 @@
-"""The searches over changes and values, over made-up scripts: what each trial is asked, and what comes of it."""
+"""The searches over changes and sizes, over made-up scripts: what each trial is asked, and what comes of it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from tracer.errors import TracerError, UsageError
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.prediction import fit_values, read_fit_json
 from tracer.sessions.trials.searches import (
-    Arguments,
     Changes,
     Trial,
-    cheapest_first,
     fitting_micro_batches,
     largest_fitting,
     least_that_fits,
-    search,
 )
 
 GIB = 1 << 30
@@ -166,54 +163,6 @@ def test_another_file_is_refused(tmp_path: Path, text: str | None, said: str) ->
         path.write_text(text, "utf-8")
     with pytest.raises(UsageError, match=said):
         read_fit_json(path)
-
-
-BATCHES: list[Arguments] = [("--batch", "4"), ("--batch", "2")]
-
-
-def words(trial: FitTrial) -> str:
-    return " ".join((*trial.arguments, *trial.apply))
-
-
-def tabulated(needs: Callable[[Arguments, tuple[str, ...]], int | None], *, in_vain: str = "") -> list[FitTrial]:
-    """The trials of a script that needs so much, of ten, or does not bear it (None)."""
-
-    def make_trial(names: Changes, arguments: Arguments) -> FitTrial:
-        size = needs(arguments, names)
-        if size is None:
-            return FitTrial(names, fits=False, has_ended_before=True, arguments=arguments)
-        notes = (f"{in_vain}: there is none.",) if in_vain in names else ()
-        return FitTrial(names, fits=size <= 10, allocated_bytes=size, notes=notes, arguments=arguments)
-
-    return search(make_trial, BATCHES)
-
-
-def test_every_value_comes_as_it_is_and_checkpointed() -> None:
-    trials = tabulated(lambda arguments, names: 4 * int(arguments[1]) - 6 * len(names))
-    assert list(map(words, trials)) == [
-        "--batch 4",
-        "--batch 4 checkpoint",
-        "--batch 2",
-        "--batch 2 checkpoint",
-    ]
-    # 16, 10 and 8, 2 of 10: what computes nothing again comes first, then the values as they were named.
-    ordered = cheapest_first(trials)
-    assert list(map(words, ordered)) == ["--batch 2", "--batch 4 checkpoint", "--batch 2 checkpoint", "--batch 4"]
-
-
-def test_values_that_the_script_does_not_bear_are_not_tried_with_a_change() -> None:
-    trials = tabulated(lambda arguments, names: None if arguments[1] == "4" else 1)
-    assert [words(trial) for trial in trials if trial.arguments[1] == "4"] == ["--batch 4"]
-
-
-def test_where_nothing_fits_all_changes_are_tried_with_the_last_values() -> None:
-    trials = tabulated(lambda arguments, names: 5 if "bf16" in names else 15 + int(arguments[1]))
-    best = cheapest_first(trials)[0]
-    assert (best.arguments, best.apply) == (("--batch", "2"), ("bf16",))
-    more = trials[4:]
-    assert {trial.arguments for trial in more} == {("--batch", "2")}
-    # The script as it is was tried already.
-    assert () not in [trial.apply for trial in more] and len(more[-1].apply) < len(NAMES)
 
 
 # ------------------------------------------------------------------------------------------------------ largest fitting

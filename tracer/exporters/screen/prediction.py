@@ -11,8 +11,7 @@ from rich.console import Console
 from tracer.answers.fit import FitTrial
 from tracer.answers.null_run import CAVEAT
 from tracer.answers.paths import source_place
-from tracer.answers.tables import Cell, Table, columns
-from tracer.exporters.screen.text import print_table, say
+from tracer.exporters.screen.text import say
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.units import MIB, format_bytes, format_range
 
@@ -112,42 +111,6 @@ def _left(trial: FitTrial, usable_bytes: int) -> str:
 
 def _what(trial: FitTrial) -> str:
     return ", ".join((*((shlex.join(trial.arguments),) if trial.arguments else ()), *trial.apply)) or "as it is"
-
-
-def print_search(
-    device: str, usable_bytes: int, trials: Sequence[FitTrial], commands: Sequence[str], console: Console
-) -> None:
-    """Print a table of trials, and commands to paste below it."""
-    is_job = any(trial.ranks for trial in trials)
-    rows: list[tuple[Cell, ...]] = []
-    for trial in trials:
-        if trial.in_vain:
-            continue
-        by_rank = [_by_rank(trial)] if is_job else []
-        if trial.has_ended_before or not (trial.fits or trial.is_whole):
-            ended = "no step" if trial.has_ended_before else "out of memory"
-            rows.append(("", "", ended, _what(trial), *by_rank))
-        else:
-            left = _left(trial, usable_bytes).removeprefix(", ").strip() if trial.fits else "does not fit"
-            rows.append((trial.allocated_bytes, trial.reserved_bytes, left, _what(trial), *by_rank))
-    heads = (*columns("bytes", "peak", "reserved", "left"), *columns("text", *("with", "peak by rank")[: 1 + is_job]))
-    print_table(Table(f"Tried on {device}, the cheapest that fits first", heads, tuple(rows)), console)
-    if commands:
-        say(console)
-        say(console, "Commands for those that fit, in that order:")
-        for command in commands:
-            console.print(command, soft_wrap=True, markup=False, highlight=False)
-
-
-def _by_rank(trial: FitTrial) -> str:
-    """As in `0, 2: 1.00 GiB; 3: out of memory`: ranks of the same peak together, the worst first."""
-    alike: dict[tuple[bool, int], list[int]] = {}
-    for rank in trial.ranks:
-        alike.setdefault((rank.fits, rank.allocated_bytes if rank.fits else 0), []).append(rank.rank)
-    return "; ".join(
-        f"{', '.join(f'{rank:,}' for rank in ranks)}: {format_bytes(size) if fits else 'out of memory'}"
-        for (fits, size), ranks in sorted(alike.items(), key=lambda item: (item[0][0], -item[0][1]))
-    )
 
 
 def _difference(trial: FitTrial, base: FitTrial | None) -> str:

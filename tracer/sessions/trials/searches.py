@@ -1,8 +1,8 @@
-"""Searches by trials: the least that has to change so that a script fits, values of its options, the largest size."""
+"""Searches by trials: the least that has to change so that a script fits, and the largest size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tracer.answers.fit import FitTrial
@@ -108,47 +108,6 @@ class _ChangeSearch:
         if changes not in self._known:
             self._known[changes] = self._make_trial(changes)
         return self._known[changes]
-
-
-Arguments = tuple[str, ...]
-MakeTrialWith = Callable[[Changes, Arguments], FitTrial]
-"""Makes a trial with changes, and with arguments behind the script's own; a costly one, for the script runs anew."""
-
-
-def search(make_trial: MakeTrialWith, values: Sequence[Arguments]) -> list[FitTrial]:
-    """Try every one of the values, as it is and checkpointed; in the order of the trials.
-
-    Where none fits, the least that makes the last of the values fit is looked for, among all changes.
-    """
-    trials: list[FitTrial] = []
-
-    def tried(changes: Changes, arguments: Arguments) -> FitTrial:
-        trials.append(make_trial(changes, arguments))
-        return trials[-1]
-
-    for arguments in values:
-        if not tried((), arguments).has_ended_before:
-            tried(("checkpoint",), arguments)
-    if not any(trial.fits for trial in trials):
-        last = values[-1]
-        known = {trial.apply: trial for trial in trials if trial.arguments == last}
-        least_that_fits(lambda changes: known.get(changes) or tried(changes, last))
-    return trials
-
-
-def cheapest_first(trials: Iterable[FitTrial]) -> list[FitTrial]:
-    """Order trials that fit by what their changes give up, then by their values, the fewest changes first.
-
-    Behind it what does not fit.
-    """
-    trials = list(trials)
-    values = list(dict.fromkeys(trial.arguments for trial in trials))
-
-    def cost(trial: FitTrial) -> tuple[bool, int, int, int]:
-        given_up = max((SCRIPT_CHANGES[name].group for name in trial.apply), default=Group.MEMORY)
-        return not trial.fits, given_up, values.index(trial.arguments), len(trial.apply)
-
-    return sorted(trials, key=cost)
 
 
 MOST = 1 << 20
