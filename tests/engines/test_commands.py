@@ -58,19 +58,6 @@ def test_without_vllm_the_answer_is_how_to_install_it_beside(command: str) -> No
     assert "Error: vLLM is not installed for " in ended.stderr and "install this program in" in ended.stderr
 
 
-def test_a_server_that_is_sent_requests_listens_at_an_address_of_ours() -> None:
-    engine = engine_command("vllm", ["serve", "m", "--port=8000", "--host", "0.0.0.0"], is_module=False)
-    assert engine is not None
-    here = engine.on_port("127.0.0.1", 1234)
-    assert here.arguments == ("serve", "m", "--host", "127.0.0.1", "--port", "1234") and here.words == engine.words
-
-
-@pytest.mark.parametrize("words", [["train.py"], ["vllm", "bench", "latency"]])
-def test_requests_are_for_a_server(words: list[str]) -> None:
-    ended = CliRunner().invoke(app, ["run", "--requests", "2", *words])
-    assert ended.exit_code == 2
-
-
 def test_a_benchmark_of_vllms_own_is_left_to_end_by_itself() -> None:
     engine = engine_command("vllm", ["bench", "latency", "--model", "m"], is_module=False)
     assert engine is not None and not engine.is_server

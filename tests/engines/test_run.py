@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import run_python
-from tracer.engines.run import engine_reports, free_address, run_engine
+from tracer.engines.run import engine_reports, run_engine
 from tracer.errors import TracerError
 
 # A command that starts an engine, whose own process ignores SIGTERM and holds a FIFO open.
@@ -95,52 +95,3 @@ def test_an_engine_that_is_not_measured_loads_nothing_of_ours() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names = ["tracer", "tracer.command_line", "tracer.engines", "tracer.engines.vllm"]
     assert ended.stdout.strip() == str(names)
-
-
-# A server whose worker is ready at once, and which answers a request only when as many as it was started for are there.
-_SERVER = """
-import json, sys, threading
-from dataclasses import asdict
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from tests.engines.test_start import READY
-from tracer.command_line import role
-port, num_requests, status, seen = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-all_there = threading.Barrier(num_requests)
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        all_there.wait()
-        with seen.open("a") as file:
-            print(self.path, len(body["token_ids"]), body["sampling_params"]["max_tokens"], file=file)
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(b"no such route")
-    def log_message(self, *words):
-        pass
-folder = Path(role("engine"))
-folder.mkdir()
-(folder / "worker-1.json").write_text(json.dumps(asdict(READY)))
-ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
-
-
-def _answered(tmp_path: Path, num_requests: int, status: int) -> list[str]:
-    _, port = free_address()
-    words = [str(port), str(num_requests), str(status), str(tmp_path / "seen")]
-    command = [sys.executable, "-c", _SERVER, *words]
-    start = run_engine(command, tmp_path / "engine.txt", num_requests=num_requests, port=port)
-    assert start.is_ready
-    return (tmp_path / "seen").read_text().splitlines()
-
-
-def test_a_server_answers_the_requests_that_are_asked_for_all_at_once(tmp_path: Path) -> None:
-    assert _answered(tmp_path, 5, 200) == ["/inference/v1/generate 512 16"] * 5
-
-
-def test_a_server_that_answers_no_request_is_quoted(tmp_path: Path) -> None:
-    with pytest.raises(TracerError, match=r"did not answer 2 requests of 2: no such route"):
-        _answered(tmp_path, 2, 404)

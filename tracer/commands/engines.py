@@ -17,7 +17,7 @@ import typer
 from tracer.answers.files import ENGINE_JSON, PAGE
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people
 from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
-from tracer.errors import TracerError, UsageError
+from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import print_json, say, screen, show
 
 if TYPE_CHECKING:
@@ -59,13 +59,6 @@ class EngineCommand:
         program = words[: len(words) - len(self.arguments)]
         arguments = replaced_options(self.arguments, options)
         return replace(self, arguments=arguments, words=shlex.join([*program, *arguments]))
-
-    def on_port(self, host: str, port: int) -> EngineCommand:
-        """Return the server at another address, where it takes token ids; the words to paste stay the same."""
-        from tracer.engines.start import replaced_options
-
-        options = ["--host", host, "--port", str(port), *(["--enable-scale-out"] if _takes_scale_out() else [])]
-        return replace(self, arguments=replaced_options(self.arguments, options))
 
     def _has(self, option: str) -> bool:
         return any(word.partition("=")[0] == option for word in self.arguments)
@@ -119,14 +112,6 @@ def _check_installed() -> None:
         )
 
 
-def _takes_scale_out() -> bool:
-    """Return whether vLLM takes token ids only with an option; its source is searched, as an import is slow."""
-    spec = find_spec("vllm")
-    folders = [Path(folder, "entrypoints") for folder in (spec.submodule_search_locations or [])] if spec else []
-    files = [file for folder in folders for file in folder.rglob("cli_args.py")]
-    return any("enable_scale_out" in file.read_text("utf-8") for file in files)
-
-
 def engine_command(script: str, arguments: Sequence[str] | None, *, is_module: bool) -> EngineCommand | None:
     """Return the engine's command that stands in the place of a script; None for anything else.
 
@@ -153,33 +138,25 @@ def answer_engine(
     *,
     quiet: bool,
     as_json: bool = False,
-    num_requests: int = 0,
     status_if_not: int = 1,
 ) -> None:
     """Start an engine, say what its memory is for, and exit.
 
     Args:
         save_dir: Folder for engine.json and for what the engine prints; None for none.
-        num_requests: Made-up requests that it answers before it is ended.
         status_if_not: Exit status where the engine does not start.
 
     Raises:
         TracerError: There is no such card, or the engine ended before it had chosen one.
         Exit: Always, when it has been told.
     """
-    if num_requests and not engine.is_server:
-        raise UsageError(
-            "vllm bench sends requests of its own.", hint="--requests is for a server, such as vllm serve."
-        )
     _check_installed()
     devices = start_on(on.on) if on.on is not None else None  # before a folder is made: the process begins again
     if devices is not None and not quiet:
         say_where(devices)
-    from tracer.engines.run import OUTPUT, free_address, run_engine
+    from tracer.engines.run import OUTPUT, run_engine
     from tracer.exporters.files import check_folder
 
-    host, port = free_address()
-    command = (engine.on_port(host, port) if num_requests else engine).command
     with errors_for_people(), _results_folder(save_dir) as name, on_null_gpu(on, save_dir, quiet=quiet):
         folder = Path(name)
         check_folder(folder)
@@ -187,7 +164,7 @@ def answer_engine(
         if not quiet:
             kept = f"what it prints goes to {output}" if save_dir is not None else "--save-dir keeps what it prints"
             say(f"The engine starts; {kept}.")
-        start = run_engine(command, output, is_server=engine.is_server, num_requests=num_requests, port=port)
+        start = run_engine(engine.command, output, is_server=engine.is_server)
         tell_engine(start, folder, words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
         if save_dir is not None:
             from tracer.engines.answer import write_engine_page

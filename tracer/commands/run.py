@@ -21,10 +21,10 @@ from tracer.commands.common import errors_for_people, kept_import_path, say_all,
 from tracer.commands.engines import answer_engine, engine_command, tell_reports
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
-from tracer.commands.options import number, option
+from tracer.commands.options import option
 from tracer.commands.script import BEFORE_SCRIPT, Script, child_profiled, run_script
 from tracer.commands.workload_options import check_device
-from tracer.errors import Terminated, UsageError
+from tracer.errors import Terminated
 from tracer.exporters.screen.terminal import say, screen
 from tracer.exporters.screen.text import say as say_on
 from tracer.null_gpu.job.place import RankPlace
@@ -61,10 +61,6 @@ def run(
     apply: Annotated[
         str, option("Changes to make from outside, as `fit` names them: checkpoint,bf16", metavar="<names>")
     ] = "",
-    requests: Annotated[
-        int,
-        number("Of an engine's server: made-up requests that it answers before it is ended.", least=0, hidden=True),
-    ] = 0,
     device: Annotated[
         str | None, option("Device to explain; by default the model's.", opt.DEVICE, metavar="<text>", hidden=True)
     ] = None,
@@ -106,9 +102,7 @@ def run(
     with errors_for_people():
         _ = place.answers  # a mistake in them is said first
         if (engine := engine_command(script, arguments, is_module=module)) is not None:
-            answer_engine(engine, place, save_dir, quiet=quiet, num_requests=requests)
-        if requests:
-            raise UsageError(f"{script} is not an engine's server.", hint="--requests is for one: vllm serve.")
+            answer_engine(engine, place, save_dir, quiet=quiet)
         named = script_named(place, script, arguments, is_module=module)
         changes = _checked_changes(apply) if apply else ()
         if on is not None and (asked := role("trial")) is not None:  # of `fit`, which runs this command again
@@ -123,7 +117,6 @@ def run(
             check_device(device)
     if devices is not None and not quiet:
         say_where(devices)
-    say_all(named.notes if not quiet else ())
     with errors_for_people():  # torch is loaded here
         from tracer.exporters.files import check_folder
         from tracer.sessions.schedule import Schedule
