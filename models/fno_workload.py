@@ -9,22 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from tracer.workloads.module_steps import SupervisedWorkload
 
-from .darcy import darcy_samples
 from .fno import FNO
 from .fno_layers import Spectrum
 
 Batch = tuple[Tensor, ...]
-Data = Literal["random", "darcy"]
-
-NUM_DARCY_BATCHES = 8
 _LARGEST_SEED = 2**63 - 1
 
 
@@ -42,7 +37,7 @@ def relative_l2_loss(output: Tensor, target: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FnoSettings:
-    """An FNO and the data that it is trained on.
+    """An FNO and the data that it is trained on: new noise in every step.
 
     Raises:
         ValueError: They cannot work; one sentence says which and why. Nothing has been allocated.
@@ -56,9 +51,6 @@ class FnoSettings:
     data_size: int | Sequence[int] = 64
     n_modes: int | Sequence[int] = 32  # Fourier modes of each axis, or one number for all axes
     n_layers: int = 4  # Blocks of the model
-    # "random" is new noise in every step; "darcy" is a small set of solved flow problems in two dimensions, 8 batches
-    # in turn, on which the model does learn.
-    data: Data = "random"
     spectrum: Spectrum = "new_zeros"  # How the model allocates its spectra; see `SpectralConv`
     seed: int = 0  # Of weights and data
 
@@ -80,13 +72,10 @@ class FnoSettings:
                 raise ValueError(
                     f"The number of modes of axis {axis} is {m}, and a data size of {n} allows {n} at most."
                 )
-        for name, value, known in (("data", self.data, Data), ("spectrum", self.spectrum, Spectrum)):
-            if value not in get_args(known):
-                raise ValueError(f"The {name} must be one of {', '.join(get_args(known))}, not {value}.")
+        if self.spectrum not in get_args(Spectrum):
+            raise ValueError(f"The spectrum must be one of {', '.join(get_args(Spectrum))}, not {self.spectrum}.")
         if not 0 <= self.seed <= _LARGEST_SEED:
             raise ValueError(f"The seed must be from 0 to {_LARGEST_SEED}, not {self.seed}.")
-        if self.data == "darcy":
-            _check_darcy(self.in_channels, self.out_channels, sizes)
 
     def sizes_and_modes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """One entry per axis of both; where both are single numbers there are two axes."""
@@ -134,38 +123,10 @@ def _model(settings: FnoSettings, modes: tuple[int, ...]) -> FNO:
 
 
 def _batches(settings: FnoSettings, sizes: tuple[int, ...]) -> Callable[[], Batch]:
-    """Batches on the host."""
-    if settings.data == "darcy":
-        return _darcy_batches(settings.batch_size, size=sizes[0], seed=settings.seed)
-    shapes = ((settings.batch_size, num, *sizes) for num in (settings.in_channels, settings.out_channels))
-    return _random_batches(*shapes, seed=settings.seed)
-
-
-def _check_darcy(in_channels: int, out_channels: int, sizes: Sequence[int]) -> None:
-    if len(sizes) != 2 or sizes[0] != sizes[1] or sizes[0] < 2:
-        raise ValueError(
-            f"Darcy data need a square of at least 2 x 2, not a data size of {' x '.join(map(str, sizes))}."
-        )
-    if (in_channels, out_channels) != (3, 1):
-        raise ValueError(
-            f"Darcy data have 3 input channels and 1 output channel, not {in_channels} and {out_channels}."
-        )
-
-
-def _random_batches(input_shape: Sequence[int], target_shape: Sequence[int], *, seed: int) -> Callable[[], Batch]:
-    """New noise at every call."""
-    generator = torch.Generator().manual_seed(seed)
+    """Batches on the host, of new noise at every call."""
+    input_shape, target_shape = (
+        (settings.batch_size, num, *sizes) for num in (settings.in_channels, settings.out_channels)
+    )
+    generator = torch.Generator().manual_seed(settings.seed)
     drawn = partial(torch.randn, generator=generator, device=generator.device)  # whatever the default device is
     return lambda: (drawn(input_shape), drawn(target_shape))
-
-
-def _darcy_batches(batch_size: int, *, size: int, seed: int) -> Callable[[], Batch]:
-    """The same batches in turn, each put together anew at every call, as a data loader does."""
-    inputs, solutions = darcy_samples(NUM_DARCY_BATCHES * batch_size, size=size, seed=seed)
-    starts = cycle(range(0, len(inputs), batch_size))
-
-    def host_batch() -> Batch:
-        chosen = slice(start := next(starts), start + batch_size)
-        return inputs[chosen].clone(), solutions[chosen].clone()
-
-    return host_batch

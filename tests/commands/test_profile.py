@@ -333,7 +333,6 @@ MISTAKES = [
     (["--n-active-steps", "0"], "at least 1 active step"),
     (["--n-repeats", "0"], "1 repeat"),
     (["--n-wait-steps", "-1"], "cannot be negative"),
-    (["--data", "darcy", "--in-channels", "1"], "Darcy data have 3 input channels"),
     (["--seed", "-1"], "seed"),
 ]
 

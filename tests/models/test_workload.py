@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import models.fno_workload
-from models.fno_workload import NUM_DARCY_BATCHES, FnoSettings, build_fno_workload, relative_l2_loss
+from models.fno_workload import FnoSettings, build_fno_workload, relative_l2_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,12 +45,6 @@ IMPOSSIBLE = [
     ({"data_size": (64, 64), "n_modes": (8, 8, 8)}, "data size has 2 axes and the number of modes has 3"),
     ({"data_size": (8, 8, 8, 8), "n_modes": 4}, "1, 2 or 3 spatial axes, not 4"),
     ({"data_size": ()}, "1, 2 or 3 spatial axes, not 0"),
-    ({"data": "burgers"}, "data must be one of random, darcy, not burgers"),
-    ({"data": "darcy", "in_channels": 2}, "3 input channels and 1 output channel, not 2 and 1"),
-    ({"data": "darcy", "out_channels": 2}, "3 input channels and 1 output channel, not 3 and 2"),
-    ({"data": "darcy", "data_size": (64, 32)}, "square of at least 2 x 2, not a data size of 64 x 32"),
-    ({"data": "darcy", "data_size": (64,)}, "square of at least 2 x 2, not a data size of 64"),
-    ({"data": "darcy", "data_size": 1, "n_modes": 1}, "square of at least 2 x 2"),
     ({"spectrum": "zeros"}, "spectrum must be one of new_zeros, torch_zeros, not zeros"),
     ({"seed": -1}, "seed must be from 0 to .*, not -1"),
     ({"seed": 2**63}, "seed must be from 0 to"),
@@ -63,7 +57,6 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(settings
         raise AssertionError("too late")
 
     monkeypatch.setattr(models.fno_workload, "FNO", build)
-    monkeypatch.setattr(models.fno_workload, "darcy_samples", build)
     with pytest.raises(ValueError, match=message):
         build_fno_workload(FnoSettings(**settings), device="cpu")
 
@@ -113,40 +106,24 @@ def test_relative_loss_of_a_perfect_output_has_a_finite_gradient():
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", ["random", "darcy"])
-def test_every_step_gets_a_tensor_of_its_own(data):
-    workload = small_fno(data=data)
-    batches = [workload.next_batch() for _ in range(NUM_DARCY_BATCHES + 1)]
+def test_every_step_gets_a_tensor_of_its_own():
+    workload = small_fno()
+    batches = [workload.next_batch() for _ in range(3)]
     for index in (0, 1):
         tensors = [batch[index] for batch in batches]
         assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
         assert all(t.untyped_storage().nbytes() == t.nbytes for t in tensors)
         assert not torch.equal(tensors[0], tensors[1])
-    assert torch.equal(batches[0][0], batches[-1][0]) == (data == "darcy")
 
 
-@pytest.mark.parametrize("data", ["random", "darcy"])
-def test_weights_and_data_follow_from_the_seed_and_nothing_else(data):
+def test_weights_and_data_follow_from_the_seed_and_nothing_else():
     before = torch.get_rng_state()
-    runs = [train(small_fno(data=data, seed=seed), 2) for seed in (5, 5, 6)]
+    runs = [train(small_fno(seed=seed), 2) for seed in (5, 5, 6)]
     assert torch.equal(torch.get_rng_state(), before)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(123)
-        runs.append(train(small_fno(data=data, seed=5), 2))
+        runs.append(train(small_fno(seed=5), 2))
     assert runs[0] == runs[1] == runs[3] != runs[2]
-
-
-def test_an_fno_learns_darcy_flow():
-    workload = small_fno(batch_size=4, hidden_channels=16, data_size=16, n_modes=8, data="darcy")
-    batches = [workload.next_batch() for _ in range(NUM_DARCY_BATCHES)]
-    solutions = torch.cat([y for _, y in batches])
-    mean = solutions.mean(0, keepdim=True).expand_as(solutions)
-    error_of_the_mean = relative_l2_loss(mean, solutions).item() / len(solutions)
-
-    losses = train(workload, 15 * NUM_DARCY_BATCHES)
-    first, last = (sum(part) / NUM_DARCY_BATCHES for part in (losses[:NUM_DARCY_BATCHES], losses[-NUM_DARCY_BATCHES:]))
-    assert last < 0.25 * first
-    assert last < 0.8 * error_of_the_mean  # so it looks at the permeability
 
 
 @pytest.mark.gpu

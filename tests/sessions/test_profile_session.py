@@ -46,7 +46,6 @@ BUILDS: dict[str, Build] = {
     "adamw": _with(torch.optim.AdamW),
     "sgd": _with(lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)),
     "gradients alone": _with(None),
-    "fno of darcy": lambda: tiny_fno(data="darcy"),
 }
 
 

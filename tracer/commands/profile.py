@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -128,7 +128,6 @@ def profile(
         str, option("Fourier modes kept: 32 for every axis, or 32x16.", opt.FNO, metavar="<text>")
     ] = "32",
     n_layers: Annotated[int, number("Fourier layers.", opt.FNO)] = 4,
-    data: Annotated[Literal["random", "darcy"], option("Noise, or solved Darcy flow problems.", opt.FNO)] = "random",
     device: Annotated[
         str, option("Where to train. Without a GPU the default becomes cpu.", opt.DEVICE, metavar="<text>")
     ] = DEFAULT_DEVICE,
@@ -202,7 +201,6 @@ def profile(
             "data_size": axis_sizes("--data-size", data_size),
             "n_modes": axis_sizes("--n-modes", n_modes),
             "n_layers": n_layers,
-            "data": data,
         }
         workload = WorkloadOptions(
             batch_size=batch_size,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_SEED: Final = (1 << 63) - 1
 OF_STEP: Final = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
-OF_FNO: Final = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data")
+OF_FNO: Final = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers")
 _DEVICES_HINT: Final = "Use cpu, cuda:0, xpu:0, ..., or the name of a backend that an installed package registers."
 
 
