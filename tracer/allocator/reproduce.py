@@ -22,7 +22,7 @@ from tracer.allocator.reserving import OutOfMemoryError, oldest_segments, releas
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.start_state import StartState, load
 from tracer.allocator.state import NEWEST_TORCH
-from tracer.allocator.statistics import Moment, SegmentInfo, moment, read_end
+from tracer.allocator.statistics import Moment, moment, read_end
 from tracer.block_sizes import SMALL_BYTES, segment_size
 from tracer.snapshot.columns import DeviceState
 
@@ -77,8 +77,9 @@ class Reproduction:
 
 def compare_ends(recorded: Moment, modelled: Moment) -> tuple[Matched, Matched]:
     """Segments that agree in everything, and blocks that do, in whatever segment."""
-    modelled_segments = set(map(_without_lives, modelled))
-    wanted = list(map(_without_lives, recorded))
+    # Recordings do not tell where the pages of expandable segments begin.
+    modelled_segments = {replace(segment, page=None) for segment in modelled}
+    wanted = [replace(segment, page=None) for segment in recorded]
     blocks = {block for segment in modelled_segments for block in segment.blocks}
     num_segments = max(len(wanted), len(modelled_segments))  # one too many is as wrong as one too few
     equal_blocks = sum(block in blocks for segment in wanted for block in segment.blocks)
@@ -86,11 +87,6 @@ def compare_ends(recorded: Moment, modelled: Moment) -> tuple[Matched, Matched]:
     return Matched(sum(segment in modelled_segments for segment in wanted), num_segments), Matched(
         equal_blocks, num_blocks
     )
-
-
-def _without_lives(segment: SegmentInfo) -> SegmentInfo:
-    """Columns that both sides have: recordings have no lives, and no starts of the pages of expandable segments."""
-    return replace(segment, page=None, blocks=tuple(replace(block, life=-1) for block in segment.blocks))
 
 
 def reproduce(

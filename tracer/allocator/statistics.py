@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,13 +17,12 @@ from tracer.snapshot.columns import DeviceState
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """A block at some moment; `life` is -1 for a free one."""
+    """A block at some moment."""
 
     address: int
     size: int
     requested: int
     state: State
-    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,7 @@ def _segment_at_moment(blocks: Sequence[Block]) -> SegmentInfo:
         stream=first.home.stream,
         is_small=first.home.pool.is_small,
         page=None if first.range is None else (first.range.page, first.range.base),
-        blocks=tuple(
-            BlockInfo(b.address, b.size, b.requested, b.state, -1 if b.state is FREE else b.label) for b in blocks
-        ),
+        blocks=tuple(BlockInfo(b.address, b.size, b.requested, b.state) for b in blocks),
     )
 
 
@@ -81,13 +78,7 @@ _STATES = {
 }
 
 
-def read_end(
-    state: DeviceState,
-    pools: Sequence[PoolId],
-    *,
-    page: int | None = None,
-    life_at: Mapping[int, int] | None = None,
-) -> Moment:
+def read_end(state: DeviceState, pools: Sequence[PoolId], *, page: int | None = None) -> Moment:
     """Memory that was reserved when the snapshot was taken.
 
     Args:
@@ -96,7 +87,7 @@ def read_end(
     """
     segments = state.segments
     rows = np.argsort(segments.address, kind="stable").tolist()
-    blocks = _blocks_by_segment(state, life_at or {})
+    blocks = _blocks_by_segment(state)
     columns = (segments.stream, segments.is_small, segments.is_expandable, segments.address)
     stream, is_small, is_expandable, address = (column.tolist() for column in columns)
     base: dict[tuple[PoolId, int, bool], int] = {}
@@ -110,7 +101,7 @@ def read_end(
     return tuple(infos)
 
 
-def _blocks_by_segment(state: DeviceState, life_at: Mapping[int, int]) -> dict[int, list[BlockInfo]]:
+def _blocks_by_segment(state: DeviceState) -> dict[int, list[BlockInfo]]:
     blocks = state.blocks
     order = np.argsort(blocks.address, kind="stable")
     requested = np.where(blocks.is_live, blocks.requested_size, 0)
@@ -119,7 +110,5 @@ def _blocks_by_segment(state: DeviceState, life_at: Mapping[int, int]) -> dict[i
     for address, size, requested_bytes, code, segment in zip(
         *(column[order].tolist() for column in columns), strict=True
     ):
-        known = _STATES[code]
-        life = -1 if known is FREE else life_at.get(address, -1)
-        by_segment.setdefault(segment, []).append(BlockInfo(address, size, requested_bytes, known, life))
+        by_segment.setdefault(segment, []).append(BlockInfo(address, size, requested_bytes, _STATES[code]))
     return by_segment

@@ -203,7 +203,7 @@ def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int)
         for device in explained.replayed.devices:
             if device.state.device == index:
                 print_steps(index, step_levels(device), console, top)
-        print_allocator([finding for finding in explained.allocator if finding.device == index], console, top=top)
+        print_allocator([finding for finding in explained.allocator if finding.device == index], console)
 
     first = {allocator.device: allocator.first for allocator in explained.allocator}
     print_snapshot(explained.finding, console, file=str(path), top=top, first=first, more=print_more)

@@ -53,13 +53,13 @@ def _whole_us(time_ns: int) -> int:
 
 def last_total_at(timeline: MemoryTimeline, times_ns: Any) -> Any:
     """Bytes of all categories after the last event at or before each time."""
-    totals = timeline.totals_bytes
+    totals = timeline.sizes_bytes.sum(axis=1)
     return totals[np.searchsorted(timeline.times_ns, times_ns, side="right") - 1]
 
 
 def held_before(timeline: MemoryTimeline) -> int:
     """Bytes that were there before the recording, as far as it shows them."""
-    return int(timeline.totals_bytes[timeline.num_preexisting - 1]) if timeline.num_preexisting else 0
+    return int(timeline.sizes_bytes.sum(axis=1)[timeline.num_preexisting - 1]) if timeline.num_preexisting else 0
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
@@ -100,8 +100,8 @@ def test_a_training_step_worked_by_hand() -> None:
     for step, (_, category, delta) in zip(steps, wanted, strict=True):
         assert step[Category[category]] == delta
         assert step.sum() == delta
-    assert timeline.totals_bytes.tolist() == np.cumsum([delta for _, _, delta in wanted]).tolist()
-    assert timeline.totals_bytes.max() == 10 + 200 + 6_000_000
+    assert timeline.sizes_bytes.sum(axis=1).tolist() == np.cumsum([delta for _, _, delta in wanted]).tolist()
+    assert timeline.sizes_bytes.sum(axis=1).max() == 10 + 200 + 6_000_000
 
 
 def test_a_device_without_events_has_an_empty_timeline() -> None:
@@ -166,7 +166,7 @@ def test_rows_of_one_microsecond_keep_their_own_peak() -> None:
     program = Program([Storage(0, 100), Storage(1, 50)], [Node(allocates={0}, frees={0}), Node(allocates={1})])
     assert NODE_NS + 25 < 875
     timeline = timeline_of(program.recording())
-    assert timeline.totals_bytes.max() == 100
+    assert timeline.sizes_bytes.sum(axis=1).max() == 100
     assert timeline.coalesce()[1].sum(axis=1).max() == 50
 
 
@@ -198,7 +198,7 @@ def test_every_row_of_torchs_timeline(name: str, recorded: Callable[[str], Recor
     ours = timeline_of(run.recordings[-1])
     assert ours.num_preexisting == times.count(-1)
     assert ours.times_ns[ours.num_preexisting :].tolist() == times[ours.num_preexisting :]
-    assert dict(zip(ours.times_ns.tolist(), ours.totals_bytes.tolist(), strict=True)) == dict(
+    assert dict(zip(ours.times_ns.tolist(), ours.sizes_bytes.sum(axis=1).tolist(), strict=True)) == dict(
         zip([ours.times_ns[0] if t < 0 else t for t in times], totals, strict=True)
     )
 
@@ -218,7 +218,7 @@ def test_equals_torch_where_nothing_is_allocated() -> None:
     (results,) = record(lambda: x.view(2, 5))
     assert_equals_torch(results)
     timeline = MemoryTimeline.from_profiler(results)
-    assert timeline.totals_bytes.tolist() == [40]
+    assert timeline.sizes_bytes.sum(axis=1).tolist() == [40]
 
 
 def test_equals_torch_where_nothing_happens() -> None:
@@ -356,7 +356,7 @@ def test_fractions_of_a_byte_go_to_intermediate() -> None:
 def test_memory_whose_address_was_handed_out_again_is_not_counted_twice() -> None:
     # 100 bytes from before lie at 10; event 0 gets 100 bytes there: 100 are in use, where torch's timeline has 200.
     found = find_in_cycle(recording_of([Event(10, 100, 2), Event(500, 1, 3)], [Key(10, 100, 1)]))
-    assert timeline_of_breakdown(found).totals_bytes.max() == 201
+    assert timeline_of_breakdown(found).sizes_bytes.sum(axis=1).max() == 201
     assert found.breakdown.true_peak_bytes == 101
     assert found.peak.time_ns == START_NS + 1
 
@@ -401,7 +401,7 @@ def test_on_every_workload_a_plain_loop_agrees(name: str, recorded: Callable[[st
                 best, best_ns = row[: len(TAGGED)], time_ns
         assert list(found.breakdown.at_tagged_peak_bytes) == best
         assert found.breakdown.tagged_peak_ns == best_ns
-        assert np.max(timeline.totals_bytes) == found.breakdown.true_peak_bytes
+        assert np.max(timeline.sizes_bytes.sum(axis=1)) == found.breakdown.true_peak_bytes
 
 
 def test_some_workload_has_cycles_of_different_peaks(recorded: Callable[[str], Recorded]) -> None:

@@ -154,7 +154,7 @@ def test_several_devices_and_threads() -> None:
     assert recording.allocations.total_reserved_bytes.tolist() == [0, 8192, 8192]
     assert recording.ops.thread.tolist() == [0, 1]
     totals = {
-        device: memory_timeline(recording, categorize(recording), device=device).totals_bytes.tolist()
+        device: memory_timeline(recording, categorize(recording), device=device).sizes_bytes.sum(axis=1).tolist()
         for device in recording.devices
     }
     assert totals == {"cpu": [100], "cuda:0": [512, 0]}
@@ -296,7 +296,7 @@ def test_an_address_that_is_handed_out_again_was_freed_unseen() -> None:
     # The second operator read the second storage.
     assert recording.flow.edge_key.tolist() == [0, 0, 0, 1, 1, 1]
     timeline = memory_timeline(recording, categorize(recording))
-    assert timeline.totals_bytes.tolist() == [100, 0, 300, 0]
+    assert timeline.sizes_bytes.sum(axis=1).tolist() == [100, 0, 300, 0]
 
 
 @pytest.mark.usefixtures("fake_types")
@@ -310,7 +310,7 @@ def test_without_numbers_an_address_that_is_handed_out_again_was_freed_unseen_to
     assert recording.num_assumed_frees == 1
     assert recording.allocations.size_bytes.tolist() == [100, -100, 300, -300, 50, -50]
     assert len(set(recording.allocations.allocation_id.tolist())) == 3
-    assert memory_timeline(recording, categorize(recording)).totals_bytes[-1] == 0
+    assert memory_timeline(recording, categorize(recording)).sizes_bytes.sum(axis=1)[-1] == 0
 
 
 @pytest.mark.usefixtures("fake_types")

@@ -185,7 +185,7 @@ def explain_allocator(
                 device=device.state.device,
                 modelled=modelled,
                 agreement=tuple(agreement(modelled)) if modelled is not None else unasked,
-                at_peak=reserved_at_peak(modelled, replayed.sites) if modelled is not None else None,
+                at_peak=reserved_at_peak(modelled) if modelled is not None else None,
                 at_end=reserved_at_end(device, own),
                 what_if=_what_if(modelled, settings, gpu_memory)
                 if modelled is not None and can_replay and has_questions

@@ -50,11 +50,6 @@ class MemoryTimeline:
         recording = read_recording(profiler)
         return memory_timeline(recording, categorize(recording), device=device)
 
-    @property
-    def totals_bytes(self) -> PerTimelineRow[Int]:
-        """[E] Bytes of all categories after each event."""
-        return np.asarray(self.sizes_bytes.sum(axis=1), np.int64)
-
     def coalesce(self) -> tuple[Ints, Ints]:
         """The last row of each of torch's microseconds: what `MemoryProfileTimeline._coalesce_timeline` returns.
 

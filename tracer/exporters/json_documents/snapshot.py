@@ -103,7 +103,6 @@ def _reserved(reserved: Reserved) -> dict[str, Any]:
         "entry": reserved.entry,
         "reserved_bytes": reserved.bytes,
         "rows": json_value(reserved.rows),
-        "held_free_by": json_value(reserved.holders),
     }
 
 

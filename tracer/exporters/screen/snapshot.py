@@ -9,14 +9,12 @@ from rich.console import Console
 
 from tracer.answers.allocator.allocator_finding import AS_RECORDED, AllocatorFinding, SettingsOutcome, WhatIf
 from tracer.answers.allocator.modelled import Modelled
-from tracer.answers.allocator.reserved import SegmentHolder
 from tracer.answers.history_sections import (
     device_sections,
     failure_sections,
     first_changes_sections,
     groups_table,
     host_sections,
-    place,
     since_start,
 )
 from tracer.answers.paths import shorten_paths
@@ -110,7 +108,7 @@ def print_steps(device: int, steps: Sequence[StepLevel], console: Console, top: 
         say(console, f"{some(len(rows) - top, 'more step')}; from the first to the last: {whole}", indent=2)
 
 
-def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, top: int = 10) -> None:
+def print_allocator(findings: Sequence[AllocatorFinding], console: Console) -> None:
     """Print, for each device, how far the model agrees, why so much is reserved, and what was asked about settings."""
     for finding in findings:
         if not finding.agreement and not finding.at_end.rows:
@@ -120,8 +118,6 @@ def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, t
         for sentence in finding.agreement:
             say(console, sentence, indent=2)
         _print_reserved(finding, console)
-        moment = finding.at_peak or finding.at_end
-        _print_holders(moment.holders, console, top)
         if finding.what_if is not None and finding.modelled is not None:
             _print_what_if(finding.what_if, finding.modelled, console)
 
@@ -149,21 +145,6 @@ def _print_reserved(finding: AllocatorFinding, console: Console) -> None:
     footer = (*cells(sum(part.values()) for part in parts), "", "reserved")
     words = (*columns("label", "pool"), *columns("text", "why"))
     print_table(Table("Why so much is reserved", (*heads, *words), rows, footer), console)
-
-
-def _print_holders(holders: Sequence[SegmentHolder], console: Console, top: int) -> None:
-    if not holders:
-        return
-    heads = (*columns("bytes", "would be free", "held"), *columns("count", "segments", "blocks"))
-    rows = tuple(
-        (
-            *(holder.free_bytes, holder.held_bytes, holder.num_segments, holder.num_blocks),
-            "; ".join(map(place, holder.sites)) or "more than three lines in each segment",
-        )
-        for holder in holders
-    )
-    title = "What keeps free memory in its segments"
-    print_table(Table(title, (*heads, *columns("text", "by blocks of")), rows), console, top=top)
 
 
 def _print_what_if(what_if: WhatIf, modelled: Modelled, console: Console) -> None:

@@ -1,9 +1,7 @@
 // The address space at the chosen moment: every segment by pool and stream, with its blocks and its holes, drawn one
-// behind the other like a tape that goes on in the next line. What keeps a half-empty segment is named by line.
+// behind the other like a tape that goes on in the next line.
 
 const LINE = 14, LINE_GAP = 3, SEGMENT_GAP = 3, MOST_LINES = 22;
-
-const HOLDER_COLUMNS = [["Free beside it", "bytes"], ["Segments", "count"], ["Blocks", "count"], ["They hold", "bytes"], ["Line", "text"]].map(([name, kind]) => ({ name, kind }));
 
 class SpaceSection {
   constructor(space, moments, columns, view, colorOf) {
@@ -13,8 +11,7 @@ class SpaceSection {
     this.tapes = el("div", { class: "space" });
     this.tip = el("div", { class: "tip", hidden: true });
     this.words = el("p", {});
-    this.pins = el("div", {});
-    section("space", "Segments", this.words, this.steps.element, this.tapes, this.pins);
+    section("space", "Segments", this.words, this.steps.element, this.tapes);
     view.listen((change) => { if ("row" in change || "part" in change) this.draw(); });
     this.draw();
   }
@@ -47,7 +44,6 @@ class SpaceSection {
     if (this.view.row < this.space.knownFrom) {
       this.words.textContent = "What was reserved at this moment is not known: the allocator's history begins later.";
       this.tapes.replaceChildren();
-      this.pins.replaceChildren();
       this.steps.show(this.view.row, []);
       return;
     }
@@ -61,7 +57,6 @@ class SpaceSection {
       const mine = found.filter((segment) => segment.home === home);
       return mine.length ? this.tape(name, mine, width, perByte) : [];
     }), this.tip);
-    this.showPins(found);
     this.steps.show(row, found);
   }
 
@@ -129,28 +124,4 @@ class SpaceSection {
     const box = this.tapes.getBoundingClientRect(), left = event.clientX - box.left + 12;
     Object.assign(tip.style, { left: `${Math.max(0, Math.min(left, box.width - tip.offsetWidth))}px`, top: `${event.clientY - box.top + 16}px` });
   }
-
-  // Lines whose blocks lie in segments of which half or more is free, by what is free there.
-  showPins(found) {
-    const lines = new Map();
-    for (const segment of found) {
-      const free = segment.end - segment.start - segment.used;
-      if (!segment.blocks.length || free * 2 < segment.end - segment.start) continue;
-      const mine = new Map();
-      for (const block of segment.blocks) {
-        const group = this.moments.groups[this.moments.group[block]], key = `${placeText(group) ?? makerOf(group)}, ${group.category}`;
-        mine.set(key, [(mine.get(key)?.[0] ?? 0) + 1, (mine.get(key)?.[1] ?? 0) + this.moments.allocated[block]]);
-      }
-      for (const [key, [count, bytes]] of mine) {
-        const line = lines.get(key) ?? { free: 0, segments: 0, count: 0, bytes: 0 };
-        lines.set(key, { free: line.free + free, segments: line.segments + 1, count: line.count + count, bytes: line.bytes + bytes });
-      }
-    }
-    const rows = [...lines].sort((a, b) => b[1].free - a[1].free).slice(0, 8).map(([key, line]) => [line.free, line.segments, line.count, line.bytes, key]);
-    this.pins.replaceChildren(...(rows.length ? [
-      findingTable({ title: "What keeps segments that are half free or more", columns: HOLDER_COLUMNS, rows }),
-      el("p", { class: "quiet small" }, "Where several lines share a segment, its free bytes count for each of them."),
-    ] : []));
-  }
 }
-
