@@ -40,7 +40,7 @@ from benchmarks.engine import (
     status_bytes,
     step_of,
 )
-from tracer import timeline_tracer
+from tracer.sessions import timeline_tracer
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile
 

@@ -329,7 +329,7 @@ def trained(program: Program, call: LossOf, folder: Path) -> tuple[Steps, Any, l
         return read_recording(result)
 
     with (
-        mock.patch("tracer.timeline_tracer.read_recording", read_and_keep),
+        mock.patch("tracer.sessions.timeline_tracer.read_recording", read_and_keep),
         profile_training(
             program.model, program.optimizer, save_dir=folder, schedule=SCHEDULE, keep_recording=True
         ) as session,

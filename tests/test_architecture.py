@@ -59,8 +59,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.answers": {*_RECORDS, "tracer.blocks", "tracer.null_gpu"},
     "tracer.changes": {*_FOUND, "tracer.workloads"},
     "tracer.exporters": {*_FOUND, "tracer.changes"},
-    "tracer.timeline_tracer": _WRITES,
-    "tracer.sessions": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.workloads"},
+    "tracer.sessions": {*_WRITES, *_NULL_GPU, "tracer.workloads"},
     "tracer.engines": {*_WRITES, "tracer.null_gpu", "tracer.sessions"},
     "tracer.integrations": {*_WRITES, "tracer.sessions"},
     "tracer.__main__": {"tracer.commands"},
@@ -87,7 +86,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "tracer.sessions": ("tracer.sessions.jobs", "tracer.sessions.trials"),
 }
 # The longest way from a room to the base, in rooms: `commands` to `errors`.
-MAX_FLOORS = 11
+MAX_FLOORS = 10
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
 READ_RECORDINGS = {
     f"tracer.allocator.{name}" for name in ("fragmentation", "history", "start_state", "statistics", "reproduce")

@@ -41,7 +41,6 @@ The folders are the data flow: what happened, what it means, who wants to know.
       why/             what filled the memory, and the change that empties it
     changes/           what lowers the peak of a script, made from outside; each is tried first
     exporters/         who wants to know: one file per output format
-    timeline_tracer    the on_trace_ready callback
     sessions/          around a loop, a script or a workload: its steps, files, signals; what a watched training does
       jobs/            several ranks: run on the null GPU, their results merged, their recordings read
       trials/          does it fit, what makes it fit, how much would it need: found by running it
@@ -65,9 +64,9 @@ if TYPE_CHECKING:
     from tracer.errors import TracerError
     from tracer.sessions.profile_session import ProfileSession
     from tracer.sessions.schedule import Schedule
+    from tracer.sessions.timeline_tracer import TimelineTracer
     from tracer.sessions.training_profile import profile_training
     from tracer.sessions.training_watch import watch_training
-    from tracer.timeline_tracer import TimelineTracer
 
 __version__ = "0.2.0.dev0"
 __all__ = [
@@ -85,7 +84,7 @@ _HOMES = {
     "MemoryTimeline": "tracer.blocks.from_recording.memory_timeline",
     "ProfileSession": "tracer.sessions.profile_session",
     "Schedule": "tracer.sessions.schedule",
-    "TimelineTracer": "tracer.timeline_tracer",
+    "TimelineTracer": "tracer.sessions.timeline_tracer",
     "TracerError": "tracer.errors",
     "named_memory": "tracer.capture.named_memory",
     "profile_training": "tracer.sessions.training_profile",

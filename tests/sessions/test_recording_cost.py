@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tracer import timeline_tracer
-from tracer.sessions import schedule
+from tracer.sessions import schedule, timeline_tracer
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.session import ScriptVoice

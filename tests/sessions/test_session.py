@@ -26,8 +26,8 @@ from tracer.sessions.folder import SessionFolder
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import Session, device_of, warn_at_users_line
+from tracer.sessions.timeline_tracer import TimelineTracer
 from tracer.sessions.workload_run import run_profile
-from tracer.timeline_tracer import TimelineTracer
 
 
 class Recording(Session):

@@ -149,7 +149,7 @@ def test_an_import_changes_nothing() -> None:
     program = """
 import importlib, os, sys, warnings, numpy, rich, torch, torch.profiler, typer
 before = dict(os.environ), list(warnings.filters), list(sys.path)
-for module in ("tracer.timeline_tracer", "tracer.sessions.training_profile", "tracer.commands.app", "main"):
+for module in ("tracer.sessions.timeline_tracer", "tracer.sessions.training_profile", "tracer.commands.app", "main"):
     importlib.import_module(module)
     assert before == (dict(os.environ), list(warnings.filters), list(sys.path)), module
 """

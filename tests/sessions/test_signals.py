@@ -14,12 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from tracer import timeline_tracer
 from tracer.capture.device.memory_counters import CounterReading
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import Terminated
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
-from tracer.sessions import observations
+from tracer.sessions import observations, timeline_tracer
 from tracer.sessions import output_files as outputs
 from tracer.sessions import profile_session as session
 from tracer.sessions.output_files import OUTPUTS

@@ -33,7 +33,7 @@ from tracer.loaded_modules import on_import
 from tracer.sessions.observations import Observations, has_closure
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, FirstStep, RecordingCost, Schedule, only_the_first
 from tracer.sessions.session import Session
-from tracer.timeline_tracer import TimelineTracer
+from tracer.sessions.timeline_tracer import TimelineTracer
 from tracer.units import MIB, format_bytes, some
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from tracer.capture.sources.source_files import (
     project_root,
     whole_path,
 )
-from tracer.timeline_tracer import TimelineTracer
+from tracer.sessions.timeline_tracer import TimelineTracer
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem
 from tests.training_steps import build_workload
-from tracer import timeline_tracer
 from tracer.errors import RecordingError
-from tracer.timeline_tracer import TimelineTracer, _Cycle
+from tracer.sessions import timeline_tracer
+from tracer.sessions.timeline_tracer import TimelineTracer, _Cycle
 from tracer.units import format_bytes
 
 N_WAIT_STEPS, N_WARMUP_STEPS, N_ACTIVE_STEPS, N_REPEATS = 1, 1, 3, 2

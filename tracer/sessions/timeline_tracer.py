@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -32,9 +32,6 @@ from tracer.capture.torch_private import torch_profiler
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(slots=True, eq=False)
