@@ -74,7 +74,7 @@ def script(tmp_path: Path) -> str:
         lambda script: ("run", "--on", "rtx4090", script, "--on", "its own"),
         lambda script: ("run", "--watch", "--on", "rtx4090", script),
         lambda script: ("predict", *GPT, "--on", "rtx4090"),
-        lambda script: ("predict", script, "--on", "rtx4090", "--", "--epochs", "1"),
+        lambda script: ("predict", "--on", "rtx4090", script, "--epochs", "1"),
     ],
 )
 def test_every_command_that_runs_something_starts_on_the_card(
@@ -107,8 +107,8 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
         (("run", "--answer", "train.py:12=0.5", "train.py"), "--answer works only with --on"),
         (("predict", *GPT, "--answer", "train.py:12=0.5"), "--answer works only with --on"),
         (("run", "--on", "h100", "--answer", "train.py=0.5", "train.py"), "'train.py=0.5' is not an answer"),
-        (("predict", "train.py", *GPT, "--on", "h100"), "--model works only without a script"),
-        (("predict", "--on", "h100", "train.py", "--batch-size", "3"), "behind two dashes: train.py -- ..."),
+        (("predict", *GPT, "--on", "h100", "train.py"), "--model works only without a script"),
+        (("predict", "--on", "h100", "--batch-size", "3", "train.py"), "An option of train.py stands behind its name."),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], error: str, started: list[list[Card]]) -> None:
@@ -131,7 +131,7 @@ def test_where_it_cannot_be_each_command_says_why(not_here: None, script: str) -
     commands = (
         ("--on", "h100"),
         ("run", "--on", "h100", script),
-        ("predict", script, "--on", "h100"),
+        ("predict", "--on", "h100", script),
         ("predict", *GPT, "--on", "24GiB"),
         ("predict", *GPT),
     )

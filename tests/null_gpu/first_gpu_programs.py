@@ -1,4 +1,4 @@
-"""Ranks that fill the first GPU in one way or another: `predict first_gpu_programs.py --on 2xh100:4GiB NAME`.
+"""Ranks that fill the first GPU in one way or another: `predict --on 2xh100:4GiB first_gpu_programs.py NAME`.
 
 The line that a rank takes memory of the first GPU at ends with `# there`.
 """

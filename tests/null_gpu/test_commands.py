@@ -359,12 +359,12 @@ def test_a_script_that_is_watched_explains_it(script: Path, tmp_path: Path) -> N
 
 
 def test_a_script_is_predicted_by_its_first_steps(script: Path, tmp_path: Path) -> None:
-    fits = called(tmp_path, "predict", str(script), "--on", "rtx-4090", "--json")
+    fits = called(tmp_path, "predict", "--on", "rtx-4090", "--json", str(script))
     document = json.loads(fits.stdout)  # what the script prints is on stderr
     assert fits.returncode == 0 and document["fits"] is True and document["method"] == "null GPU"
     assert document["peak_allocated_bytes"] <= document["peak_reserved_bytes"]
     assert "step 1" in fits.stderr and "step 3" not in fits.stderr
-    lacks = called(tmp_path, "predict", str(script), "--on", "rtx-4090:900MiB")
+    lacks = called(tmp_path, "predict", "--on", "rtx-4090:900MiB", str(script))
     assert lacks.returncode == 3 and "Does not fit in RTX-4090 (900.00 MiB): " in lacks.stdout
     assert "in step 1 at" in lacks.stdout
     assert "Traceback" not in lacks.stderr and list(tmp_path.iterdir()) == []
@@ -388,7 +388,7 @@ def test_a_script_that_trains_on_the_cpu_is_a_sentence(tmp_path: Path) -> None:
         "import torch\nnet = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(net.parameters())\n"
         "for _ in range(9):\n    net(torch.ones(2, 8)).sum().backward()\n    optimizer.step()\n"
     )
-    done = called(tmp_path, "predict", "train.py", "--on", "h100")
+    done = called(tmp_path, "predict", "--on", "h100", "train.py")
     assert done.returncode == 1
     assert "Error: The script trained on cpu, so nothing was allocated on the GPU." in done.stderr
     assert "Traceback" not in done.stderr
@@ -418,13 +418,13 @@ def test_a_module_is_predicted_as_python_runs_it(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(TRAIN.replace("range(20)", "range(int(sys.argv[1]))").replace(
         "import torch", "import sys, torch", 1), "utf-8")  # fmt: skip
-    done = called(tmp_path, "predict", "-m", "package.train", "--on", "h100", "--", "9")
+    done = called(tmp_path, "predict", "-m", "--on", "h100", "package.train", "9")
     assert done.returncode == 0 and "3 steps ran" in done.stdout, done.stderr
 
 
 def test_what_a_script_lacks_is_its_own_matter(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('not-there.bin')", "utf-8")
-    done = called(tmp_path, "predict", "train.py", "--on", "h100")
+    done = called(tmp_path, "predict", "--on", "h100", "train.py")
     assert done.returncode == 1 and "train.py itself ended with FileNotFoundError" in done.stderr
 
 
@@ -440,7 +440,7 @@ def test_what_a_script_lacks_is_its_own_matter(tmp_path: Path) -> None:
 )
 def test_a_script_without_room_before_its_first_step_does_not_fit(first: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"{first}\ntorch.empty(3 << 30, device='cuda')", "utf-8")
-    done = called(tmp_path, "predict", "train.py", "--on", "h100:2GiB")
+    done = called(tmp_path, "predict", "--on", "h100:2GiB", "train.py")
     assert done.returncode == 3, done.stderr
     assert f"Does not fit in H100 (2.00 GiB): {why}" in done.stdout
 
@@ -459,9 +459,9 @@ sys.exit(int(sys.argv[1]))
 
 def test_a_script_that_ends_by_sys_exit_has_an_answer(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(EXITS, "utf-8")
-    done = called(tmp_path, "predict", "--on", "h100", "train.py", "--", "0")
+    done = called(tmp_path, "predict", "--on", "h100", "train.py", "0")
     assert done.returncode == 0 and "Fits in H100" in done.stdout, done.stderr
-    done = called(tmp_path, "check", "--on", "h100", "--update", "train.py", "--", "2")
+    done = called(tmp_path, "check", "--on", "h100", "--update", "train.py", "2")
     assert done.returncode == 125 and "train.py itself ended with status 2" in done.stderr
     assert not (tmp_path / "peaks.json").exists()
 

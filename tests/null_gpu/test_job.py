@@ -433,7 +433,7 @@ FULL = (
 
 def answer(name: str, folder: Path) -> tuple[int, dict[str, Any]]:
     """The status and the document of two ranks on cards with room for one of them."""
-    ended = called(folder, "predict", str(PROGRAMS), "--on", "2xh100:4GiB", "--json", name)
+    ended = called(folder, "predict", "--on", "2xh100:4GiB", "--json", str(PROGRAMS), name)
     assert ended.stdout.startswith("{"), ended.stderr[-3000:]
     return ended.returncode, json.loads(ended.stdout)
 

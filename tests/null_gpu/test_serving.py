@@ -31,8 +31,7 @@ MODULE = "vllm.entrypoints.openai.api_server"
 def answer(folder: Path, *options: str, command: str = "run", on: str = "rtx-4090") -> tuple[int, dict[str, Any], str]:
     """Start a server of the small model; exit status, engine.json, and what was printed."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    dashes = ["--"] if command == "predict" else []  # which has an option --model of its own
-    own = ["-m", MODULE, *dashes, "--model", str(folder), "--enforce-eager", *options]
+    own = ["-m", MODULE, "--model", str(folder), "--enforce-eager", *options]
     ended = subprocess.run(
         [sys.executable, "-m", "tracer", command, "--on", on, "--save-dir", str(folder / "results"), *own],
         capture_output=True,

@@ -198,7 +198,7 @@ def test_other_commands_leave_nothing_of_the_script(command: str, project: Path)
     temporary = project.parent / "temporary"
     temporary.mkdir()
     arguments = {
-        "check": ["check", "--on", "h100", "train.py", "--update", "--baseline", str(project.parent / "peaks.json")],
+        "check": ["check", "--on", "h100", "--update", "--baseline", str(project.parent / "peaks.json"), "train.py"],
         "fit": ["fit", "--each", "--on", "h100", "train.py"],
     }[command]
     ended = called(project, *arguments, TMPDIR=str(temporary))

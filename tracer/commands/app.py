@@ -18,10 +18,8 @@ from tracer.working_folder import current_folder
 COMMANDS: Final = ("run", "predict", "fit", "check", "snapshot", "diff", "mcp", "report", "doctor")
 """In the order of --help: each is a function of that name in a file of that name, which is read when it is called."""
 _DO_NOT_TRAIN: Final = {"snapshot", "diff", "mcp", "report", "--help", "-h", "--help-all", "--version"}
-_OPTIONS_FIRST: Final = ("run", "fit")
-"""Commands whose options all come before the script's name."""
-_OPTIONS_MIXED: Final = ("predict", "check")
-"""Commands whose options may follow the script's name."""
+_OPTIONS_FIRST: Final = ("run", "predict", "fit", "check")
+"""Commands whose options come before the script's name: what follows it is the script's."""
 
 
 class Command(TyperCommand):
@@ -30,22 +28,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments."""
         with value_sources_told(ctx):
-            return super().parse_args(ctx, self._with_script_apart(args) if self.name in _OPTIONS_MIXED else args)
-
-    def _with_script_apart(self, args: list[str]) -> list[str]:
-        """Put `--` before the script's own options, which begin with the first behind its name that is not ours."""
-        options: dict[str, Any] = {name: option for option in self.params for name in option.opts}
-        has_script, position = False, 0
-        while position < len(args) and args[position] != "--":
-            name, _, value = args[position].partition("=")
-            if not name.startswith("-"):
-                has_script = True
-            elif (option := options.get(name)) is not None:
-                position += not value and not option.is_flag
-            elif has_script:
-                return [*args[:position], "--", *args[position:]]
-            position += 1
-        return args
+            return super().parse_args(ctx, args)
 
 
 class Program(TyperGroup):

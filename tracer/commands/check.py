@@ -95,7 +95,6 @@ def check(
                 peak = _worst_of(job)
             else:
                 devices = start_on(on)
-                say_all(named.notes)
                 with on_null_gpu(place, None, quiet=False):
                     found = predict_script(named, devices, num_steps=steps, quiet=False)
         if job is None:

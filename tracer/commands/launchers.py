@@ -29,19 +29,6 @@ _READ_BY_TORCH: Final = (
     "MKL_", "OPENBLAS_", "NUMEXPR_", "VECLIB_", "ATEN_", "DNNL_", "ONEDNN_", "KINETO_", "HIP_", "ROCR_", "HSA_",
     "MIOPEN_",
 )  # fmt: skip
-# Of them, those that are read when torch is loaded, and not when a device is first used.
-_READ_AT_IMPORT: Final = (
-    "PYTORCH_",
-    "TORCH",
-    "OMP_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "ATEN_",
-    "DNNL_",
-    "ONEDNN_",
-)
 _WITHOUT_TORCH: Final = frozenset({
     "PIL", "absl", "click", "cv2", "dotenv", "fire", "matplotlib", "numpy", "omegaconf", "pandas", "psutil",
     "requests", "rich", "scipy", "seaborn", "setproctitle", "sklearn", "tabulate", "tiktoken", "toml", "tqdm",
@@ -49,25 +36,18 @@ _WITHOUT_TORCH: Final = frozenset({
 })  # fmt: skip
 
 
-def set_environment_of(script: str, *, is_module: bool) -> tuple[str, ...]:
+def set_environment_of(script: str, *, is_module: bool) -> None:
     """Set what a script's first statements set, up to those that can import torch.
 
     `os.environ["OMP_NUM_THREADS"] = "1"`, `setdefault`, `update`, `pop` and `del` with constants, in the script and in
     its own modules that it imports before.
-
-    Returns:
-        Sentences on variables that are set so that only the running script knows the value, which is too late.
     """
     if "torch" in sys.modules:
-        return ()
+        return
     reader = _StatementReader(Path() if is_module else Path(script).parent)
     for file in _files_of_module(script) if is_module else [Path(script)]:
         if reader.reads(file):
             break
-    return tuple(
-        f"Note: {place} sets {name} when this command has loaded torch already: set it before the command."
-        for name, place in reader.late.items()
-    )
 
 
 def _files_of_module(name: str) -> Iterator[Path]:
@@ -90,7 +70,6 @@ class _StatementReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._has_read: set[Path] = set()
-        self.late: dict[str, str] = {}  # Places of variables whose values are not known, by name
 
     def reads(self, file: Path) -> bool:
         """Read a file; True if it has come to what can import torch."""
@@ -101,25 +80,20 @@ class _StatementReader:
             statements = ast.parse(file.read_bytes()).body
         except (OSError, SyntaxError, ValueError):  # Python says it when the script runs
             return True
-        return any(self._is_end(statement, file) for statement in statements)
+        return any(map(self._is_end, statements))
 
-    def _is_end(self, statement: ast.stmt, file: Path) -> bool:
+    def _is_end(self, statement: ast.stmt) -> bool:
         if isinstance(statement, ast.Import):
             return any(self._imports(alias.name) for alias in statement.names)
         if isinstance(statement, ast.ImportFrom):
             return bool(statement.level) or self._imports(statement.module or "")
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return False
-        changes = list(_changes(statement))
-        for name, value in changes:
+        for name, value in _changes(statement):
             if name.startswith(_READ_BY_TORCH):
                 _set(name, value)
-        known = {name for name, _ in changes}
-        for name, line in _named(statement):
-            if name not in known and name.startswith(_READ_AT_IMPORT):
-                self.late.setdefault(name, f"{file.name}:{line}")
         imports = (node for node in ast.walk(statement) if isinstance(node, ast.Import | ast.ImportFrom))
-        return any(self._is_end(node, file) for node in imports)
+        return any(map(self._is_end, imports))
 
     def _imports(self, name: str) -> bool:
         root = name.partition(".")[0]
@@ -169,15 +143,6 @@ def _called(method: str, args: list[ast.expr], keywords: list[ast.keyword]) -> I
                 text = _text(value)
                 if isinstance(key, ast.Constant) and isinstance(key.value, str) and text is not None:
                     yield key.value, text
-
-
-def _named(statement: ast.stmt) -> Iterator[tuple[str, int]]:
-    """Variables that a statement assigns anywhere in it, with the line."""
-    for node in ast.walk(statement):
-        match node:
-            case ast.Subscript(value=environ, slice=ast.Constant(value=str(name)), ctx=ast.Store()):
-                if _is_environ(environ):
-                    yield name, node.lineno
 
 
 def _is_environ(node: ast.expr) -> bool:
@@ -243,8 +208,8 @@ def script_named(on: OnOptions, script: str, arguments: Sequence[str] | None, *,
     """
     launch = _launch(script, list(arguments or []), is_module=is_module)
     if launch is None:
-        notes = set_environment_of(script, is_module=is_module)
-        return Script(script, list(arguments or []), is_module, notes)
+        set_environment_of(script, is_module=is_module)
+        return Script(script, list(arguments or []), is_module)
     launched = launch.script
     if on.on is None:
         raise UsageError(
@@ -266,10 +231,10 @@ def script_named(on: OnOptions, script: str, arguments: Sequence[str] | None, *,
     name, arguments = _LOCAL_RANK.get(launch.launcher), launched.arguments
     if name is not None and not {"--no_local_rank", "--use-env", "--use_env"} & set(launch.options):
         arguments = [f"{name}={os.environ.get('LOCAL_RANK', '0')}", *arguments]
-    notes = set_environment_of(launched.path, is_module=launched.is_module)
+    set_environment_of(launched.path, is_module=launched.is_module)
     if launch.launcher == "accelerate launch":
         _set_environment_of_accelerate(launch.options)
-    return launched._replace(arguments=arguments, notes=notes)
+    return launched._replace(arguments=arguments)
 
 
 def _launch(script: str, arguments: list[str], *, is_module: bool) -> _Launch | None:

@@ -125,7 +125,6 @@ def predict(
             return
         shown = devices or Devices(A100)  # without --on an A100, whose memory is no limit
         process.restart_on([replace(shown.card, name=shown.card.name or A100.name)] * shown.count)
-        say_all(named.notes if named is not None and not quiet else ())
         with on_null_gpu(place, save_dir, quiet=quiet):
             from tracer.exporters.files import check_folder
 
@@ -155,8 +154,7 @@ def _checked(
 ) -> Devices | None:
     """Return the devices that `--on` names; None without it."""
     if script is not None:
-        own = f"Leave it out; an option of the script's own stands behind two dashes: {script.path} -- ..."
-        refuse(context, _OF_MODELS, "without a script", hint=own)
+        refuse(context, _OF_MODELS, "without a script", hint=f"An option of {script.path} stands behind its name.")
         if place.on is None:
             raise no_card_named(script.arguments)
     else:

@@ -38,7 +38,6 @@ class Script(NamedTuple):
     path: str  # Or a module's name
     arguments: list[str]  # Its own
     is_module: bool = False
-    notes: tuple[str, ...] = ()  # Sentences on what it sets in its environment too late
 
     @property
     def words(self) -> tuple[str, ...]:
