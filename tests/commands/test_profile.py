@@ -379,7 +379,6 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_runs(
         (["run", "--save-dirs", "x", "a.py"], "--save-dir"),
         (["train.py"], "To profile a script: main.py run train.py"),
         (["tests"], "For a snapshot: main.py snapshot tests"),
-        (["--data", "burgers"], "burgers"),
         (["snapshot"], "Missing argument"),
     ],
 )

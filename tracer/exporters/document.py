@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_ty
 import numpy as np
 
 from tracer.errors import TracerError
-from tracer.snapshot.remarks import printable
+from tracer.snapshot.text import printable
 
 _MAX_NUMBER = 1 << 53
 MAX_BYTES: Final = 64 << 20

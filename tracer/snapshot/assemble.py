@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tracer.arrays import Bools, ColumnTable
+from tracer.arrays import ColumnTable
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import (
@@ -25,9 +25,7 @@ from tracer.snapshot.columns import (
     Trace,
 )
 from tracer.snapshot.reader import MAX_DEVICES, RawSnapshot
-from tracer.snapshot.remarks import printable
-from tracer.snapshot.rows import UNKNOWN_FREE
-from tracer.units import some
+from tracer.snapshot.text import printable
 
 Table = Mapping[str, NDArray[Any]]
 _Columns = TypeVar("_Columns", bound=ColumnTable)
@@ -37,7 +35,7 @@ _MAX_BYTES = 1 << 50
 _MAX_ADDRESS = 1 << 62
 _MAX_TOTAL_BYTES = float(1 << 62)
 _RANGES = {
-    "addr": (0, _MAX_ADDRESS),
+    "addr": (-1, _MAX_ADDRESS),  # -1 is of an `oom` entry that does not say how much the device had free
     "address": (0, _MAX_ADDRESS),
     "size": (0, _MAX_BYTES),
     "requested_size": (0, _MAX_BYTES),
@@ -53,19 +51,16 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
     columns = {name: np.frombuffer(column, dtype=column.typecode) for name, column in raw.columns.items()}
     traces = _by_device(columns)
     for name, column in columns.items():
-        if not name.startswith("trace."):
-            _check_range(name, column, path)
+        _check_range(name, column, path)
     stack_of_id: Int32s = columns["stack_of_id"]
     segments, blocks, annotations = (_under(columns, f"{name}.") for name in ("segment", "block", "annotation"))
     segment_of_block = np.repeat(np.arange(len(segments["device"])), np.diff(segments["first_block"]))
     blocks |= {"stack": stack_of_id[blocks["stack"]], "stream": segments["stream"][segment_of_block]}
     all_segments, all_blocks, all_notes = _of(Segments, segments), _of(Blocks, blocks), _of(Annotations, annotations)
-    devices, remarks = [], list(raw.remarks)
+    devices, remarks = [], list[str]()
     for device in sorted({*raw.devices, *np.unique(segments["device"]).tolist()}):
         in_device = segments["device"] == device
-        table, remark = _without_damaged(traces.get(device, {}), device)
-        remarks += remark
-        trace = _trace(table, stack_of_id)
+        trace = _trace(traces.get(device, {}), stack_of_id)
         if not len(trace) and not in_device.any():
             continue
         trace, num_mended = _with_whole_times(trace)
@@ -91,7 +86,7 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
         texts=tuple(map(printable, raw.texts)),
         settings=raw.settings,
         pinned_bytes=int(columns["pinned.size"].sum()),
-        remarks=tuple(map(printable, remarks)),
+        remarks=tuple(remarks),
     )
 
 
@@ -145,41 +140,17 @@ def _stacks(columns: Table, strings: list[str]) -> Stacks:
     return Stacks(frames=frames, offset=columns["stack_offset"], frame_of=columns["stack_frame"])
 
 
-def _without_damaged(table: Table, device: int) -> tuple[Table, list[str]]:
-    """A device's trace without entries that no allocator writes, and a remark on these."""
-    is_damaged = np.zeros(len(table.get("action", ())), dtype=np.bool_)
-    first = ""
-    for key, column in table.items():
-        if key not in _RANGES or not len(column):
-            continue
-        if key == "addr":
-            column = np.where((table["action"] == Action.OOM) & (column == UNKNOWN_FREE), 0, column)
-        is_wrong = _is_out_of_range(key, column)
-        if is_wrong.any():
-            index = int(np.flatnonzero(is_wrong)[0])
-            first = first or f"entry {index} with {'an' if key == 'addr' else 'a'} {key} of {int(column[index])}"
-            is_damaged |= is_wrong
-    if not is_damaged.any():
-        return table, []
-    number = int(np.count_nonzero(is_damaged))
-    entries = some(number, "entry", "is left out that no allocator writes/are left out that no allocator writes")
-    remark = f"Of device {device}, {entries}: the first is {first}."
-    return {key: column[~is_damaged] for key, column in table.items()}, [remark]
-
-
-def _is_out_of_range(key: str, column: NDArray[Any]) -> Bools:
-    low, high = _RANGES[key]
-    is_wrong: Bools = (column < low) | (column > high)
-    return is_wrong
-
-
 def _check_range(name: str, column: NDArray[Any], path: Path) -> None:
     table, _, key = name.rpartition(".")
-    if key not in _RANGES or not len(column) or not (is_wrong := _is_out_of_range(key, column)).any():
+    if key not in _RANGES:
         return
-    index = int(np.flatnonzero(is_wrong)[0])
+    low, high = _RANGES[key]
+    if not (is_wrong := (column < low) | (column > high)).any():
+        return
+    index, device = int(np.flatnonzero(is_wrong)[0]), table.removeprefix("trace.")
+    row = f"{table.capitalize()} {index}" if device == table else f"Entry {index} of device {device}"
     raise SnapshotError(
-        f"{table.capitalize()} {index} has a {key} of {int(column[index])}, which no allocator writes.",
+        f"{row} has {'an' if key[0] == 'a' else 'a'} {key} of {int(column[index])}, which no allocator writes.",
         hint=f"{path.name} is damaged.",
     )
 

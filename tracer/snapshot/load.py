@@ -21,7 +21,6 @@ from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
 from tracer.snapshot.files import read_objects, why_no_file
 from tracer.snapshot.reader import ONLY_OBJECTS, OUT_OF_MEMORY_STATUS, RawSnapshot, columns_of, read_raw
-from tracer.snapshot.remarks import Remarks
 
 if TYPE_CHECKING:
     from tracer.snapshot.columns import Snapshot
@@ -59,7 +58,7 @@ def checked_objects(content: bytes) -> Any:
         path.write_bytes(content)
         read_isolated(path, has_columns=False)
         with paused_gc():
-            return read_objects(path, Remarks())
+            return read_objects(path)
 
 
 def snapshot_in_memory(objects: dict[str, Any]) -> Snapshot:

@@ -18,7 +18,6 @@ from typing import IO, Any, Final
 from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
 from tracer.snapshot.files import HOW_TO_RECORD, packed_factor, read_objects
-from tracer.snapshot.remarks import Remarks
 from tracer.snapshot.rows import Texts, annotation_columns, pinned_columns, segment_columns, trace_columns
 from tracer.snapshot.stacks import StackTable
 
@@ -44,27 +43,24 @@ class RawSnapshot:
     texts: list[str]  # Names of annotations, categories, metadata and pools
     devices: list[int]  # Index of every device that has a trace, even an empty one
     settings: dict[str, Any] = field(default_factory=dict)  # What the snapshot says of the allocator's settings
-    remarks: list[str] = field(default_factory=list)  # What was odd and could be done without, in sentences
 
 
 def read_raw(path: Path) -> RawSnapshot:
     """Read a snapshot in this process."""
     with paused_gc():
-        remarks = Remarks()
-        return columns_of(read_objects(path, remarks), path, remarks)
+        return columns_of(read_objects(path), path)
 
 
-def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawSnapshot:
+def columns_of(objects: Any, path: Path) -> RawSnapshot:
     """The columns of a snapshot that is in memory."""
-    remarks = Remarks() if remarks is None else remarks
-    parts = snapshot_parts(objects, path, remarks)
-    stacks, texts = StackTable(remarks), Texts()
-    columns = segment_columns(parts["segments"], stacks=stacks, texts=texts, remarks=remarks)
+    parts = snapshot_parts(objects, path)
+    stacks, texts = StackTable(), Texts()
+    columns = segment_columns(parts["segments"], stacks=stacks, texts=texts)
     for device, entries in enumerate(parts["device_traces"]):
-        trace = trace_columns(entries, device=device, stacks=stacks, texts=texts, remarks=remarks)
+        trace = trace_columns(entries, device=device, stacks=stacks, texts=texts)
         columns |= {f"trace.{device}.{key}": column for key, column in trace.items()}
-    columns |= annotation_columns(parts.get("external_annotations") or [], texts=texts, remarks=remarks)
-    columns |= pinned_columns(parts.get("host_segments"))
+    columns |= annotation_columns(parts.get("external_annotations") or [], texts=texts)
+    columns |= pinned_columns(parts.get("host_segments") or [])
     table = stacks.by_value()
     strings = table.pop("strings")
     return RawSnapshot(
@@ -73,7 +69,6 @@ def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawS
         texts=list(texts),
         devices=list(range(len(parts["device_traces"]))),
         settings=settings_of(parts.get("allocator_settings")),
-        remarks=remarks.sentences(),
     )
 
 
@@ -120,7 +115,7 @@ def main(path: Path, out: IO[bytes], *options: str) -> int:
         limit_resources(path)
         if ONLY_OBJECTS in options:
             with paused_gc():
-                read_objects(path, Remarks())
+                read_objects(path)
             write_raw(RawSnapshot({}, [], [], []), out)
         else:
             write_raw(read_raw(path), out)
@@ -146,38 +141,16 @@ _SCALAR_SETTINGS = {
 }
 
 
-def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]:
+def snapshot_parts(objects: Any, path: Path) -> dict[str, Any]:
     """The top level of the snapshot; the bare list of `torch.cuda.memory_snapshot()` has only segments."""
-    if type(objects) in (list, tuple):
+    if type(objects) is list:
         return {"segments": objects, "device_traces": []}
-    parts = _unwrapped(objects, remarks)
-    if parts is None:
+    if type(objects) is not dict or not {"segments", "device_traces"} & objects.keys():
         raise SnapshotError(f"{path} holds other data than an allocator snapshot.", hint=HOW_TO_RECORD)
-    traces = parts.get("device_traces") or []
-    if type(traces) not in (list, tuple) or len(traces) > MAX_DEVICES:
+    traces = objects.get("device_traces") or []
+    if type(traces) is not list or len(traces) > MAX_DEVICES:
         raise SnapshotError(f"{path} has device_traces that are no list of devices.", hint="The file is damaged.")
-    for device, trace in enumerate(traces):
-        if trace is None:
-            remarks.add("A device has no list of entries and counts as one without history", f"device {device}", trace)
-    return {**parts, "segments": parts.get("segments") or [], "device_traces": traces}
-
-
-def _unwrapped(objects: Any, remarks: Remarks) -> dict[str, Any] | None:
-    """The snapshot itself, which people put into a dict of their own beside a rank or a step."""
-    if _is_snapshot(objects):
-        return dict(objects)
-    if type(objects) is not dict:
-        return None
-    inner = [(key, value) for key, value in objects.items() if _is_snapshot(value)]
-    if len(inner) != 1:
-        return None
-    key, content = inner[0]
-    remarks.add("The snapshot lies inside another dict", "under the key", key)
-    return dict(content)
-
-
-def _is_snapshot(value: Any) -> bool:
-    return type(value) is dict and ("segments" in value or "device_traces" in value)
+    return {**objects, "segments": objects.get("segments") or [], "device_traces": traces}
 
 
 def settings_of(settings: Any) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """Turns the dicts of a snapshot into columns of the standard library.
 
 Two speeds: a list comprehension over a chunk of rows, and, where a chunk resists, row by row. Unknown keys are ignored
-and missing ones tolerated where an older torch did not write them.
-
-The type of every value is checked. What decides the sums, sizes and addresses, must be there and be right, or the file
-is refused. What only explains, streams and times, may be odd in single rows: those are read as not known, and a remark
-says so.
+and missing ones tolerated where an older torch did not write them. The type of every value is checked: a file that is
+not as torch writes it is refused.
 """
 
 from __future__ import annotations
@@ -16,9 +13,9 @@ from operator import itemgetter
 from typing import Any, Final, NoReturn
 
 from tracer.errors import SnapshotError
-from tracer.snapshot.actions import ACTION_CODES, STATE_CODES, Action, BlockState
-from tracer.snapshot.remarks import Remarks, spelled
+from tracer.snapshot.actions import ACTION_CODES, STATE_CODES, Action
 from tracer.snapshot.stacks import NO_CONTEXT, Contexts, StackTable, StrangeStackError
+from tracer.snapshot.text import spelled
 
 Row = dict[str, Any]
 Columns = dict[str, "array[int]"]
@@ -36,38 +33,22 @@ class Where:
         pattern: With `{}` for the row's number.
     """
 
-    def __init__(self, pattern: str, start: int, remarks: Remarks) -> None:
-        self._pattern, self._start, self._remarks = pattern, start, remarks
-
-    def place(self, index: int) -> str:
-        """A row in words."""
-        return self._pattern.format(self._start + index)
+    def __init__(self, pattern: str, start: int = 0) -> None:
+        self._pattern, self._start = pattern, start
 
     def refuse(self, index: int, complaint: str) -> NoReturn:
         """Refuse the file because of one row."""
-        raise SnapshotError(f"{self.place(index)} {complaint}", hint=DAMAGED)
-
-    def remark(self, index: int, what: str, value: object) -> None:
-        """Note an oddity of a row."""
-        place = self.place(index)
-        self._remarks.add(what, place[:1].lower() + place[1:], value)
+        raise SnapshotError(f"{self._pattern.format(self._start + index)} {complaint}", hint=DAMAGED)
 
 
-def as_rows(value: object, what: str, remarks: Remarks) -> list[Row]:
-    """The value, if it is a list of dicts; a tuple is one too, and what is None in it is left out."""
-    if type(value) is tuple:
-        value = list(value)
+def as_rows(value: object, what: str) -> list[Row]:
+    """The value, if it is a list of dicts."""
     if type(value) is not list:
         raise SnapshotError(f"{what} is of type {type(value).__name__}, not a list.", hint=DAMAGED)
-    kinds = set(map(type, value))
-    if kinds <= {dict}:
-        return value
-    if kinds == {dict, type(None)}:
-        nothing = [index for index, row in enumerate(value) if row is None]
-        remarks.add_many(f"{what} has None among its entries, which is left out", len(nothing), f"at {nothing[0]}")
-        return [row for row in value if row is not None]
-    index, wrong = next((i, row) for i, row in enumerate(value) if type(row) is not dict)
-    raise SnapshotError(f"{what} has a {type(wrong).__name__} at position {index}, not a dict.", hint=DAMAGED)
+    if not set(map(type, value)) <= {dict}:
+        index, wrong = next((i, row) for i, row in enumerate(value) if type(row) is not dict)
+        raise SnapshotError(f"{what} has a {type(wrong).__name__} at position {index}, not a dict.", hint=DAMAGED)
+    return value
 
 
 def ints(
@@ -97,43 +78,11 @@ def _strict(value: object, key: str, index: int, where: Where, default: Callable
     return value
 
 
-def lenient_ints(rows: list[Row], key: str, where: Where, what: str, *, unknown: int) -> array[int]:
-    """A column of integers from 0 on that may be odd in single rows, and may be missing.
-
-    Args:
-        unknown: What stands for a value that is missing or odd.
-    """
-    try:
-        values = array("q", [row[key] for row in rows])
-        if min(values, default=0) >= 0:
-            return values
-    except (KeyError, TypeError, OverflowError):
-        pass
-    return array("q", (_lenient(row.get(key, MISSING), index, where, what, unknown) for index, row in enumerate(rows)))
-
-
-def _lenient(value: object, index: int, where: Where, what: str, unknown: int) -> int:
-    if value is MISSING:
-        return unknown
-    if type(value) is int and 0 <= value <= INT64_MAX:
-        return value
-    where.remark(index, what, value)
-    return int(value) if type(value) is float and 0 <= value < 2.0**62 else unknown
-
-
 # Rows of one chunk stay in the processor's cache while several columns are taken from them.
 _CHUNK = 1024
 # What an entry of an unknown action, or a note, may lack.
 _WITHOUT_MEMORY: Final = (Action.SNAPSHOT, Action.UNKNOWN, Action.ANNOTATE)
 UNKNOWN_FREE: Final = -1  # Of an `oom` entry that does not say how much the device had free
-_ODD_STREAM = "A stream is no number of a stream and is read as 0"
-_ODD_TIME = "A time is no number of microseconds and is read as near as can be"
-_ODD_STACK = "A stack is no list of frames and is left out"
-_ODD_FREE = "An out-of-memory entry does not say how much the device had free"
-_ODD_BLOCK_SIZE = "A block has no size; it counts with what was asked for"
-_SMALLEST_BYTES: Final = 512
-_ODD_STATE = "The state of a block is unknown; it counts as in use if it begins with 'active'"
-_ODD_NOTE = "An annotation is none and is left out"
 
 
 class Texts:
@@ -154,7 +103,7 @@ class Texts:
         return (text for text, number in self._numbers.items() if number >= 0)
 
 
-def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Texts, remarks: Remarks) -> Columns:
+def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Texts) -> Columns:
     """The entries of one device, in their order.
 
     Returns:
@@ -162,14 +111,14 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
         where the recording has none) and `stack`; and, only if an entry has one, `category`, `metadata` and `pool`
         (numbers of texts).
     """
-    rows = as_rows([] if entries is None else entries, f"The trace of device {device}", remarks)
+    rows = as_rows(entries, f"The trace of device {device}")
     out: Columns = {"action": array("B"), **{key: array("q") for key in ("addr", "size", "stream", "time_us")}}
     out["stack"] = array("i")
     labels: Columns = {}
     contexts = Contexts()
     for start in range(0, len(rows), _CHUNK):
         chunk = rows[start : start + _CHUNK]
-        where = Where(f"Entry {{}} of device {device}", start, remarks)
+        where = Where(f"Entry {{}} of device {device}", start)
         values = _values_by_key(chunk)
         columns = None if values is None else _plain_chunk(values)
         if values is None or columns is None:
@@ -184,15 +133,15 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
     return {**out, **labels}
 
 
-def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remarks: Remarks) -> Columns:
+def segment_columns(segments: object, *, stacks: StackTable, texts: Texts) -> Columns:
     """Segments and, in the same order, their blocks, as columns named `segment.*` and `block.*`."""
-    rows = as_rows(segments, "The list of segments", remarks)
-    where = Where("Segment {}", 0, remarks)
+    rows = as_rows(segments, "The list of segments")
+    where = Where("Segment {}")
     own = {
         "address": ints(rows, "address", where),
         "total_size": ints(rows, "total_size", where),
         "device": ints(rows, "device", where, default=lambda _: 0),
-        "stream": lenient_ints(rows, "stream", where, _ODD_STREAM, unknown=0),
+        "stream": ints(rows, "stream", where, default=lambda _: 0),
         "is_small": array("B", [row.get("segment_type") == "small" for row in rows]),
         "is_expandable": array("B", [row.get("is_expandable") is True for row in rows]),
         "pool": array("i", [_pool(row.get("segment_pool_id"), texts) for row in rows]),
@@ -201,64 +150,39 @@ def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remar
     blocks: list[Row] = []
     addresses = array("q")
     for number, row in enumerate(rows):
-        pieces = as_rows(row.get("blocks") or [], f"The list of blocks of segment {number}", remarks)
+        pieces = as_rows(row.get("blocks") or [], f"The list of blocks of segment {number}")
         blocks.extend(pieces)
         if pieces and "address" not in pieces[0]:
             raise SnapshotError(
                 f"The blocks of segment {number} have no addresses, as in files of torch 2.0 and older.", hint=_NEWER
             )
-        addresses.extend(ints(pieces, "address", Where(f"Block {{}} of segment {number}", 0, remarks)))
+        addresses.extend(ints(pieces, "address", Where(f"Block {{}} of segment {number}")))
         first_block.append(len(blocks))
     own |= {"first_block": first_block, "stack": _stack_ids([row.get("frames") for row in rows], stacks, where)}
     named = {f"segment.{key}": column for key, column in own.items()}
-    return {**named, **_block_columns(blocks, addresses, stacks, remarks)}
+    return {**named, **_block_columns(blocks, addresses, stacks)}
 
 
-def annotation_columns(annotations: object, *, texts: Texts, remarks: Remarks) -> Columns:
+def annotation_columns(annotations: object, *, texts: Texts) -> Columns:
     """External annotations (regions of the program) as columns named `annotation.*`; `device` -1 means all devices."""
-    rows = _notes(annotations, remarks)
-    devices = [row.get("device", -1) for row in rows]
+    rows, where = as_rows(annotations, "The list of annotations"), Where("Annotation {}")
     return {
         "annotation.name": array("i", [texts.number(row.get("name")) for row in rows]),
         "annotation.is_start": array("B", [row.get("stage") == "START" for row in rows]),
-        "annotation.device": array("q", devices),
-        "annotation.time_us": array("q", [row["time_us"] for row in rows]),
+        "annotation.device": ints(rows, "device", where, default=lambda _: -1),
+        "annotation.time_us": ints(rows, "time_us", where, default=lambda _: -1),
     }
 
 
 def pinned_columns(segments: object) -> Columns:
-    """Sizes of the blocks of pinned host memory that are in use; what is no block is left out."""
-    sizes = [
-        size
-        for segment in _dicts_in(segments)
-        for block in _dicts_in(segment.get("blocks"))
-        if type(size := block.get("size")) is int
-        and 0 <= size <= INT64_MAX
-        and str(block.get("state")).startswith("active")
+    """Sizes of the blocks of pinned host memory that are in use."""
+    blocks = [
+        block
+        for segment in as_rows(segments, "The list of host segments")
+        for block in as_rows(segment.get("blocks") or [], "The list of blocks of a host segment")
+        if str(block.get("state")).startswith("active")
     ]
-    return {"pinned.size": array("q", sizes)}
-
-
-def _dicts_in(value: Any) -> list[Row]:
-    return [row for row in value if type(row) is dict] if type(value) in (list, tuple) else []
-
-
-def _notes(annotations: object, remarks: Remarks) -> list[Row]:
-    """The annotations that can be placed; they explain, and decide no sum."""
-    if type(annotations) not in (list, tuple):
-        remarks.add(_ODD_NOTE, "all of them", annotations)
-        return []
-    notes = []
-    for index, note in enumerate(annotations):  # type: ignore[arg-type, var-annotated]
-        if type(note) is dict and _is_small(note.get("time_us", -1)) and _is_small(note.get("device", -1)):
-            notes.append({**note, "time_us": note.get("time_us", -1)})
-        else:
-            remarks.add(_ODD_NOTE, f"annotation {index}", note)
-    return notes
-
-
-def _is_small(value: object) -> bool:
-    return type(value) is int and -1 <= value <= INT64_MAX
+    return {"pinned.size": ints(blocks, "size", Where("Host block {}"))}
 
 
 def _values_by_key(chunk: list[Row]) -> dict[str, tuple[Any, ...]] | None:
@@ -281,8 +205,7 @@ def _plain_chunk(values: dict[str, tuple[Any, ...]]) -> Columns | None:
         frames = values["frames"]
     except (KeyError, TypeError, OverflowError):
         return None
-    is_plain = Action.OOM not in actions and min(values["stream"]) >= 0 and min(values["time_us"]) >= 0
-    return {"action": actions, **columns} if is_plain and is_in_no_region and frames else None
+    return {"action": actions, **columns} if Action.OOM not in actions and is_in_no_region and frames else None
 
 
 def _entry_chunk(chunk: list[Row], where: Where) -> Columns:
@@ -293,24 +216,16 @@ def _entry_chunk(chunk: list[Row], where: Where) -> Columns:
 
     # An `oom` entry has no address but says how much the device had free.
     placed = [
-        {"addr": _device_free(row, index, where)} if action == Action.OOM else row
-        for index, (row, action) in enumerate(zip(chunk, actions, strict=True))
+        {"addr": row.get("device_free", UNKNOWN_FREE)} if action == Action.OOM else row
+        for row, action in zip(chunk, actions, strict=True)
     ]
     return {
         "action": actions,
         "addr": ints(placed, "addr", where, default=absent),
         "size": ints(chunk, "size", where, default=absent),
-        "stream": lenient_ints(chunk, "stream", where, _ODD_STREAM, unknown=0),
-        "time_us": lenient_ints(chunk, "time_us", where, _ODD_TIME, unknown=-1),
+        "stream": ints(chunk, "stream", where, default=lambda _: 0),
+        "time_us": ints(chunk, "time_us", where, default=lambda _: -1),
     }
-
-
-def _device_free(row: Row, index: int, where: Where) -> int:
-    value = row.get("device_free")
-    if type(value) is int and 0 <= value <= INT64_MAX:
-        return value
-    where.remark(index, _ODD_FREE, value)
-    return UNKNOWN_FREE
 
 
 def _action_codes(chunk: list[Row], where: Where) -> array[int]:
@@ -330,18 +245,8 @@ def _stack_ids(frames: Sequence[Any], stacks: StackTable, where: Where) -> array
     try:
         return stacks.ids(frames)
     except StrangeStackError:
-        return stacks.ids([_frames(value, index, where) for index, value in enumerate(frames)])
-
-
-def _frames(value: object, index: int, where: Where) -> list[object] | None:
-    """A stack that may be a tuple, or nothing at all."""
-    if value is None or type(value) is list:
-        return value
-    if type(value) is tuple:
-        return list(value)
-    if value:
-        where.remark(index, _ODD_STACK, value)
-    return None
+        odd = next(index for index, value in enumerate(frames) if value and type(value) is not list)
+        where.refuse(odd, f"has a stack of type {type(frames[odd]).__name__}, not a list.")
 
 
 _LABELS: Final = (("category", "category"), ("metadata", "user_metadata"), ("pool", "pool_id"))
@@ -381,33 +286,18 @@ def _pool(value: object, texts: Texts) -> int:
     return texts.number(",".join(spelled(part) for part in value[:2]))
 
 
-def _block_columns(blocks: list[Row], addresses: array[int], stacks: StackTable, remarks: Remarks) -> Columns:
-    where = Where("Block {}", 0, remarks)
-    states = array("B", [_state(block.get("state"), index, where) for index, block in enumerate(blocks)])
-
-    def asked(index: int) -> object:
-        """Size of a block that has none: what was asked for, rounded as the allocator does."""
-        size = blocks[index].get("requested_size", MISSING)
-        if type(size) is not int:
-            return MISSING
-        where.remark(index, _ODD_BLOCK_SIZE, size)
-        return -(-size // _SMALLEST_BYTES) * _SMALLEST_BYTES
-
-    sizes = ints(blocks, "size", where, default=asked)
+def _block_columns(blocks: list[Row], addresses: array[int], stacks: StackTable) -> Columns:
+    where = Where("Block {}")
+    sizes = ints(blocks, "size", where)
     return {
         "block.address": addresses,
         "block.size": sizes,
         "block.requested_size": ints(blocks, "requested_size", where, default=sizes.__getitem__),
-        "block.state": states,
+        "block.state": array("B", [_state(block.get("state"), index, where) for index, block in enumerate(blocks)]),
         "block.stack": _stack_ids([block.get("frames") for block in blocks], stacks, where),
     }
 
 
 def _state(value: object, index: int, where: Where) -> int:
-    if type(value) is not str:
-        where.refuse(index, f"is in the unknown state {spelled(value)}.")
-    known = STATE_CODES.get(value)
-    if known is None:
-        where.remark(index, _ODD_STATE, value)
-        return BlockState.ACTIVE_ALLOCATED if value.startswith("active") else BlockState.INACTIVE
-    return known
+    known = STATE_CODES.get(value) if type(value) is str else None
+    return where.refuse(index, f"is in the unknown state {spelled(value)}.") if known is None else known

@@ -7,7 +7,8 @@ from array import array
 from collections.abc import Iterable
 from typing import Any
 
-from tracer.snapshot.remarks import Remarks
+from tracer.errors import SnapshotError
+from tracer.snapshot.text import spelled
 
 Frames = list[Any]
 
@@ -18,6 +19,7 @@ _MAX_TRACE = 64
 # A line of a traceback as Python writes it, outermost first.
 _TRACE_LINE = re.compile(r'^[ \t]*File "([^"\n]{1,4096})", line (\d{1,9}), in ([^\n]{1,400})$', re.MULTILINE)
 _MAX_LINE = 2**31 - 1
+_DAMAGED = "The file is damaged, or it is no allocator snapshot."
 # On the null GPU, our kernels stand before torch's: without them a stack is what it is on a GPU. A thread of autograd's
 # has no other line of Python in it, by which it is known.
 _OUR_KERNELS = re.compile(r"(?:^|[/\\])tracer[/\\]null_gpu[/\\]values[/\\]\w+\.py$")
@@ -36,8 +38,7 @@ class StackTable:
     `by_value` settles the matter in the end, once for each distinct stack.
     """
 
-    def __init__(self, remarks: Remarks) -> None:
-        self._remarks = remarks
+    def __init__(self) -> None:
         self._stacks: list[Frames] = [[]]  # also keeps the frame objects alive, so that their ids stay theirs
         self._candidates: dict[int, tuple[Frames, int]] = {}
         self._by_identity: dict[tuple[int, ...], int] = {}
@@ -81,9 +82,10 @@ class StackTable:
             `strings`; per frame `frame_name`, `frame_file` (indices into strings) and `frame_line`; per stack
             `stack_offset` [stacks + 1] into `stack_frame`; and `stack_of_id`, the stack of every number of `ids`.
 
-        What is no frame is left out of its stack.
+        Raises:
+            SnapshotError: Something in a stack is no frame.
         """
-        frames = _FrameTable(self._remarks)
+        frames = _FrameTable()
         stacks: dict[tuple[int, ...], int] = {}
         ids = (tuple(number for frame in s for number in frames.ids_of(frame)) for s in self._stacks)
         stack_of_id = array("i", [stacks.setdefault(stack, len(stacks)) for stack in ids])
@@ -110,20 +112,19 @@ class Contexts:
 
 
 class _FrameTable:
-    def __init__(self, remarks: Remarks) -> None:
-        self._remarks = remarks
+    def __init__(self) -> None:
         self._by_identity: dict[int, tuple[int, ...]] = {}
         self._by_value: dict[tuple[str, str, int], int] = {}
 
     def ids_of(self, frame: Any) -> tuple[int, ...]:
-        """The number of a frame, and of the lines that it was generated for where it says them; none for what is none.
+        """The number of a frame, and of the lines that it was generated for where it says them; none for our kernels.
 
         torch puts these lines behind a frame of Inductor's code by itself, and into the frame for code of torch.fx.
         """
         numbers = self._by_identity.get(id(frame))
         if numbers is None:
             value = self._value(frame)
-            values = () if value is None or _OUR_KERNELS.search(value[1]) else (value, *self._original(frame))
+            values = () if _OUR_KERNELS.search(value[1]) else (value, *self._original(frame))
             numbers = tuple(self._by_value.setdefault(value, len(self._by_value)) for value in values)
             self._by_identity[id(frame)] = numbers
         return numbers
@@ -134,31 +135,19 @@ class _FrameTable:
         if type(trace) is not str:
             return []
         lines = _TRACE_LINE.findall(trace[-_MAX_TRACE * 1024 :])[-_MAX_TRACE:]
-        return [(name, file, self._line(int(line), name)) for file, line, name in reversed(lines)]
+        return [(name, file, _line(int(line))) for file, line, name in reversed(lines)]
 
-    def _value(self, frame: Any) -> tuple[str, str, int] | None:
+    def _value(self, frame: Any) -> tuple[str, str, int]:
         if type(frame) is not dict:
-            self._remarks.add("A stack frame is no dict and is left out", "in a stack", frame)
-            return None
-        name, file = self._text(frame, "name"), self._text(frame, "filename")
+            raise SnapshotError(f"A stack frame is {spelled(frame)}, not a dict.", hint=_DAMAGED)
+        name, file, line = frame.get("name", ""), frame.get("filename", ""), frame.get("line", 0)
+        if type(name) is not str or type(file) is not str or type(line) is not int:
+            words = ", ".join(map(spelled, (name, file, line)))
+            raise SnapshotError(f"A stack frame has no name, file and line, but {words}.", hint=_DAMAGED)
         node = frame.get("fx_node_name")
         if type(node) is str and node:
             name = f"{name}, node {node[:200]}"
-        return name, file, self._line(frame.get("line") or 0, name)
-
-    def _text(self, frame: dict[Any, Any], key: str) -> str:
-        value = frame.get(key, "")
-        if type(value) is str:
-            return value
-        self._remarks.add(f"A stack frame has a {key} that is no text", "in a stack", value)
-        return value.decode(errors="backslashreplace") if type(value) is bytes else ""
-
-    def _line(self, value: object, name: str) -> int:
-        """C++ writes an unknown line as 2**64 - 1, which is its -1."""
-        if type(value) is int and -1 <= value <= _MAX_LINE:
-            return value
-        self._remarks.add("A stack frame has a line that is no number of a line, read as 0", f"of {name[:60]}", value)
-        return 0
+        return name, file, _line(line)
 
     def columns(self) -> dict[str, array[int] | list[str]]:
         strings: dict[str, int] = {}
@@ -168,3 +157,8 @@ class _FrameTable:
             files.append(strings.setdefault(file, len(strings)))
             lines.append(line)
         return {"strings": list(strings), "frame_name": names, "frame_file": files, "frame_line": lines}
+
+
+def _line(value: int) -> int:
+    """The number of a line; 0 for one that C++ does not know, which it writes as 2**64 - 1, its -1."""
+    return value if -1 <= value <= _MAX_LINE else 0

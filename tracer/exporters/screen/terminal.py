@@ -22,7 +22,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from tracer.errors import OutputError
-from tracer.snapshot.remarks import printable
+from tracer.snapshot.text import printable
 
 
 @contextmanager
