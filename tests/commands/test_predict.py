@@ -76,24 +76,6 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
         assert as_json(*GPT, "--batch-size", str(size), "--on", "736MiB")["fits"] is fits
 
 
-@needs_null_gpu
-@pytest.mark.slow  # many trials; what is searched is tests/sessions/trials/test_searches.py's
-def test_a_batch_that_does_not_fit_is_offered_in_micro_batches(tmp_path: Path) -> None:
-    """16 MiB of weights, as much of gradients; a sample needs 4 MiB in each of two layers, and gradients of these."""
-    file = tmp_path / "net.py"
-    file.write_text(
-        "from torch.nn import Linear, ReLU, Sequential\n"
-        "def build():\n    return Sequential(Linear(1024, 2048), ReLU(), Linear(2048, 1024))\n",
-        encoding="utf-8",
-    )
-    model = ("--model", f"{file}:build", "--input", "512x1024", "--optimizer", "sgd")
-    said = as_json(*model, "--batch-size", "24", "--on", "900MiB", "--largest-batch")
-    largest, (size, number) = said["largest_batch"], said["accumulated"].values()
-    assert said["fits"] is False and 0 < size <= largest < 24 and size * number == 24
-    again = (*model, "--on", "900MiB", "--batch-size", str(size), "--accumulate", str(number))
-    assert as_json(*again)["fits"] is True
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -105,7 +87,7 @@ def test_a_batch_that_does_not_fit_is_offered_in_micro_batches(tmp_path: Path) -
         ((*GPT, "--on", "Radeon RX 7900"), "Radeon RX 7900 is AMD's"),
         ((*GPT, "--on", "24"), "24 has no unit"),
         (("--largest-batch", *GPT), "--largest-batch works only with --on"),
-        (("--steps", "3", *GPT), "--steps works only with a script"),
+        (("-m", *GPT), "--module works only with a script"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> None:

@@ -72,15 +72,15 @@ def largest_batch(workload: WorkloadOptions, usable_bytes: int) -> int:
         )
 
 
-def predict_file(file: Path, num_steps: int = 0) -> Told | None:
+def predict_file(file: Path) -> Told | None:
     """Predict a script."""
     torch.cuda.reset_peak_memory_stats()
     devices = Devices(card_with(64 << 30))
-    answer = predict_script(lambda profile: _ran(file, profile), devices, num_steps=num_steps, settings={})
+    answer = predict_script(lambda profile: _ran(file, profile), devices, settings={})
     return None if answer is None else _told(answer)
 
 
-def try_file(file: Path, num_steps: int = 0) -> tuple[bool, Sizes | None]:
+def try_file(file: Path) -> tuple[bool, Sizes | None]:
     """Return whether a script came to its end, and its peaks, by counters alone."""
     torch.cuda.reset_peak_memory_stats()
     ran: list[bool] = []
@@ -89,7 +89,7 @@ def try_file(file: Path, num_steps: int = 0) -> tuple[bool, Sizes | None]:
         ran.append(_ran(file, profile))
         return ran[-1]
 
-    counted = script_sizes(run, num_steps=num_steps)
+    counted = script_sizes(run)
     return (counted is None or counted.has_fit), None if counted is None else counted.sizes
 
 
@@ -174,20 +174,19 @@ for number in range(100):
 
 
 @pytest.mark.parametrize(
-    ("before", "more", "steps", "num_steps"),
+    ("before", "more", "num_steps"),
     [
-        ("", "", 0, 3),  # the optimizer's state comes in the first step: the second and the third are alike
-        ("kept = torch.empty(1 << 20, device='cuda') if number == 2 else None", "", 0, 4),  # not after the third
-        ("", "+ number", 0, 10),
-        ("", "", 6, 6),
+        ("", "", 3),  # the optimizer's state comes in the first step: the second and the third are alike
+        ("kept = torch.empty(1 << 20, device='cuda') if number == 2 else None", "", 4),  # not after the third
+        ("", "+ number", 10),
     ],
 )
 def test_a_script_runs_until_its_memory_repeats(
-    elsewhere: Elsewhere, tmp_path: Path, before: str, more: str, steps: int, num_steps: int
+    elsewhere: Elsewhere, tmp_path: Path, before: str, more: str, num_steps: int
 ) -> None:
     file = tmp_path / "train.py"
     file.write_text(LOOP.format(before=before, more=more), "utf-8")
-    told = elsewhere(predict_file, file, steps)
+    told = elsewhere(predict_file, file)
     assert told is not None and told.fits
     assert told.num_steps in ((4, 5) if num_steps == 4 else (num_steps,))
     assert any("No two of them" in sentence for sentence in told.assumptions) == (num_steps == 10)

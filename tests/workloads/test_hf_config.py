@@ -83,7 +83,7 @@ def test_samples_have_as_many_tokens_as_are_said(tmp_path: Path) -> None:
         (0, {}, "too few"),
         (8, {"inference": True}, "too few"),
         (16, {"inputs": ("input_ids=8:int64",)}, "--input both"),
-        (16, {"inference": True, "accumulate": 2}, "no backward"),
+        (16, {"inference": True, "checkpoint": True}, "no backward"),
     ],
 )
 def test_numbers_of_tokens_that_cannot_be(tmp_path: Path, tokens: int, options: Any, words: str) -> None:

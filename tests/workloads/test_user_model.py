@@ -188,29 +188,6 @@ def test_each_kind_is_profiled_and_its_rows_sum_to_the_peak(nets: str, place: st
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
-def test_micro_batches_make_the_step_of_the_whole_batch(nets: str) -> None:
-    def trained(num_micro_batches: int) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        workload = build(f"{nets}:Net", inputs=["8"], accumulate=num_micro_batches, optimizer="sgd:lr=0.1")
-        batch = workload.next_batch()
-        for _ in range(num_micro_batches):
-            workload.backward(workload.forward(batch))
-        workload.optimizer_step()
-        return list(workload.model.parameters())
-
-    for once, often in zip(trained(1), trained(4), strict=True):
-        assert torch.allclose(once, often, atol=1e-7)
-
-
-def test_a_profiled_step_has_all_its_micro_batches(nets: str) -> None:
-    results = run_profile(build(f"{nets}:Net", inputs=["8"], accumulate=3), schedule=ONE_STEP)
-    ops = results.findings.worst.recording.ops.name.tolist()
-    names = [results.findings.worst.recording.strings[name] for name in ops]
-    assert len(results.losses) == ONE_STEP.num_steps
-    assert names.count("aten::linear") == 3 * 2  # of the one recorded step
-    assert results.notes == ("The phases were timed with one of a step's 3 micro-batches.",)
-
-
 @pytest.mark.usefixtures("alone")
 def test_inference_keeps_nothing_for_backward(nets: str) -> None:
     workload = build(f"{nets}:Net", inputs=["8"], inference=True)
@@ -340,7 +317,7 @@ MISTAKES = [
     (["{nets}:Netz"], "has no Netz", "It has Net, Wrong"),
     (["{nets}:on_meta", "--input", "8"], "meta device", "Build it outside"),
     (["{nets}:Net", "--input", "8", "--optimizer", "adamx"], "torch.optim has no adamx", "adamw"),
-    (["{nets}:Net", "--input", "8", "--accumulate", "0"], "number of micro-batches must be at least 1", ""),
+    (["{nets}:Net", "--input", "8", "--batch-size", "0"], "batch size must be at least 1", ""),
     (["{nets}:Net", "--input", "8", "--n-modes", "3"], "--n-modes works only without --model", "Leave it out"),
     (["nowhere/at_all.py:Net"], "There is no file nowhere/at_all.py", "path/to/file.py:factory"),
     (["no_such_package_here:Net"], "There is no module no_such_package_here", "Install it"),

@@ -26,9 +26,6 @@ class LargestBatch:
     """The largest batch that fits on a device."""
 
     size: int  # Number of samples; 0 where not even one fits
-    # Size and number of micro-batches that together are what was asked for, where that does not fit at once; None where
-    # it does, or where no number of them fits.
-    accumulated: tuple[int, int] | None = None
     is_all: bool = False  # Whether no larger one was tried
 
 

@@ -45,7 +45,6 @@ def check(
     script: opt.ScriptName,
     arguments: opt.Arguments = None,
     module: opt.Module = False,
-    steps: opt.Steps = 0,
     baseline: Annotated[
         Path, option("Peaks to compare with, by script, arguments and card.", None, metavar="<path>")
     ] = Path("peaks.json"),
@@ -96,7 +95,7 @@ def check(
             else:
                 devices = start_on(on)
                 with on_null_gpu(place, None, quiet=False):
-                    found = predict_script(named, devices, num_steps=steps, quiet=False)
+                    found = predict_script(named, devices, quiet=False)
         if job is None:
             peak = documents.as_in_checkout(_peak(found, name), Path() if named.is_module else Path(named.path).parent)
             if here is not None and (folder := role("peaks")):

@@ -41,7 +41,6 @@ def fit(
     script: opt.ScriptName,
     arguments: opt.Arguments = None,
     module: opt.Module = False,
-    steps: opt.Steps = 0,
     each: Annotated[bool, option("Try each change alone, and say what it saves, fit or not.", None, "--each")] = False,
     values: Annotated[
         list[str] | None,
@@ -101,7 +100,7 @@ def fit(
             check_folder(save_dir)
         named.check()
         if (asked := role("trial")) is not None:
-            answer_trial(asked, on, place, named, num_steps=steps)
+            answer_trial(asked, on, place, named)
             return
         with ScriptTrials(devices.card.usable_bytes, job) as trials:
             made: list[FitTrial] = []

@@ -249,7 +249,7 @@ def _reason(said: Sequence[str]) -> str:
     return next((line for line in behind if not line[0].isspace()), said[-1] if said else "")
 
 
-def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Script, *, num_steps: int = 0) -> None:
+def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Script) -> None:
     """Run the script with changes on the null GPU, and leave what came of it.
 
     Args:
@@ -263,7 +263,7 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
 
     def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
         with_more = script._replace(arguments=[*script.arguments, *more])
-        counted = script_trial(with_more, num_steps=num_steps, at_growth=memory.keep)
+        counted = script_trial(with_more, at_growth=memory.keep)
         return {
             "fits": counted.has_fit,
             "allocated": counted.sizes.peak_allocated_bytes,

@@ -33,7 +33,6 @@ class OnOptions:
     per_node: int = 8
     rank: str | None = None
     one_process: bool = False
-    keep_writes: bool = False
 
     @property
     def job(self) -> Job | None:
@@ -135,6 +134,6 @@ def on_null_gpu(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> Iterato
     from tracer.sessions.on_null_gpu import values_on, writes_aside
 
     place = RankPlace.here()
-    aside = nullcontext() if on.keep_writes else writes_aside(save_dir, tell=not_said if quiet else say)
+    aside = writes_aside(save_dir, tell=not_said if quiet else say)
     with values_on(on.answers), nullcontext() if place is None else as_rank(place), aside:
         yield

@@ -56,7 +56,6 @@ def checked_size(text: str | None) -> int | None:
 ScriptName = Annotated[str, typer.Argument(help="An unchanged script; with -m a module's name.")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")]
 Module = Annotated[bool, option("SCRIPT names a module, as for `python -m`.", None, "--module", "-m")]
-Steps = Annotated[int, number("Steps of the script to run; 0: until memory repeats.", None, least=0, hidden=True)]
 
 # ----------------------------------------------------------------------------------------------------------- the device
 On = Annotated[
@@ -117,7 +116,6 @@ Loss = Annotated[
 Amp = Annotated[
     Literal["off", "bfloat16", "float16"], option("Mixed precision: off, bfloat16 or float16.", STEP, metavar="<dtype>")
 ]
-Accumulate = Annotated[int, number("Micro-batches of --batch-size in a step.", STEP)]
 Checkpoint = Annotated[bool, option("Recompute repeated blocks in backward.", STEP, "--checkpoint")]
 Inference = Annotated[bool, option("Forward only, without gradients.", STEP, "--inference")]
 

@@ -48,7 +48,6 @@ def predict(
     ] = None,
     arguments: opt.Arguments = None,
     module: opt.Module = False,
-    steps: opt.Steps = 0,
     model: opt.Model = "",
     model_arg: opt.ModelArgs = None,
     model_input: opt.ModelInputs = None,
@@ -67,7 +66,6 @@ def predict(
     optimizer: opt.Optimizer = "adamw",
     loss: opt.Loss = "auto",
     amp: opt.Amp = "off",
-    accumulate: opt.Accumulate = 1,
     checkpoint: opt.Checkpoint = False,
     inference: opt.Inference = False,
     on: opt.On = None,
@@ -104,7 +102,6 @@ def predict(
         optimizer=optimizer,
         loss=loss,
         amp=amp,
-        accumulate=accumulate,
         checkpoint=checkpoint,
         inference=inference,
     )
@@ -121,7 +118,7 @@ def predict(
         if named is not None and on is not None and (asked := role("trial")) is not None:
             from tracer.commands.fit_trials import answer_trial
 
-            answer_trial(asked, on, place, named, num_steps=steps)
+            answer_trial(asked, on, place, named)
             return
         shown = devices or Devices(A100)  # without --on an A100, whose memory is no limit
         process.restart_on([replace(shown.card, name=shown.card.name or A100.name)] * shown.count)
@@ -133,7 +130,7 @@ def predict(
             largest = None
             if named is not None:
                 assert devices is not None  # checked with the options
-                found = _of_script(named, devices, num_steps=steps, quiet=quiet)
+                found = _of_script(named, devices, quiet=quiet)
             else:
                 found = predict_workload(workload, devices)
                 if largest_batch and devices is not None:
@@ -158,7 +155,7 @@ def _checked(
         if place.on is None:
             raise no_card_named(script.arguments)
     else:
-        refuse(context, ("module", "steps"), "with a script")
+        refuse(context, ("module",), "with a script")
         if workload.hf_config is not None:
             refuse(context, ("model",), "without --hf-config")
         else:
@@ -173,8 +170,8 @@ def _checked(
     return devices_of(place.on) if place.on is not None else None
 
 
-def _of_script(script: Script, devices: Devices, *, num_steps: int, quiet: bool) -> Prediction:
-    found = predict_script(script, devices, num_steps=num_steps, quiet=quiet)
+def _of_script(script: Script, devices: Devices, *, quiet: bool) -> Prediction:
+    found = predict_script(script, devices, quiet=quiet)
     if found.failed_at is None or found.is_whole or RankPlace.here() is not None:
         return found
     from tracer.commands.fit_trials import ScriptTrials
@@ -213,10 +210,10 @@ def builder(workload: WorkloadOptions) -> Callable[[], Workload]:
 
 
 def _largest_batch(workload: WorkloadOptions, card: Card, *, quiet: bool) -> LargestBatch:
-    """Find the largest batch that fits; where it is smaller than asked for, also the micro-batches to use."""
+    """Find the largest batch that fits."""
     from tracer.answers.prediction import LargestBatch
     from tracer.exporters.screen.terminal import progress_bar
-    from tracer.sessions.trials.searches import MOST, fitting_micro_batches, largest_fitting
+    from tracer.sessions.trials.searches import MOST, largest_fitting
 
     with progress_bar("", is_shown=not quiet, is_counted=False) as update:
 
@@ -230,16 +227,7 @@ def _largest_batch(workload: WorkloadOptions, card: Card, *, quiet: bool) -> Lar
                 say(f"Batch size {size}: {answer}, {format_bytes(trial.reserved_bytes)} reserved.")
 
         largest = largest_fitting(attempt, card.usable_bytes, workload.batch_size, tell=tell)
-        found = LargestBatch(largest, is_all=largest == MOST)
-        if workload.inference or not 0 < largest < workload.batch_size:
-            return found
-
-        def accumulated(size: int, number: int) -> Trial:
-            update(description=f"{number} micro-batches of {size}")
-            return workload_trial(replace(workload, batch_size=size, accumulate=number), card)
-
-        asked = workload.batch_size * workload.accumulate
-        return replace(found, accumulated=fitting_micro_batches(accumulated, asked, largest))
+        return LargestBatch(largest, is_all=largest == MOST)
 
 
 def _write(found: Prediction, folder: Path, *, quiet: bool) -> None:

@@ -69,15 +69,6 @@ def run(
     per_node: opt.PerNode = 8,
     rank: opt.Rank = None,
     one_process: opt.OneProcess = False,
-    keep_writes: Annotated[
-        bool,
-        option(
-            "With --on: let the script write its files in place, not to a folder of the run.",
-            opt.DEVICE,
-            "--keep-writes",
-            hidden=True,
-        ),
-    ] = False,
     n_wait_steps: opt.WaitSteps = 0,
     n_warmup_steps: opt.WarmupSteps = 1,
     n_active_steps: opt.ActiveSteps = 3,
@@ -96,9 +87,7 @@ def run(
 
     torch-timeline run --save-dir profile train.py --epochs 3
     """
-    place = OnOptions(
-        on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process, keep_writes=keep_writes
-    )
+    place = OnOptions(on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process)
     with errors_for_people():
         _ = place.answers  # a mistake in them is said first
         if (engine := engine_command(script, arguments, is_module=module)) is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tracer.sessions.trials.script_trial import ScriptSizes
 
 
-def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: bool) -> Prediction:
+def predict_script(script: Script, devices: Devices, *, quiet: bool) -> Prediction:
     """Run a script on the null GPU until its first steps are recorded."""
     from tracer.answers.failure import is_out_of_memory
     from tracer.sessions.trials.null_gpu_prediction import no_room_before
@@ -27,7 +27,7 @@ def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: b
     raised: list[BaseException] = []
     settings = {"script": script.path, "arguments": " ".join(script.arguments)}
     runner = _runner(script, raised, quiet=quiet)
-    answer = predicted(runner, devices, num_steps=num_steps, settings=settings)
+    answer = predicted(runner, devices, settings=settings)
     if answer is None and raised and is_out_of_memory(raised[0]):
         return no_room_before(raised[0], devices)
     if answer is None:
@@ -35,14 +35,14 @@ def predict_script(script: Script, devices: Devices, *, num_steps: int, quiet: b
     return answer
 
 
-def script_trial(script: Script, *, num_steps: int, at_growth: Callable[[], None]) -> ScriptSizes:
+def script_trial(script: Script, *, at_growth: Callable[[], None]) -> ScriptSizes:
     """Run the steps of `predict_script` without a recording; return whether they fit, and their peaks."""
     from tracer.answers.failure import is_out_of_memory
     from tracer.sessions.trials.script_trial import script_sizes
 
     script.check()
     raised: list[BaseException] = []
-    sizes = script_sizes(_runner(script, raised, quiet=True), num_steps=num_steps, at_growth=at_growth)
+    sizes = script_sizes(_runner(script, raised, quiet=True), at_growth=at_growth)
     if sizes is None or (not sizes.has_fit and any(not is_out_of_memory(error) for error in raised)):
         raise _no_answer(script, raised)
     return sizes

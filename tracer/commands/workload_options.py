@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tracer.workloads.workload import Workload
 
 MAX_SEED: Final = (1 << 63) - 1
-OF_STEP: Final = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
+OF_STEP: Final = ("optimizer", "loss", "amp", "checkpoint", "inference")
 OF_FNO: Final = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers")
 _DEVICES_HINT: Final = "Use cpu, cuda:0, xpu:0, ..., or the name of a backend that an installed package registers."
 
@@ -38,7 +38,6 @@ class WorkloadOptions:
     optimizer: str = "adamw"
     loss: Literal["auto", "mean-square", "cross-entropy"] = "auto"
     amp: Literal["off", "bfloat16", "float16"] = "off"
-    accumulate: int = 1
     checkpoint: bool = False
     inference: bool = False
     compile: bool = False

@@ -26,7 +26,7 @@ from tracer.sessions.session_results import ShownResults, failure_of, run_result
 from tracer.sessions.termination import Termination
 from tracer.units import NS_PER_MS
 from tracer.workloads.module_tensors import all_tensors
-from tracer.workloads.workload import Workload, num_micro_batches, train_step
+from tracer.workloads.workload import Workload, train_step
 
 Progress = Callable[[int, int], None]
 _NUM_TIMING_WARMUP, _NUM_TIMING_MEASURED = 2, 6
@@ -180,8 +180,6 @@ def _time(workload: Workload, progress: Callable[[int], None], notes: list[str])
         if copy is None:
             notes.append("The phases were not timed: they cannot be started one by one.")
             return None
-        if num_micro_batches(copy) > 1:
-            notes.append(f"The phases were timed with one of a step's {num_micro_batches(copy)} micro-batches.")
         try:
             batch = [copy.next_batch()]
         except StopIteration:

@@ -1,4 +1,4 @@
-"""The training or inference step of any module: loss, mixed precision, accumulation, checkpointing, compilation."""
+"""The training or inference step of any module: loss, mixed precision, checkpointing, compilation."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ class ModuleWorkload:
 
     model: nn.Module  # Called with what `next_batch` gives
     optimizer: torch.optim.Optimizer | None  # Updates it; None for gradients alone, and in inference
-    next_batch: Callable[[], Batch]  # Makes a batch, or a micro-batch
+    next_batch: Callable[[], Batch]  # Makes a batch
     device: torch.device  # Where model and batches are
     loss: Callable[[Any], Tensor]  # From the model's output to the number to make small
     amp: Amp = "off"  # The dtype of mixed precision
-    num_micro_batches: int = 1  # Forward and backward passes before each step of the optimizer
     inference: bool = False  # No loss, no backward, no optimizer: the forward pass under `torch.inference_mode`
     scaler: torch.amp.GradScaler | None = None  # Scaler of gradients, in float16 on CUDA
 
@@ -49,8 +48,7 @@ class ModuleWorkload:
                 with torch.inference_mode():
                     self.model(*args, **kwargs)
                 return None
-            loss = self._loss(self.model(*args, **kwargs))
-            return loss if self.num_micro_batches == 1 else loss / self.num_micro_batches
+            return self._loss(self.model(*args, **kwargs))
 
     def _loss(self, output: Any) -> Tensor:
         try:
@@ -66,7 +64,7 @@ class ModuleWorkload:
         return torch.autocast(self.device.type, dtype=getattr(torch, self.amp))
 
     def backward(self, loss: Tensor | None) -> None:
-        """Fill the gradients, or add to them."""
+        """Fill the gradients."""
         if loss is not None:
             scaled = loss if self.scaler is None else self.scaler.scale(loss)
             scaled.backward()  # type: ignore[no-untyped-call]

@@ -39,35 +39,32 @@ class StepOptions:
     """How a plain module is trained."""
 
     inputs: Sequence[str] = ()  # What it is called with, as `--input` has it
-    batch_size: int = 8  # Samples of a batch, or of a micro-batch
+    batch_size: int = 8  # Samples of a batch
     # Optimizer of `torch.optim`, by name, with arguments: `sgd:lr=0.1,momentum=0.9`; or `none`.
     optimizer: str = "adamw"
     loss: Loss = "auto"  # From the output to a number
     amp: Amp = "off"  # The dtype of mixed precision
-    accumulate: int = 1  # Micro-batches of a step
     checkpoint: bool = False  # Whether repeated blocks compute their activations again in backward
     inference: bool = False  # Whether there is only a forward pass
     seed: int = 0  # Seed of the inputs
 
     def __post_init__(self) -> None:
-        for name, value in (("batch size", self.batch_size), ("number of micro-batches", self.accumulate)):
-            if value < 1:
-                raise WrongValueError(f"The {name} must be at least 1, not {value}.", hint="Use 1 or more.")
+        if self.batch_size < 1:
+            raise WrongValueError(f"The batch size must be at least 1, not {self.batch_size}.", hint="Use 1 or more.")
         if self.amp not in get_args(Amp):
             raise WrongValueError(f"There is no mixed precision {self.amp}.", hint=f"Use {', '.join(get_args(Amp))}.")
 
     def check_inference(self) -> None:
         """Make sure that nothing is asked of a backward pass which there is not."""
-        if self.inference and (self.checkpoint or self.accumulate > 1):
+        if self.inference and self.checkpoint:
             raise UserModelError(
-                "--checkpoint and --accumulate have no meaning in --inference, which has no backward.",
-                hint="Leave one out.",
+                "--checkpoint has no meaning in --inference, which has no backward.", hint="Leave one out."
             )
 
     def given(self) -> list[str]:
         """The options that only a plain module can follow and that were given."""
         defaults = StepOptions()
-        names = ("inputs", "optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
+        names = ("inputs", "optimizer", "loss", "amp", "checkpoint", "inference")
         words = {"inputs": "input"}
         options = [
             name for name in names if getattr(self, name) != getattr(defaults, name) and getattr(self, name) != []
@@ -189,7 +186,6 @@ def _module_workload(
         device=device,
         loss=loss_of(options.loss),
         amp=options.amp,
-        num_micro_batches=options.accumulate,
         inference=options.inference,
         scaler=None if options.inference else gradient_scaler(options.amp, device),
     )

@@ -40,25 +40,19 @@ class Workload(Protocol):
         """The same on copies of model and optimizer; None if that cannot be, and its phases are not timed."""
 
 
-def num_micro_batches(workload: Workload) -> int:
-    """Forward and backward passes before each step of the optimizer; 1 for a workload that does not say."""
-    return int(getattr(workload, "num_micro_batches", 1))
-
-
 def train_step(
     workload: Workload,
     observe_batch: Callable[[Any], object] = lambda batch: None,
     after_backward: Callable[[Any], object] = lambda loss: None,
 ) -> None:
-    """Make a step: forward and backward of each micro-batch, then the optimizer's.
+    """Make a step: forward, backward, and the optimizer's.
 
     Args:
-        observe_batch: Called with each batch, before its forward pass.
+        observe_batch: Called with the batch, before its forward pass.
     """
-    for _ in range(num_micro_batches(workload)):
-        batch = workload.next_batch()
-        observe_batch(batch)
-        loss = workload.forward(batch)
-        workload.backward(loss)
-        after_backward(loss)
+    batch = workload.next_batch()
+    observe_batch(batch)
+    loss = workload.forward(batch)
+    workload.backward(loss)
+    after_backward(loss)
     workload.optimizer_step()

@@ -16,7 +16,6 @@ from tracer.exporters.json_documents.prediction import fit_values, read_fit_json
 from tracer.sessions.trials.searches import (
     Changes,
     Trial,
-    fitting_micro_batches,
     largest_fitting,
     least_that_fits,
 )
@@ -207,14 +206,3 @@ def test_no_more_is_tried_than_there_may_be() -> None:
 def test_a_size_that_changes_nothing_is_an_error() -> None:
     with pytest.raises(TracerError, match="does not change"):
         _search(lambda size: GIB, 8)
-
-
-def test_micro_batches_are_of_one_size_that_divides_the_batch() -> None:
-    asked: list[tuple[int, int]] = []
-
-    def attempt(size: int, number: int) -> Trial:
-        asked.append((size, number))
-        return Trial(size <= 6, 1, 1)
-
-    assert fitting_micro_batches(attempt, 24, 10) == (6, 4)
-    assert asked == [(8, 3), (6, 3)]

@@ -65,7 +65,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, in_use: Sequence[int], *, totals: i
             script_trial._IN_USE: (left // 2, left - left // 2),  # of two devices
         }
         monkeypatch.setattr(script_trial, "_counted", values.__getitem__)
-        steps.are_enough(len(in_use))
+        steps.are_enough()
     return steps
 
 
@@ -90,7 +90,7 @@ def test_an_evaluation_before_the_first_step_is_no_part_of_what_was_built(
                 optimizer.step()
         return True
 
-    counted = script_sizes(run, num_steps=1)
+    counted = script_sizes(run)
     assert counted is not None and counted.built_bytes == built_bytes and counted.sizes.peak_allocated_bytes == 50
 
 

@@ -55,9 +55,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
 
 def largest_json(largest: LargestBatch) -> dict[str, Any]:
     """Return the keys of `--largest-batch`."""
-    size, number = largest.accumulated or (None, None)
-    accumulated = None if size is None else {"batch_size": size, "accumulate": number}
-    return {"largest_batch": largest.size, "accumulated": accumulated}
+    return {"largest_batch": largest.size}
 
 
 _FIT_VERSION = 1

@@ -216,15 +216,7 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int) -> N
 
 
 def largest_words(largest: LargestBatch) -> str:
-    """Return the largest batch that fits, and how to train with the wanted batch nevertheless."""
+    """Return the largest batch that fits."""
     if not largest.size:
         return "Not even one sample fits."
-    words = f"Largest batch that fits: {largest.size}."
-    if largest.is_all:
-        return f"{words} No larger one was tried."
-    if largest.accumulated is None:
-        return words
-    size, number = largest.accumulated
-    return (
-        f"{words} All {size * number} samples fit in {number} micro-batches: --batch-size {size} --accumulate {number}."
-    )
+    return f"Largest batch that fits: {largest.size}.{' No larger one was tried.' * largest.is_all}"

@@ -144,16 +144,9 @@ def _place(results: RunResults, *, has_begun: bool = True) -> OutOfMemoryAt | No
 
 
 def predict_script(
-    run: Callable[[ScriptProfile], bool],
-    devices: Devices,
-    *,
-    num_steps: int,
-    settings: Mapping[str, object],
+    run: Callable[[ScriptProfile], bool], devices: Devices, *, settings: Mapping[str, object]
 ) -> Prediction | None:
     """Run a script until its memory repeats.
-
-    Args:
-        num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
 
     Returns:
         None if no training was found, or the script failed otherwise than for want of memory.
@@ -170,12 +163,12 @@ def predict_script(
                 TrainingProfile,
                 voice=ScriptVoice(),
                 save_dir=folder,
-                schedule=_schedule(num_steps),
+                schedule=_schedule(),
                 screen="none",
                 leave_out=[output.name for output in OUTPUTS],
                 settings=settings,
             ),
-            is_enough=lambda: steps.are_enough(num_steps),
+            is_enough=steps.are_enough,
         )
         succeeded = run(profile)
     session = profile.session
@@ -197,8 +190,8 @@ def predict_script(
     place = RankPlace.here()
     ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
     assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
-    if results.num_steps > 1 and not (num_steps or failed_at or steps.have_repeated):
-        assumption += f" No two of them needed the same memory: use --steps {2 * MOST_STEPS} to run more."
+    if results.num_steps > 1 and not (failed_at or steps.have_repeated):
+        assumption += " No two of them needed the same memory: `run` with the same --on runs all of the script."
     return replace(
         _prediction(results, devices.card, devices.count, sizes, fullest_sizes(), failed_at, of_script=assumption),
         rank=place.rank if place is not None else None,
@@ -222,8 +215,8 @@ def no_room_before(error: BaseException, devices: Devices) -> Prediction:
     )
 
 
-def _schedule(num_steps: int) -> Schedule:
-    """Return the schedule of as many steps, or of as many as memory needs to repeat; those may end early.
+def _schedule() -> Schedule:
+    """Return the schedule of as many steps as memory needs to repeat.
 
     All are recorded, but for the first of a distributed program.
 
@@ -231,7 +224,7 @@ def _schedule(num_steps: int) -> Schedule:
     host's memory). What that step asks for is in the counters, and the allocator's history explains where it ends.
     """
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return Schedule(int(is_distributed), 0, num_steps or MOST_STEPS, 1, may_end_early=not num_steps)
+    return Schedule(int(is_distributed), 0, MOST_STEPS, 1, may_end_early=True)
 
 
 def _prediction(

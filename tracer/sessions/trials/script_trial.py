@@ -53,16 +53,10 @@ class StepRequests:
         is_steady = len(more) == _STEPS_OF_GROWTH and 0 < more[-1] <= 2 * more[0]
         return more[len(more) // 2] if is_steady else 0
 
-    def are_enough(self, wanted: int) -> bool:
-        """Count a step that has ended; whether no more are wanted.
-
-        Args:
-            wanted: A number of steps; 0 for as many as it takes until memory repeats, and no more than `MOST_STEPS`.
-        """
+    def are_enough(self) -> bool:
+        """Count a step that has ended; True when memory has repeated, or after `MOST_STEPS`."""
         self._after.append((_counted(_TOTALS), _counted(_PEAKS)))
         self._in_use.append(sum(_counted(_IN_USE)))
-        if wanted:
-            return self.num_steps >= wanted
         if self.num_steps < _LEAST_STEPS:
             return False
         (first, _), (second, peaks_before), (third, peaks) = self._after[-3:]
@@ -142,7 +136,7 @@ class ScriptSizes:
 
 
 def script_sizes(
-    run: Callable[[ScriptProfile], bool], *, num_steps: int, at_growth: Callable[[], None] = lambda: None
+    run: Callable[[ScriptProfile], bool], *, at_growth: Callable[[], None] = lambda: None
 ) -> ScriptSizes | None:
     """Run a script until its memory repeats, or has run out, and a step further to count its operations.
 
@@ -151,7 +145,6 @@ def script_sizes(
 
     Args:
         run: Runs it under the profile that it is given, and says whether it came to its end.
-        num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
         at_growth: Called when so many steps have run, if each left more in use than the one before.
 
     Returns:
@@ -172,7 +165,7 @@ def script_sizes(
         if flops.is_on:
             flops.end()
             return True
-        if steps.are_enough(num_steps):
+        if steps.are_enough():
             known.append(fullest_sizes())  # what counting takes is no part of it
             if steps.growth_bytes:
                 at_growth()

@@ -112,7 +112,6 @@ class _ChangeSearch:
 
 MOST = 1 << 20
 """Largest size that is tried."""
-_DIFFERENT_MICRO_BATCHES = 3
 _GROWTH = 16
 """Largest factor from a size that fits to the next one tried: a batch takes memory of the host, too."""
 
@@ -164,22 +163,6 @@ def largest_fitting(
         margin *= 1 if low + limit < probe < end - limit else 2
         low, high = (probe, high) if fits(probe) else (low, probe)
     return low
-
-
-def fitting_micro_batches(
-    attempt: Callable[[int, int], Trial], num_samples: int, largest: int
-) -> tuple[int, int] | None:
-    """The largest micro-batches of one size that together are so many samples and fit; None where none do.
-
-    With them, gradients are there already during a forward pass: what fits as a whole batch may not as a part of one.
-    """
-    for size in range(min(largest, num_samples - 1), 0, -1):
-        if num_samples % size == 0:
-            # The third micro-batch finds what the second found.
-            number = num_samples // size
-            if attempt(size, min(number, _DIFFERENT_MICRO_BATCHES)).fits:
-                return size, number
-    return None
 
 
 def _guess(trials: Mapping[int, Trial], low: int, high: int, usable_bytes: int) -> int:
