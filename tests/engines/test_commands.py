@@ -33,23 +33,6 @@ def test_a_server_is_run_without_its_weights() -> None:
     assert engine.command == [sys.executable, "-m", "vllm.entrypoints.cli.main", *given]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["trtllm-serve", "x"],
-        ["-m", "sglang.launch_server", "--model", "x"],
-        ["-m", "sglang.launch_server", "--", "--model", "x"],
-        ["sglang", "serve", "x"],
-    ],
-)
-@pytest.mark.parametrize("command", ["predict", "run", "fit"])
-def test_another_engine_gets_a_sentence(command: str, words: list[str]) -> None:
-    ended = CliRunner().invoke(app, [command, "--on", "h100", *words])
-    name = "TensorRT-LLM" if words[0] == "trtllm-serve" else "SGLang"
-    assert ended.exit_code == 1, ended.output
-    assert f"starts {name}, and vLLM is the only inference engine whose start is measured." in ended.stderr
-
-
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="this torch is vLLM's")
 @pytest.mark.parametrize("command", ["predict", "run", "fit"])
 def test_without_vllm_the_answer_is_how_to_install_it_beside(command: str) -> None:

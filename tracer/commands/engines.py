@@ -74,30 +74,6 @@ class EngineCommand:
         return bool(models) and not any("tokenizer" in name or name.startswith("vocab") for name in names)
 
 
-_OTHER_PROGRAMS: Final = {
-    "trtllm-serve": "TensorRT-LLM",
-    "trtllm-bench": "TensorRT-LLM",
-    "sglang": "SGLang",
-    "text-generation-launcher": "Text Generation Inference",
-    "lmdeploy": "LMDeploy",
-}
-_OTHER_MODULES: Final = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "lmdeploy": "LMDeploy"}
-
-
-def _refuse_other_engine(script: str, *, is_module: bool) -> None:
-    """Say that no other engine's start is measured.
-
-    Raises:
-        TracerError: The command is that of another engine.
-    """
-    name = _OTHER_MODULES.get(script.partition(".")[0]) if is_module else _OTHER_PROGRAMS.get(Path(script).name)
-    if name is not None and not (not is_module and Path(script).is_file() and Path(script).suffix == ".py"):
-        raise TracerError(
-            f"{script} starts {name}, and vLLM is the only inference engine whose start is measured.",
-            hint="Ask about `vllm serve` with the same model: its weights take as much, its KV cache is vLLM's.",
-        )
-
-
 def _check_installed() -> None:
     """Check that vLLM can be imported here.
 
@@ -117,12 +93,8 @@ def engine_command(script: str, arguments: Sequence[str] | None, *, is_module: b
 
     `vllm serve MODEL` and `-m vllm.entrypoints.openai.api_server --model MODEL` are such commands, and so are
     `vllm bench latency` and `throughput`, which send made-up requests; a script that makes a `vllm.LLM` is a script.
-
-    Raises:
-        TracerError: It starts another engine.
     """
     given = tuple(arguments or ())
-    _refuse_other_engine(script, is_module=is_module)
     if is_module and script in _SERVERS:
         return EngineCommand(script, given, shlex.join(["python", "-m", script, *given]))
     is_server = given[:1] == ("serve",)
