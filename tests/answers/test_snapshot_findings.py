@@ -210,9 +210,10 @@ def test_entries_that_are_lost_give_no_wrong_peak_in_silence(seed: int) -> None:
     assert found.peak.requested_bytes == right.peak.requested_bytes or found.notes
 
 
-def test_what_was_odd_in_the_file_is_a_note(tmp_path: Path) -> None:
-    finding = explain_snapshot(load(tmp_path / "s", snapshot([entry("alloc", BASE, 1) | {"stream": None}])))
-    assert "stream" in finding.notes[0] and "Note: A stream" in printed(finding)
+def test_times_that_go_back_are_a_note(tmp_path: Path) -> None:
+    trace = [entry("alloc", BASE, 1, time_us=5), *freed(BASE, 1, time_us=3)]
+    finding = explain_snapshot(load(tmp_path / "s", snapshot(trace)))
+    assert "go back" in finding.notes[0] and "Note: Of device 0, 2 times are missing or go back" in printed(finding)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tracer.snapshot.columns import (
     Trace,
 )
 from tracer.snapshot.reader import MAX_DEVICES, RawSnapshot
+from tracer.snapshot.rows import UNKNOWN_FREE
 from tracer.snapshot.text import printable
 
 Table = Mapping[str, NDArray[Any]]
@@ -35,7 +36,7 @@ _MAX_BYTES = 1 << 50
 _MAX_ADDRESS = 1 << 62
 _MAX_TOTAL_BYTES = float(1 << 62)
 _RANGES = {
-    "addr": (-1, _MAX_ADDRESS),  # -1 is of an `oom` entry that does not say how much the device had free
+    "addr": (0, _MAX_ADDRESS),
     "address": (0, _MAX_ADDRESS),
     "size": (0, _MAX_BYTES),
     "requested_size": (0, _MAX_BYTES),
@@ -51,6 +52,9 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
     columns = {name: np.frombuffer(column, dtype=column.typecode) for name, column in raw.columns.items()}
     traces = _by_device(columns)
     for name, column in columns.items():
+        if name.endswith(".addr"):
+            is_unknown = (columns[f"{name[:-4]}action"] == Action.OOM) & (column == UNKNOWN_FREE)
+            column = np.where(is_unknown, 0, column)
         _check_range(name, column, path)
     stack_of_id: Int32s = columns["stack_of_id"]
     segments, blocks, annotations = (_under(columns, f"{name}.") for name in ("segment", "block", "annotation"))
