@@ -41,7 +41,7 @@ _RANGES = {
     "size": (0, _MAX_BYTES),
     "requested_size": (0, _MAX_BYTES),
     "total_size": (0, _MAX_BYTES),
-    "stream": (0, np.iinfo(np.int64).max),
+    "stream": (0, _MAX_ADDRESS),
     "time_us": (-1, np.iinfo(np.int64).max),
     "device": (-1, MAX_DEVICES - 1),
 }
