@@ -317,7 +317,6 @@ MISTAKES = [
     (["{nets}:Netz"], "has no Netz", "It has Net, Wrong"),
     (["{nets}:on_meta", "--input", "8"], "meta device", "Build it outside"),
     (["{nets}:Net", "--input", "8", "--optimizer", "adamx"], "torch.optim has no adamx", "adamw"),
-    (["{nets}:Net", "--input", "8", "--batch-size", "0"], "batch size must be at least 1", ""),
     (["{nets}:Net", "--input", "8", "--n-modes", "3"], "--n-modes works only without --model", "Leave it out"),
     (["nowhere/at_all.py:Net"], "There is no file nowhere/at_all.py", "path/to/file.py:factory"),
     (["no_such_package_here:Net"], "There is no module no_such_package_here", "Install it"),
