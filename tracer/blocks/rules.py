@@ -4,10 +4,10 @@ Each source of blocks has a table: `from_recording/classify_blocks.py` and `from
 an attribute of the source's class of facts, computed when it is first asked for and kept. On the class it is a
 condition of rules, as are negations and alternatives of facts:
 
-    facts.in_step                            [B], of the blocks of one device
-    Facts.in_step                            the same as a function: `Facts.in_step(facts)`
-    Not(Facts.in_step)
-    AnyOf(Facts.in_step, Facts.is_before)
+    facts.in_backward                            [B], of the blocks of one device
+    Facts.in_backward                            the same as a function: `Facts.in_backward(facts)`
+    Not(Facts.in_backward)
+    AnyOf(Facts.in_backward, Facts.is_before)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Asked = TypeVar("_Asked", contravariant=True)
 
 
 class Condition(Protocol[_Asked]):
-    """A truth of each block, named as documents have it: `in_step`, `not in_step`, `in_step or is_before`."""
+    """A truth of each block, named as documents have it: `is_over`, `not is_over`, `is_over or is_before`."""
 
     @property
     def name(self) -> str:

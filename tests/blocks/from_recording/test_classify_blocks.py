@@ -26,7 +26,7 @@ from tracer.capture.objects.known_storages import Role
 # What follows of a number such as a role.
 OBSERVED = ("has_no_role", "was_named", "was_saved_before", "is_librarys")
 BATCHES = ("is_observed_batch", "is_observed_argument", "is_observed_gradient", "is_parameter_or_argument")
-MADE = ("not_seen_made", "made_in_forward", "made_in_backward", "made_in_optimizer", "made_in_loop")
+MADE = ("not_seen_made", "in_forward", "in_backward", "in_optimizer", "in_loop")
 FREED = ("freed_in_backward", "freed_in_loop")
 TORCHS = ("torch_says_parameter", "torch_says_input")
 # A block that no rule knows but the last: made outside of all phases, and alive at the end.
@@ -80,24 +80,24 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         ({"role": Role.ARGUMENT, **BEFORE, "is_made_unseen": True}, Kind.INPUT),
         ({"role": Role.ARGUMENT, "used_by_backward": True}, Kind.INPUT),
         # What FSDP reduced gradients to is the gradient of its shard; a view of DDP's bucket is one too.
-        ({"role": Role.GRADIENT, **BACKWARD, "is_of_collective": True}, Kind.GRADIENT),
+        ({"role": Role.GRADIENT, **BACKWARD, "in_collective": True}, Kind.GRADIENT),
         # A leaf of nobody's is a parameter if it is trained, else points at which something is asked to hold.
         ({"role": Role.LEAF, **BEFORE, "is_trained": True, "is_over": True}, Kind.PARAMETER),
         ({"role": Role.LEAF, **BEFORE}, Kind.INPUT),
     ),
     (
         Evidence.OF_COLLECTIVE,
-        ({**FORWARD, "is_of_collective": True, "freed": Phase.BACKWARD}, Kind.COMMUNICATION),
+        ({**FORWARD, "in_collective": True, "freed": Phase.BACKWARD}, Kind.COMMUNICATION),
         # A module has what FSDP has gathered as its parameters, and what another stage has sent as its argument.
-        ({**FORWARD, "is_of_collective": True, "role": Role.PARAMETER}, Kind.COMMUNICATION),
-        ({"is_of_collective": True, "role": Role.ARGUMENT}, Kind.COMMUNICATION),
+        ({**FORWARD, "in_collective": True, "role": Role.PARAMETER}, Kind.COMMUNICATION),
+        ({"in_collective": True, "role": Role.ARGUMENT}, Kind.COMMUNICATION),
         # A module lists what FSDP has gathered as its parameters.
-        ({"is_of_collective": True, "is_listed": True, "category": Category.PARAMETER}, Kind.COMMUNICATION),
-        ({**BACKWARD, "is_of_collective": True}, Kind.COMMUNICATION),
+        ({"in_collective": True, "is_listed": True, "category": Category.PARAMETER}, Kind.COMMUNICATION),
+        ({**BACKWARD, "in_collective": True}, Kind.COMMUNICATION),
         # The weights of a recurrent layer, which FSDP gathers as bytes.
-        ({**FORWARD, "is_of_collective": True, "is_dropout_state": True}, Kind.COMMUNICATION),
+        ({**FORWARD, "in_collective": True, "is_dropout_state": True}, Kind.COMMUNICATION),
         # A graph from before the recording keeps what was gathered for it.
-        ({**FORWARD, "is_of_collective": True, "role": Role.SAVED}, Kind.COMMUNICATION),
+        ({**FORWARD, "in_collective": True, "role": Role.SAVED}, Kind.COMMUNICATION),
     ),
     (
         Evidence.LIBRARYS_STATE,
@@ -564,10 +564,10 @@ def test_on_every_workload_a_plain_loop_over_the_rules_agrees(name: str, recorde
         (BATCHES, {"role": Role.GRADIENT}, "is_observed_gradient"),
         (BATCHES, {"role": Role.PARAMETER}, "is_parameter_or_argument"),
         (MADE, {"made": NONE}, "not_seen_made"),
-        (MADE, {"made": Phase.FORWARD}, "made_in_forward"),
-        (MADE, {"made": Phase.BACKWARD}, "made_in_backward"),
-        (MADE, {"made": Phase.OPTIMIZER}, "made_in_optimizer"),
-        (MADE, {"made": Phase.OTHER}, "made_in_loop"),
+        (MADE, {"made": Phase.FORWARD}, "in_forward"),
+        (MADE, {"made": Phase.BACKWARD}, "in_backward"),
+        (MADE, {"made": Phase.OPTIMIZER}, "in_optimizer"),
+        (MADE, {"made": Phase.OTHER}, "in_loop"),
         (FREED, {"freed": NONE}, ""),
         (FREED, {"freed": Phase.BACKWARD}, "freed_in_backward"),
         (FREED, {"freed": Phase.OPTIMIZER}, ""),

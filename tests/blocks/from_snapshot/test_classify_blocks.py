@@ -31,7 +31,7 @@ MODULE = {**OUTSIDE, "in_module": True}
 LOSS = {**OUTSIDE, "in_functional": True}
 KEPT = {**MODULE, "is_kept_by_forward": True}
 BACKWARD = {"has_stack": True, "in_backward": True}
-STEP = {"has_stack": True, "in_step": True}
+STEP = {"has_stack": True, "in_optimizer": True}
 SILENT = {"in_silence": True, "has_cpp": False}
 SILENT_TWICE = {**SILENT, **GONE, "outlives_silence": True, "freed_in_silence": True}
 RELEASED = {**GONE, "freed_by_autograd": True}
@@ -269,7 +269,7 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         {**SILENT, "meets_step": True},
         {**MODULE, "meets_backward": True, "meets_step": True, "is_long_lived": True},
         {**MODULE, "meets_backward": True, "is_last_layers": True},
-        {**STEP, **GONE, **BEFORE, "has_stack": False, "in_step": False, "freed_by_autograd": True},
+        {**STEP, **GONE, **BEFORE, "has_stack": False, "in_optimizer": False, "freed_by_autograd": True},
     ),
 )
 
@@ -395,7 +395,7 @@ def possible(table: BlockFacts) -> Any:
         table.freed_by_autograd | table.freed_by_zero_grad | table.freed_in_step | table.freed_in_silence
         | table.data_was_set | table.freed_by_program
     )  # fmt: skip
-    placed = table.in_backward | table.in_step | table.in_module | (table.constructor != NONE)
+    placed = table.in_backward | table.in_optimizer | table.in_module | (table.constructor != NONE)
     no = (
         (freed & table.is_at_end)
         | (placed & ~table.has_stack)
@@ -408,11 +408,13 @@ def possible(table: BlockFacts) -> Any:
     )
     no |= table.has_only_forward & table.is_frozen_set
     takes_place = table.takes_buffers_place | table.takes_parameters_place
-    no |= takes_place & (table.in_module_setup | table.in_backward | table.in_step | table.is_before | ~table.has_stack)
+    no |= takes_place & (
+        table.in_module_setup | table.in_backward | table.in_optimizer | table.is_before | ~table.has_stack
+    )
     no |= table.is_kept_alone & (~table.in_module | table.meets_backward)
     no |= table.in_silence & (table.stack_kind != NONE)
     no |= table.is_left_by_backward & ~(table.is_at_end & ~table.is_before & (table.in_backward | table.in_silence))
-    no |= table.outlives_step & ~table.in_step
+    no |= table.outlives_step & ~table.in_optimizer
     no |= table.is_replacing & ~table.outlives_step
     no |= table.freed_by_autograd & table.freed_in_silence
     no |= table.outlives_silence & ~table.in_silence
@@ -420,8 +422,8 @@ def possible(table: BlockFacts) -> Any:
     no |= (table.freed_in_recompute & ~table.freed_by_autograd) | (table.in_recompute & ~table.in_backward)
     no |= table.freed_by_program & (table.freed_by_autograd | table.freed_in_silence)
     no |= table.is_in_flight & ~(table.in_backward & table.is_at_end & ~table.is_before)
-    no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)
-    no |= (table.constructor != NONE) & (table.in_backward | table.in_step | table.in_module)
+    no |= table.has_only_forward & (table.in_backward | table.in_optimizer | table.freed_in_step | table.meets_backward)
+    no |= (table.constructor != NONE) & (table.in_backward | table.in_optimizer | table.in_module)
     no |= table.is_brief_workspace & table.is_before
     no |= table.is_workspace_kept & ~table.is_at_end
     no |= table.is_kept_by_forward & ~(table.outside & table.in_module & table.is_at_end & ~table.meets_backward)

@@ -277,7 +277,7 @@ def test_a_life_through_backward_and_a_step(tmp_path: Path) -> None:
     first, gradient, scratch, last = (found[BASE + at] for at in (0, 1024, 2048, 4096))
     assert first.outside and first.meets_backward and first.meets_step and first.is_at_end and not first.is_before
     assert gradient.in_backward and gradient.meets_step and not gradient.outside
-    assert scratch.in_step and scratch.freed_in_step and not scratch.outlives_step and not scratch.is_at_end
+    assert scratch.in_optimizer and scratch.freed_in_step and not scratch.outlives_step and not scratch.is_at_end
     assert last.freed_by_autograd and not last.meets_step and last.has_cpp
 
 

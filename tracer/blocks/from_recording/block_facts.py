@@ -95,12 +95,6 @@ class Facts:
         """Observations of live tensors on the device."""
         return DeviceRecording(self.recording, self.known, self.lifetimes.device)
 
-    @property
-    def step_start_ns(self) -> int:
-        """Start of the step that the moment is in; -1 where it is in none."""
-        starts = self.recording.step_starts_ns
-        return int(starts[starts <= self.time_ns].max(initial=NONE))
-
     @cached_property
     def uses(self) -> StorageUses:
         """Uses of each storage by operators."""
@@ -146,23 +140,13 @@ class Facts:
 
     allocation = number(lambda f: f.lifetimes.allocation)  # Row in `Recording.allocations`
     maker = number(lambda f: at(f.recording.allocations.op, f.allocation, NONE))  # Row in `Recording.ops`
-    freer = number(lambda f: at(f.recording.allocations.op, f.freed_by, NONE))
     step = number(lambda f: at(f.attribution.allocation_step, f.allocation, NONE))
-    step_of_free = number(lambda f: at(f.attribution.allocation_step, f.freed_by, NONE))
     made_with_grad = truth(lambda f: at(records_grad(f.recording), f.maker, False))
     made_ns = number(lambda f: at(f.recording.allocations.time_ns, f.allocation, NONE))
     made_in_pass = number(lambda f: f.pass_of(f.made_ns))  # The backward pass
     freed_ns = number(lambda f: at(f.recording.allocations.time_ns, f.freed_by, _FOREVER))
     # Row in `model_calls` of the call that it was made in
     call = number(lambda f: enclosing(f.model_calls.start_ns, f.model_calls.end_ns, f.made_ns))
-
-    @truth
-    def freed_inside_compiled(self) -> PerBlock[Bool]:
-        """Freed before the compiled code that made it had returned."""
-        origins = self.attribution.origins
-        if origins is None:
-            return np.zeros(len(self), np.bool_)
-        return np.asarray(self.freed_ns <= at(origins.invocation_end_ns, self.allocation, NONE), np.bool_)
 
     # ---- live tensors at the block's address -------------------------------------------------------------------------
 
@@ -204,21 +188,22 @@ class Facts:
     # `Phase` in which a recorded allocation made it; none for what was not seen being made
     made = number(lambda f: at(f.attribution.allocation_phase, f.allocation, NONE))
     not_seen_made = truth(lambda f: f.made == NONE)  # From before, or where the profiler does not record
-    made_in_forward = truth(lambda f: f.made == Phase.FORWARD)
-    made_in_backward = truth(lambda f: f.made == Phase.BACKWARD)
-    made_in_optimizer = truth(lambda f: f.made == Phase.OPTIMIZER)
-    made_in_loop = truth(lambda f: f.made == Phase.OTHER)
+    in_forward = truth(lambda f: f.made == Phase.FORWARD)
+    in_backward = truth(lambda f: f.made == Phase.BACKWARD)
+    in_optimizer = truth(lambda f: f.made == Phase.OPTIMIZER)
+    in_loop = truth(lambda f: f.made == Phase.OTHER)
     is_made_unseen = truth(lambda f: f.lifetimes.made_unseen)  # During the recording, and not seen
     # `Phase` of the free; none where it lives on
     freed = number(lambda f: at(f.attribution.allocation_phase, f.freed_by, NONE))
     freed_in_backward = truth(lambda f: f.freed == Phase.BACKWARD)
     freed_in_loop = truth(lambda f: f.freed == Phase.OTHER)
 
-    freed_by_maker = truth(lambda f: (f.maker >= 0) & (f.maker == f.freer))  # By the same operator
+    # By the same operator
+    freed_by_maker = truth(lambda f: (f.maker >= 0) & (f.maker == at(f.recording.allocations.op, f.freed_by, NONE)))
     # An optimizer's `zero_grad` freed it, and the operator that made it ran with gradients off
     freed_by_zero_grad = truth(lambda f: f.freed_in(ZERO_GRAD_PREFIX) & ~f.made_with_grad)
     # Freed in a later step than it was made in, or never
-    outlived_step = truth(lambda f: (f.freed_by < 0) | (f.step_of_free > f.step))
+    outlived_step = truth(lambda f: (f.freed_by < 0) | (at(f.attribution.allocation_step, f.freed_by, NONE) > f.step))
 
     @truth
     def meets_step(self) -> PerBlock[Bool]:
@@ -238,7 +223,8 @@ class Facts:
     @truth
     def is_over(self) -> PerBlock[Bool]:
         """Alive at the moment, made before the step that it is in, and not used by any operator since that began."""
-        start_ns = self.step_start_ns
+        starts_ns = self.recording.step_starts_ns
+        start_ns = starts_ns[starts_ns <= self.time_ns].max(initial=NONE)
         last_ns = at(self.uses.last_used_ns, self.lifetimes.key, _FOREVER)
         # Compiled code reads without an operator: where there is some, a storage from before may have been read so.
         is_unseen_use = (last_ns < 0) & (self.made_ns < 0) & (self.attribution.origins is not None)
@@ -270,7 +256,7 @@ class Facts:
     def is_past_release(self) -> PerBlock[Bool]:
         """The next backward pass after it let go of what forward had made."""
         start_ns, _ = self.passes
-        let_go_in = self.pass_of(self.freed_ns[self.made_in_forward])
+        let_go_in = self.pass_of(self.freed_ns[self.in_forward])
         releases: Bools = np.zeros(len(start_ns) + 1, np.bool_)
         releases[let_go_in[let_go_in >= 0]] = True
         return np.asarray(releases[np.searchsorted(start_ns, self.made_ns, side="right")], np.bool_)
@@ -327,7 +313,7 @@ class Facts:
     # By a module that ran again inside backward
     is_recomputed = truth(lambda f: at(f.attribution.op_recomputed, f.maker, False))
     # Where FSDP, DDP or a pipeline makes the buffers of what is sent
-    is_of_collective = truth(lambda f: at(f.attribution.allocation_is_collectives, f.allocation, False))
+    in_collective = truth(lambda f: at(f.attribution.allocation_is_collectives, f.allocation, False))
 
     @truth
     def went_back(self) -> PerBlock[Bool]:
@@ -344,8 +330,14 @@ class Facts:
         return np.where(self.call >= 0, ~at(self.model_calls.records_grad, self.call, True), off) & (self.maker >= 0)
 
     is_compiled_buffer = truth(lambda f: f.of_origin("is_buffer"))  # Generated code asked for it, and named it
-    # A compiled forward returns it for backward, and did not free it itself
-    is_saved_by_compiled = truth(lambda f: f.of_origin("is_saved") & ~f.freed_inside_compiled)
+
+    @truth
+    def is_saved_by_compiled(self) -> PerBlock[Bool]:
+        """A compiled forward returns it for backward, and did not free it before it returned."""
+        origins = self.attribution.origins
+        end_ns = at(origins.invocation_end_ns, self.allocation, NONE) if origins is not None else NONE
+        return self.of_origin("is_saved") & (self.freed_ns > end_ns)
+
     # A compiled backward computes a result of forward's again in it
     is_recomputed_by_compiled = truth(lambda f: f.of_origin("is_recomputed"))
     # A compiled backward has put something else where a saved buffer was

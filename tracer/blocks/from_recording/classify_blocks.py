@@ -25,10 +25,10 @@ RULES: tuple[Rule[F], ...] = (
             AnyOf(Not(F.is_observed_batch), Not(F.is_over)),
             AnyOf(Not(F.is_observed_argument), Not(F.is_computed)),
             AnyOf(Not(F.is_observed_gradient), Not(F.is_source)),
-            AnyOf(Not(F.is_parameter_or_argument), Not(F.is_of_collective)),
+            AnyOf(Not(F.is_parameter_or_argument), Not(F.in_collective)),
         ),
     ),
-    Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, (F.is_of_collective,)),
+    Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, (F.in_collective,)),
     Rule(Evidence.LIBRARYS_STATE, Kind.WORKSPACE, (F.is_dropout_state,)),
     Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, (F.was_saved_before,)),
     Rule(Evidence.LIBRARYS, Kind.WORKSPACE, (F.is_librarys, Not(F.has_tensor))),
@@ -46,7 +46,7 @@ RULES: tuple[Rule[F], ...] = (
     Rule(Evidence.COMPILED_RECOMPUTED, Kind.ACTIVATION, (F.is_recomputed_by_compiled,)),
     Rule(Evidence.COMPILED_TAKEN_OVER, F.kind_of_gradient, (F.is_taken_over_by_compiled,)),
     Rule(Evidence.COMPILED_SAVED, Kind.ACTIVATION, (F.is_saved_by_compiled,)),
-    Rule(Evidence.LISTED, F.kind_of_category, (F.is_listed, AnyOf(F.not_seen_made, F.made_in_loop))),
+    Rule(Evidence.LISTED, F.kind_of_category, (F.is_listed, AnyOf(F.not_seen_made, F.in_loop))),
     Rule(Evidence.REACHED, Kind.HELD, (F.is_reached,)),
     Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, (F.not_seen_made,)),
     # Results of the operator that failed are no workspace: rules below say what they would have been.
@@ -57,21 +57,21 @@ RULES: tuple[Rule[F], ...] = (
     ),
     # Where no uses are recorded, no tensor was seen either: a tensor inside of the operator, or scratch memory.
     Rule(Evidence.FREED_BY_MAKER, Kind.TEMPORARY, (F.freed_by_maker, Not(F.knows_uses))),
-    Rule(Evidence.ACCUMULATED, Kind.GRADIENT, (F.made_in_backward, F.is_gradient)),
-    Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, (F.made_in_backward, F.is_recomputed)),
-    Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, (F.made_in_backward, F.used_by_later_backward)),
+    Rule(Evidence.ACCUMULATED, Kind.GRADIENT, (F.in_backward, F.is_gradient)),
+    Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, (F.in_backward, F.is_recomputed)),
+    Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, (F.in_backward, F.used_by_later_backward)),
     # Without uses, as in a trace from elsewhere.
-    Rule(Evidence.FREED_BY_ZERO_GRAD, Kind.GRADIENT, (F.made_in_backward, Not(F.knows_uses), F.freed_by_zero_grad)),
+    Rule(Evidence.FREED_BY_ZERO_GRAD, Kind.GRADIENT, (F.in_backward, Not(F.knows_uses), F.freed_by_zero_grad)),
     Rule(
         Evidence.BACKWARD_TO_STEP,
         Kind.GRADIENT,
-        (F.made_in_backward, Not(F.knows_uses), F.meets_step, F.is_of_gradients_size),
+        (F.in_backward, Not(F.knows_uses), F.meets_step, F.is_of_gradients_size),
     ),
-    Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, (F.made_in_backward,)),
+    Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, (F.in_backward,)),
     # In a step that failed: what it has made and its state has not.
-    Rule(Evidence.WITHIN_FAILED_STEP, Kind.TEMPORARY, (F.made_in_optimizer, F.is_of_failed_optimizer)),
-    Rule(Evidence.OPTIMIZER_KEPT, Kind.OPTIMIZER_STATE, (F.made_in_optimizer, F.outlived_step)),
-    Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, (F.made_in_optimizer,)),
+    Rule(Evidence.WITHIN_FAILED_STEP, Kind.TEMPORARY, (F.in_optimizer, F.is_of_failed_optimizer)),
+    Rule(Evidence.OPTIMIZER_KEPT, Kind.OPTIMIZER_STATE, (F.in_optimizer, F.outlived_step)),
+    Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, (F.in_optimizer,)),
     # From here on it was made in forward or by the loop.
     Rule(
         Evidence.FROM_OUTSIDE,
@@ -81,25 +81,25 @@ RULES: tuple[Rule[F], ...] = (
     Rule(
         Evidence.SAVED,
         Kind.ACTIVATION,
-        (AnyOf(F.used_by_backward, F.made_in_forward), AnyOf(F.used_by_backward, F.freed_in_backward)),
+        (AnyOf(F.used_by_backward, F.in_forward), AnyOf(F.used_by_backward, F.freed_in_backward)),
     ),
-    Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, (F.made_in_forward, F.is_without_grad)),
+    Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, (F.in_forward, F.is_without_grad)),
     # Its step failed before a backward came to it: nothing that happens later can tell that.
-    Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, (F.made_in_forward, F.awaits_backward)),
-    Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, (F.made_in_forward, F.went_back, Not(F.outlived_backward))),
+    Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, (F.in_forward, F.awaits_backward)),
+    Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, (F.in_forward, F.went_back, Not(F.outlived_backward))),
     # An output of the model's, or a loss: whether backward also used it, a trace does not say.
     Rule(
         Evidence.KEPT_BEHIND_BACKWARD,
         Kind.UNKNOWN,
-        (F.made_in_forward, F.went_back, Not(F.knows_uses), Not(F.outlived_step), F.is_past_release),
+        (F.in_forward, F.went_back, Not(F.knows_uses), Not(F.outlived_step), F.is_past_release),
     ),
     Rule(
         Evidence.FREED_BEHIND_BACKWARD,
         Kind.ACTIVATION,
-        (F.made_in_forward, F.went_back, Not(F.knows_uses), Not(F.outlived_step)),
+        (F.in_forward, F.went_back, Not(F.knows_uses), Not(F.outlived_step)),
     ),
-    Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, (F.made_in_forward, F.went_back)),
-    Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, (F.made_in_forward,)),
+    Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, (F.in_forward, F.went_back)),
+    Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, (F.in_forward,)),
     Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, (Not(F.knows_uses), F.outlived_backward, Not(F.outlived_step))),
     # `for batch in loader` keeps the old one until there is a new one.
     Rule(Evidence.UNTIL_NEXT_BATCH, Kind.INPUT, (Not(F.knows_uses), F.is_replaced)),

@@ -91,9 +91,9 @@ class LifeFacts:
     in_backward = made_in(Fact.ENGINE)  # In a node that autograd evaluates
     in_recompute = made_in(Fact.RECOMPUTE)  # In what a checkpoint computes again, and in no backward of its own
     is_born_in_step = made_in(Fact.OPTIMIZER_STEP)
-    in_step = truth(lambda f: f.is_born_in_step | (f.has_stack & (f.phases.steps.containing(f.begin) >= 0)))
+    in_optimizer = truth(lambda f: f.is_born_in_step | (f.has_stack & (f.phases.steps.containing(f.begin) >= 0)))
     # Made in the recording, by code that is seen to be neither backward's nor the optimizer's
-    outside = truth(lambda f: f.has_stack & ~f.in_backward & ~f.in_step & ~f.is_before)
+    outside = truth(lambda f: f.has_stack & ~f.in_backward & ~f.in_optimizer & ~f.is_before)
     # Without a stack, in a recording of a training's Python frames alone: autograd's threads have none
     in_silence = truth(lambda f: ~f.has_stack & ~f.is_before & f.phases.is_silence_autograd)
     # In the backward that a call of `torch.autograd.grad` ran, which writes no .grad
@@ -101,7 +101,7 @@ class LifeFacts:
     # The call of a layer with one weight that it is in, by its line and its callers'
     layer = number(lambda f: np.where(f.is_before, NONE, f.sites.layers[f.lives.stack]))
 
-    runs_later = truth(lambda f: f.in_module | f.in_backward | f.in_step)
+    runs_later = truth(lambda f: f.in_module | f.in_backward | f.in_optimizer)
     # The outermost constructor of the program's that it is in, and not in a module's call
     constructor = number(lambda f: np.where(f.runs_later, NONE, f.sites.constructors[f.lives.stack]))
     in_constructor = truth(lambda f: f.constructor != NONE)
@@ -244,7 +244,7 @@ class LifeFacts:
     # ---- what ran while it was in use --------------------------------------------------------------------------------
 
     # When the step that made it was over
-    outlives_step = truth(lambda f: f.in_step & (f.end >= f.phases.whole_steps.end_after(f.begin)))
+    outlives_step = truth(lambda f: f.in_optimizer & (f.end >= f.phases.whole_steps.end_after(f.begin)))
     meets_step = truth(lambda f: f.end > f.phases.steps.next_start(f.begin))
     meets_backward = truth(lambda f: f.meets(f.phases.num_backward))
     # An entry of it, or one without a stack

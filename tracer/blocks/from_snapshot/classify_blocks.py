@@ -22,7 +22,7 @@ PROOFS: Final[tuple[Rule[F], ...]] = (
     Rule(
         Evidence.FREED_BY_ZERO_GRAD,
         Kind.GRADIENT,
-        (F.freed_by_zero_grad, Not(F.in_step), AnyOf(F.in_backward, F.in_silence, F.is_before)),
+        (F.freed_by_zero_grad, Not(F.in_optimizer), AnyOf(F.in_backward, F.in_silence, F.is_before)),
     ),
     Rule(Evidence.FREED_BY_DATA_ASSIGNMENT, Kind.PARAMETER, (F.data_was_set, Not(F.in_backward))),
     Rule(Evidence.REPLACES_BUFFER, Kind.BUFFER, (F.takes_buffers_place,)),
@@ -35,8 +35,8 @@ PROOFS: Final[tuple[Rule[F], ...]] = (
     Rule(Evidence.COLLECTIVE_STACK, Kind.COMMUNICATION, (F.in_collective,)),
     Rule(Evidence.REPLACES_PARAMETER, Kind.PARAMETER, (F.is_replacing,)),
     Rule(Evidence.OUTLIVED_STEP, Kind.OPTIMIZER_STATE, (F.outlives_step,)),
-    Rule(Evidence.WITHIN_STEP, Kind.TEMPORARY, (F.in_step, Not(F.is_before), Not(F.is_at_end))),
-    Rule(Evidence.STEP_STACK_BEFORE, Kind.OPTIMIZER_STATE, (F.in_step, F.is_before)),
+    Rule(Evidence.WITHIN_STEP, Kind.TEMPORARY, (F.in_optimizer, Not(F.is_before), Not(F.is_at_end))),
+    Rule(Evidence.STEP_STACK_BEFORE, Kind.OPTIMIZER_STATE, (F.in_optimizer, F.is_before)),
     Rule(Evidence.RELEASED_BY_AUTOGRAD, Kind.ACTIVATION, (F.outside, F.freed_by_autograd)),
     Rule(
         Evidence.HELD_OVER_BACKWARD,

@@ -100,7 +100,7 @@ class BlockFacts(LifeFacts):
         olds, stacks = np.flatnonzero(self.freed_in_step & set_anew), [np.zeros(0, dtype=np.int32)]
         for _ in range(_MAX_ASSIGNMENTS):
             news = self._made_before_free(olds)
-            news = news[(news >= 0) & (news != olds) & self.in_step[news]]
+            news = news[(news >= 0) & (news != olds) & self.in_optimizer[news]]
             stacks.append(self.lives.stack[news[self.outlives_step[news]]])
             # What was assigned and does not outlive the step was replaced in it: decay first, then the update.
             olds = news[~self.outlives_step[news] & self.freed_in_step[news]]
@@ -188,7 +188,7 @@ class BlockFacts(LifeFacts):
         """
         of_stacks = agreed(device.proved_of_stacks for device in self.devices or [self])
         stack_kind = np.maximum(of_stacks[self.lives.stack], NONE)
-        stays = self.is_at_end & (self.in_step | self.outlives_backward | self.meets_backward | self.meets_step)
+        stays = self.is_at_end & (self.in_optimizer | self.outlives_backward | self.meets_backward | self.meets_step)
         stays &= ~(self.in_backward & ~self.outlives_backward & ~self.meets_step)
         # What forward made and outlived backward and the step is held by somebody.
         stays |= self.outside & self.meets_backward & self.meets_step
