@@ -43,7 +43,7 @@ number = FactOf["LifeFacts", Int]
 
 def made_in(*wanted: Fact) -> FactOf[LifeFacts, Bool]:
     """Whether the stack that made a block proves one of these."""
-    return truth(lambda f: has(f.sites.facts[f.lives.stack], *wanted))
+    return truth(lambda f: has(f.made, *wanted))
 
 
 def freed_in(*wanted: Fact) -> FactOf[LifeFacts, Bool]:
@@ -64,6 +64,7 @@ class LifeFacts:
     def __len__(self) -> int:
         return len(self.is_before)
 
+    made = number(lambda f: f.sites.facts[f.lives.stack])  # Facts of the stacks that made the blocks
     begin = number(lambda f: f.lives.begin)
     end = number(lambda f: f.lives.end)
     is_before = truth(lambda f: f.begin == BEFORE)
@@ -90,8 +91,9 @@ class LifeFacts:
     in_convolution = made_in(Fact.CONVOLUTION)
     in_backward = made_in(Fact.ENGINE)  # In a node that autograd evaluates
     in_recompute = made_in(Fact.RECOMPUTE)  # In what a checkpoint computes again, and in no backward of its own
-    is_born_in_step = made_in(Fact.OPTIMIZER_STEP)
-    in_optimizer = truth(lambda f: f.is_born_in_step | (f.has_stack & (f.phases.steps.containing(f.begin) >= 0)))
+    in_optimizer = truth(
+        lambda f: has(f.made, Fact.OPTIMIZER_STEP) | (f.has_stack & (f.phases.steps.containing(f.begin) >= 0))
+    )
     # Made in the recording, by code that is seen to be neither backward's nor the optimizer's
     outside = truth(lambda f: f.has_stack & ~f.in_backward & ~f.in_optimizer & ~f.is_before)
     # Without a stack, in a recording of a training's Python frames alone: autograd's threads have none
@@ -101,9 +103,12 @@ class LifeFacts:
     # The call of a layer with one weight that it is in, by its line and its callers'
     layer = number(lambda f: np.where(f.is_before, NONE, f.sites.layers[f.lives.stack]))
 
-    runs_later = truth(lambda f: f.in_module | f.in_backward | f.in_optimizer)
-    # The outermost constructor of the program's that it is in, and not in a module's call
-    constructor = number(lambda f: np.where(f.runs_later, NONE, f.sites.constructors[f.lives.stack]))
+    @number
+    def constructor(self) -> Ints:
+        """The outermost constructor of the program's that it is in, and not in a module's call."""
+        runs_later = self.in_module | self.in_backward | self.in_optimizer
+        return np.where(runs_later, NONE, self.sites.constructors[self.lives.stack])
+
     in_constructor = truth(lambda f: f.constructor != NONE)
 
     @cached_property
@@ -254,9 +259,11 @@ class LifeFacts:
     # When the thread that calls backward went on
     outlives_silence = truth(lambda f: f.in_silence & (f.end >= f.phases.silences.end_after(f.begin)))
 
-    num_begun = number(lambda f: np.searchsorted(f.phases.steps.start, f.begin, side="right"))
-    # Two or more steps began while it was in use
-    is_long_lived = truth(lambda f: np.searchsorted(f.phases.steps.start, f.end, side="right") - f.num_begun >= 2)
+    @truth
+    def is_long_lived(self) -> Bools:
+        """Two or more steps began while it was in use."""
+        begun, over = (np.searchsorted(self.phases.steps.start, at, side="right") for at in (self.begin, self.end))
+        return np.asarray(over - begun >= 2, np.bool_)
 
     @truth
     def is_called_again(self) -> Bools:

@@ -287,11 +287,12 @@ class BlockFacts(LifeFacts):
         are_some = not self.is_backward_over
         return as_many_as(self.is_staying, self.size, *self.gradients, others=others, are_some=are_some)
 
-    # Sizes of parameters by all that is known
-    of_known_parameters = number(
-        lambda f: f.size[f.is_as_many_as_gradients | f.is_constructed | (f.proved == Kind.PARAMETER)]
-    )
-    is_of_parameters_size = truth(lambda f: has_size_of(f.size, f.of_known_parameters))
+    @truth
+    def is_of_parameters_size(self) -> Bools:
+        """Of the size of a parameter, by all that is known."""
+        known = self.is_as_many_as_gradients | self.is_constructed | (self.proved == Kind.PARAMETER)
+        return has_size_of(self.size, self.size[known])
+
     # A block of its size was there before and is never freed
     has_size_of_staying = truth(lambda f: f.is_of_parameters_size | has_size_of(f.size, f.size[f.is_staying]))
 
@@ -305,13 +306,15 @@ class BlockFacts(LifeFacts):
         """There before, never freed, of a size of which there are two or three for each gradient, and made first."""
         is_first = np.zeros(len(self), dtype=np.bool_)
         if self.sets.times:
-            rows = np.flatnonzero(self.is_of_sets)
+            rows = np.flatnonzero(self.is_staying & has_size_of(self.size, self.sets.sizes))
             is_first[first_of_each(rows, self.size, self.lives.addr, self.sets.times, self.state.segments)] = True
         return is_first
 
-    is_of_sets = truth(lambda f: f.is_staying & np.bool_(f.is_backward_over) & np.isin(f.size, f.sets.sizes))
-    is_of_parts = truth(lambda f: f.is_staying & np.bool_(f.is_backward_over) & np.isin(f.size, f.sets.of_parts))
-    is_later_set = truth(lambda f: (f.is_of_sets & ~f.is_first_set) | f.is_of_parts)  # Made later
+    @truth
+    def is_later_set(self) -> Bools:
+        """Of such a size and made later, or the state of parameters that lie in one block."""
+        sizes = np.append(self.sets.sizes, self.sets.of_parts)
+        return self.is_staying & has_size_of(self.size, sizes) & ~self.is_first_set
 
     @cached_property
     def num_layers(self) -> float:
