@@ -14,8 +14,20 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.allocator.recorded import Program
-from tests.snapshot.dumps import REAL_DATA, REAL_FILES, Row, block, entry, frame, freed, segment, snapshot, write
-from tests.snapshot.explained import explain_snapshot
+from tests.snapshot.dumps import (
+    REAL_DATA,
+    REAL_FILES,
+    Row,
+    block,
+    each_real_file,
+    entry,
+    frame,
+    freed,
+    segment,
+    snapshot,
+    write,
+)
+from tests.snapshot.explained import explain_snapshot, real_replayed
 from tracer.answers.difference import PeakDiff
 from tracer.answers.snapshot_difference import diff_snapshots, differing, match_stacks
 from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding, explain_replayed, replay_snapshot
@@ -133,10 +145,9 @@ def test_markup_and_rest_in_the_text(tmp_path: Path) -> None:
     assert "27 more" in text
 
 
-@pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")
-@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.stem)
+@each_real_file
 def test_real_recordings_sum_and_print(path: Path) -> None:
-    finding = explain_snapshot(load_snapshot(path, isolated=False))
+    finding = explain_replayed(real_replayed(path))
     check_sums(finding)
     assert printed(finding)
     shown = json.loads(json.dumps(snapshot_json(finding, file="s")))

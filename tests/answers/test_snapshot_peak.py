@@ -22,7 +22,7 @@ from tests.answers.test_snapshot_findings import (
     printed,
 )
 from tests.blocks.from_snapshot.autograd_recorder import record
-from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, segment, snapshot, write
+from tests.snapshot.dumps import Row, block, each_real_file, entry, frame, freed, segment, snapshot, write
 from tests.snapshot.explained import explain_snapshot
 from tracer.allocator.fragmentation import AddressRanges, address_ranges
 from tracer.answers.rows import CallerShare
@@ -335,8 +335,7 @@ def test_pages_of_an_expandable_segment_come_and_go_one_by_one(tmp_path: Path) -
     ]
 
 
-@pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")
-@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.stem)
+@each_real_file
 def test_at_every_entry_the_ranges_sum_to_what_is_reserved(path: Path) -> None:
     loaded = load_snapshot(path, isolated=False)
     for state in loaded.devices:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import main
 from tests.engines.test_start import READY
 from tests.processes import run_python
 from tracer.command_line import role
@@ -334,10 +336,13 @@ def test_a_loop_that_goes_on_in_another_thread_is_recorded_there_or_said_to_be_t
         ("empty.py", "\n", "empty.py is empty."),
     ],
 )
-def test_a_file_that_is_no_script_is_a_sentence(name: str, text: str, words: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_script_is_a_sentence(
+    name: str, text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / name).write_text(text, "utf-8")
-    done = run(tmp_path, name)
-    assert (done.returncode, done.stdout) == (1, "")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main.app, ["run", name], prog_name="main.py")
+    assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.startswith(f"Error: {words}\nHint: ")
 
 

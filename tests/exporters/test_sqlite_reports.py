@@ -15,20 +15,19 @@ from tests.answers.operators.test_run_times import times
 from tests.answers.test_snapshot_findings import BASE, MAIN, MIB, load
 from tests.exporters.report_readers import R1, R2, R3, R4, dump, query, shape
 from tests.exporters.snapshot_samples import LINEAR_BUILD, out_of_memory
-from tests.snapshot.dumps import REAL_FILES, block, entry, frame, segment, snapshot
+from tests.snapshot.dumps import block, each_real_file, entry, frame, segment, snapshot
+from tests.snapshot.explained import real_replayed
 from tests.training_steps import ONE_OF_EACH, REPORT_WORKLOADS, record
 from tracer.answers.operators.invocations import op_instances
 from tracer.answers.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
 from tracer.answers.operators.run_times import RunTimeRow
 from tracer.answers.recording_findings import find_in_cycle, put_together
-from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
+from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.capture.objects.parameter_origins import ParameterOrigins, describe_parameters
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.source_files import ProjectFiles
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.sqlite_reports import write_memory_report, write_run_time_report, write_snapshot_report
-from tracer.snapshot.columns import Snapshot
-from tracer.snapshot.load import load_snapshot
 
 memory_reader = pytest.importorskip("skyline.tracking.memory.report", reason="needs the package skyline-cli")
 time_reader = pytest.importorskip("skyline.tracking.time.report", reason="needs the package skyline-cli")
@@ -65,8 +64,7 @@ def times_written(rows: tuple[RunTimeRow, ...], folder: Path) -> Path:
     return path
 
 
-def snapshot_written(loaded: Snapshot, folder: Path) -> Path:
-    replayed = replay_snapshot(loaded)
+def snapshot_written(replayed: ReplayedSnapshot, folder: Path) -> Path:
     shown = explain_replayed(replayed).worst
     assert shown is not None
     path = folder / "report.sqlite"
@@ -78,7 +76,7 @@ def all_written(folder: Path) -> dict[str, Path]:
     return {
         "memory": memory_written(MEMORY_BY_HAND, folder),
         "time": times_written(TIMES_BY_HAND, folder),
-        "snapshot": snapshot_written(load(folder / "s", out_of_memory()), folder),
+        "snapshot": snapshot_written(replay_snapshot(load(folder / "s", out_of_memory())), folder),
     }
 
 
@@ -112,7 +110,7 @@ def test_times_by_hand_come_back(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_by_hand(tmp_path: Path) -> None:
-    path = snapshot_written(load(tmp_path / "s", out_of_memory()), tmp_path)
+    path = snapshot_written(replay_snapshot(load(tmp_path / "s", out_of_memory())), tmp_path)
     tables = dump(path)
     assert tables["weight_entries"] == [(1, "build", 2 * MIB, 0)]
     # Two blocks of one stack are one entry, called after the operation that its C++ frames name.
@@ -134,19 +132,18 @@ def test_text_of_a_recording_is_a_value(tmp_path: Path) -> None:
     evil = "x'); DROP TABLE weight_entries; --"
     trace = [entry("alloc", BASE, 2 * MIB, frames=[*LINEAR_BUILD[:-2], frame(f"{evil}\ud800", f"/{evil}.py"), MAIN])]
     loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 2 * MIB, [block(BASE, 2 * MIB)])]))
-    tables = dump(snapshot_written(loaded, tmp_path))
+    tables = dump(snapshot_written(replay_snapshot(loaded), tmp_path))
     assert tables["weight_entries"] == [(1, f"{evil}\\ud800", 2 * MIB, 0)]
     assert tables["stack_frames"][0] == (1, 0, f"/{evil}.py", 10)
 
 
-@pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")
-@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.stem)
+@each_real_file
 def test_entries_of_real_snapshots_sum_to_their_kinds(path: Path, tmp_path: Path) -> None:
-    loaded = load_snapshot(path, isolated=False)
-    finding = explain_replayed(replay_snapshot(loaded))
+    replayed = real_replayed(path)
+    finding = explain_replayed(replayed)
     assert finding.worst is not None
     peak = finding.devices[finding.worst].peak
-    written = snapshot_written(loaded, tmp_path)
+    written = snapshot_written(replayed, tmp_path)
     assert query(written, R3, "peak_usage_bytes") == [(peak.requested_bytes,)]
     for kind, table in (("parameter", "weight_entries"), ("activation", "activation_entries")):
         of_kind = sum(group.bytes for group in peak.groups if group.kind.words == kind)

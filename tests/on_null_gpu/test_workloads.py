@@ -161,7 +161,7 @@ def test_what_is_made_again_in_backward_has_a_line_on_a_device_too(elsewhere: El
         assert block in on_cpu
 
 
-@pytest.mark.parametrize("name", ["fno_2d_torch_zeros", "convnet", "lstm", "checkpointing", "lbfgs"])
+@pytest.mark.parametrize("name", ["fno_2d_torch_zeros", "checkpointing"])
 def test_the_timeline_is_torchs_own(elsewhere: Elsewhere, name: str) -> None:
     assert elsewhere(timelines_differ, name, "cuda:0") == ""
 

@@ -6,6 +6,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Row = dict[str, Any]
 
 REAL_DATA = Path(__file__).resolve().parents[3] / "shared" / "realdata"
@@ -13,6 +15,11 @@ RECORDINGS = REAL_DATA.parent / "recordings"
 _NOT_READ = ("old_history_format", "gen_snapshot")  # Of torch 2.0; the program that made some of the others
 REAL_FILES = sorted(
     path for folder in (REAL_DATA, RECORDINGS) for path in folder.glob("*.p*") if path.stem not in _NOT_READ
+)
+each_real_file = pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem) for path in REAL_FILES]
+    or [pytest.param(REAL_DATA, marks=pytest.mark.skip("the real recordings are not here"))],
 )
 LIVE_STATES = ("active_allocated", "active_pending_free", "active_awaiting_free")
 

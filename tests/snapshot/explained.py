@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from tracer.answers.snapshot_findings import SnapshotFinding, explain_replayed, replay_snapshot
+from functools import cache
+from pathlib import Path
+
+from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.replay import Replay
+
+
+@cache
+def real_replayed(path: Path) -> ReplayedSnapshot:
+    """A real recording, which several files of tests look at, is read and replayed once."""
+    return replay_snapshot(load_snapshot(path, isolated=False))
 
 
 def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> SnapshotFinding:

@@ -128,7 +128,7 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 ROOT = Path(__file__).resolve().parents[2]
 # SNAPSHOT_FUZZ_COUNT=10000 for the long run; SNAPSHOT_FUZZ_SEED for other files.
-COUNT = os.environ.get("SNAPSHOT_FUZZ_COUNT", "150")
+COUNT = os.environ.get("SNAPSHOT_FUZZ_COUNT", "60")
 SEED = os.environ.get("SNAPSHOT_FUZZ_SEED", "0")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.snapshot.allocator_model import AllocatorModel
-from tests.snapshot.dumps import REAL_FILES, block, entry, freed, naive_peaks, read_plain, segment, snapshot, write
+from tests.snapshot.dumps import block, each_real_file, entry, freed, naive_peaks, read_plain, segment, snapshot, write
 from tests.snapshot.explained import allocated_after
 from tracer.allocator.fragmentation import fragmentation_after
 from tracer.block_sizes import recorded_divisions, round_sizes
@@ -214,8 +214,7 @@ def test_any_entries_at_all_keep_the_laws(
         assert found.requested_bytes.max() == naive_peaks(objects)[0]
 
 
-@pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")
-@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.stem)
+@each_real_file
 def test_real_recordings_peak_where_a_naive_replay_says(path: Path) -> None:
     loaded: Snapshot = load_snapshot(path, isolated=False)
     found = {state.device: replay(state, loaded.settings) for state in loaded.devices}

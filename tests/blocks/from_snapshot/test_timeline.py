@@ -24,8 +24,8 @@ from tests.answers.test_snapshot_findings import (
     load,
 )
 from tests.histories import known_of
-from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, segment, snapshot
-from tests.snapshot.explained import allocated_after
+from tests.snapshot.dumps import Row, block, each_real_file, entry, frame, freed, segment, snapshot
+from tests.snapshot.explained import allocated_after, real_replayed
 from tracer.answers.failed_allocation import last_seen
 from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
@@ -43,7 +43,7 @@ from tracer.blocks.from_snapshot.timeline import (
 from tracer.blocks.kinds import Evidence, Kind
 from tracer.capture.objects.known_storages import Role
 from tracer.exporters.page.snapshot_page import snapshot_page
-from tracer.snapshot.load import load_snapshot, snapshot_in_memory
+from tracer.snapshot.load import snapshot_in_memory
 
 
 # ---- The curves of a snapshot: by hand, against the replay, and against the plain way to decide kinds.
@@ -205,10 +205,9 @@ def test_the_recordings_own_categories_decide(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")
-@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.stem)
+@each_real_file
 def test_real_recordings(path: Path) -> None:
-    check(replay_snapshot(load_snapshot(path, isolated=False)))
+    check(real_replayed(path))
 
 
 @settings(max_examples=60, deadline=None)

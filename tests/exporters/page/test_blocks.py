@@ -14,20 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.answers.test_snapshot_findings import load
-from tests.exporters.page.page_samples import empty_page, peak_row, small_page
-from tests.exporters.page.test_snapshot_page import page_of
+from tests.exporters.page.page_samples import empty_page, html_of, peak_row, small_page
+from tests.exporters.page.test_snapshot_page import check_sums, page_of_replayed
 from tests.exporters.snapshot_samples import out_of_memory
-from tests.snapshot.dumps import REAL_FILES
+from tests.snapshot.dumps import each_real_file
+from tests.snapshot.explained import real_replayed
 from tests.training_steps import Recorded
 from tracer.answers.recording_findings import put_together
 from tracer.answers.rows import rows_of_lines
-from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.answers.snapshot_findings import ReplayedSnapshot, replay_snapshot
 from tracer.arrays import Ints
 from tracer.exporters.page.blocks import KeptBlocks, keep_blocks, unpacked
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.model import Page, PageBlocks, PagePeak, Series, without_times
 from tracer.exporters.page.timeline_page import timeline_page
-from tracer.snapshot.load import load_snapshot
 
 
 def sums_in(data: dict[str, Any], position: int) -> tuple[Ints, Ints]:
@@ -75,17 +75,17 @@ def test_at_any_moment_of_a_run_the_rows_sum_to_the_allocators_count(
 
 
 def test_at_any_moment_of_a_snapshot_the_rows_are_those_of_the_command(tmp_path: Path) -> None:
-    check_snapshot(tmp_path / "s", out_of_memory())
+    check_snapshot(replay_snapshot(load(tmp_path / "s", out_of_memory())))
 
 
-def check_snapshot(path: Path, objects: object | None = None) -> None:
-    loaded = load(path, objects) if objects is not None else load_snapshot(path, isolated=False)
-    page = page_of(loaded)
+def check_snapshot(replayed: ReplayedSnapshot) -> None:
+    page = page_of_replayed(replayed)
+    check_sums(page)
+    assert len(html_of([page])) < 3_000_000
     data = page_data(page)
     if not len(page.times):
         assert data["blocks"] is None
         return
-    replayed = replay_snapshot(loaded)
     one = next(each for each in replayed.devices if f"device {each.state.device}" == page.device)
     rows = kept_rows(data)
     assert data["timeline"]["counted"] is not None
@@ -98,10 +98,9 @@ def check_snapshot(path: Path, objects: object | None = None) -> None:
         assert sorted(bytes_[count > 0].tolist()) == sorted(group.bytes for group in groups)
 
 
-@pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")
-@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.stem)
+@each_real_file
 def test_at_any_moment_of_real_recordings(path: Path) -> None:
-    check_snapshot(path)
+    check_snapshot(real_replayed(path))
 
 
 def test_groups_say_what_their_rows_say() -> None:

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.answers.test_snapshot_findings import BACKWARD, BASE, FORWARD, FREE_BACKWARD, MIB, load
-from tests.exporters.page.page_samples import html_of
 from tests.exporters.snapshot_samples import out_of_memory
-from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, segment, snapshot
-from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
+from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
+from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.answers.tables import Place
 from tracer.answers.why.first_changes import FirstChange, FirstChanges
 from tracer.blocks.from_snapshot.sites import Site
@@ -22,11 +20,14 @@ from tracer.exporters.page.data import headline, page_data
 from tracer.exporters.page.model import Page
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.snapshot.columns import Snapshot
-from tracer.snapshot.load import load_snapshot
 
 
 def page_of(loaded: Snapshot, *, device: int | None = None, first: FirstChanges | None = None) -> Page:
-    replayed = replay_snapshot(loaded, device=device)
+    return page_of_replayed(replay_snapshot(loaded, device=device), first)
+
+
+def page_of_replayed(replayed: ReplayedSnapshot, first: FirstChanges | None = None) -> Page:
+    """The page of the worst device."""
     finding = explain_replayed(replayed)
     shown = finding.worst
     assert shown is not None
@@ -209,11 +210,3 @@ def test_without_history_there_is_no_timeline_and_nothing_was_before_it(tmp_path
     assert said[-1] == (
         "The peak counts requested bytes. torch reports 1.00 KiB allocated (rounded up) and 1.00 MiB reserved."
     )
-
-
-@pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")
-@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.stem)
-def test_real_recordings(path: Path) -> None:
-    shown = page_of(load_snapshot(path, isolated=False))
-    check_sums(shown)
-    assert len(html_of([shown])) < 3_000_000
