@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from tracer.answers.tables import Place, Section, Table, columns
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import html_of_data
-from tracer.exporters.page.model import Curve, Mark, Page, PagePeak, Series
+from tracer.exporters.page.model import Curve, Mark, Page, PageBlocks, PagePeak, Series
 
 SCRIPT = "</script><script>alert(1)</script>"
 IMAGE = "<img src=x onerror=alert(1)>"
@@ -43,6 +44,19 @@ def peak_row(size: int, **given: object) -> Row:
     return Row(bytes=size, **(usual | given))  # type: ignore[arg-type]
 
 
+def with_blocks(page: Page, row: int = 0) -> Page:
+    """The page with the peak's rows as blocks, each in use at one row of its times alone."""
+    assert page.peak is not None
+    groups = page.peak.rows
+    group = np.repeat(np.arange(len(groups)), [one.count for one in groups])
+    size = np.array([one.bytes // one.count for one in groups], np.int64)[group]
+    at = np.full(len(group), row, np.int64)
+    times = page.times if len(page.times) else np.zeros(1, np.int64)
+    return replace(
+        page, times=times, peak=replace(page.peak, row=row), blocks=PageBlocks(groups, group, size, at, at + 1)
+    )
+
+
 def small_page() -> Page:
     """Six events that can be checked by eye; the peak of 9000 bytes is the fourth, at 30 us of 50."""
     times = np.array([0, 10, 20, 30, 40, 50], np.int64) * 1000 + 1_700_000_000_000_000_000
@@ -50,7 +64,7 @@ def small_page() -> Page:
     activation = np.array([0, 3000, 5000, 4000, 1000, 0], np.int64)
     untagged = np.array([0, 0, 0, 3000, 0, 0], np.int64)
     at = times.tolist()
-    return Page(
+    page = Page(
         title="Small run",
         device="cpu",
         times=times,
@@ -77,12 +91,13 @@ def small_page() -> Page:
         run={"command": "python main.py", "torch": "2.15"},
         notes=("Reserved memory does not exist on the CPU.",),
     )
+    return with_blocks(page, 3)
 
 
 def one_event_page() -> Page:
     """A single allocation at time 0."""
     times = np.array([0], np.int64)
-    return Page(
+    page = Page(
         title="One event",
         device="cpu",
         times=times,
@@ -90,6 +105,7 @@ def one_event_page() -> Page:
         marks=(Mark("peak", "True peak", 0, 512),),
         peak=PagePeak(bytes=512, breakdown={"INPUT": 512}, rows=(peak_row(512, category="INPUT"),)),
     )
+    return with_blocks(page)
 
 
 def empty_page() -> Page:
@@ -115,7 +131,7 @@ def hostile_page() -> Page:
         peak_row(60, module=MARKUP, op=MARKUP, file="javascript:alert(1)//.py", torch_category=SCRIPT, evidence=IMAGE),
         peak_row(40, module="\u2028\u2029\ud800\x00", op="%%data%%", file="//evil.example/x.py", phase=SCRIPT),
     )
-    return Page(
+    page = Page(
         title=SCRIPT,
         device=IMAGE,
         subtitle=MARKUP,
@@ -129,3 +145,4 @@ def hostile_page() -> Page:
         run={IMAGE: SCRIPT, "command": MARKUP},
         notes=(IMAGE, SCRIPT),
     )
+    return with_blocks(page, 2)

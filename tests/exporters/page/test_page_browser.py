@@ -137,7 +137,7 @@ def test_lines_open_in_the_folder_that_the_reader_names(
     rows = tuple(
         samples.peak_row(9, file=file, line=3) for file in ("src/net.py", "~/net.py", "/usr/site-packages/a.py")
     )
-    page = Page(title="x", device="cpu", peak=PagePeak(27, rows=rows))
+    page = samples.with_blocks(Page(title="x", device="cpu", peak=PagePeak(27, rows=rows)))
 
     def links(tab: Any) -> set[str | None]:
         return {link.get_attribute("href") for link in tab.locator(".blocks a.place").all()}
@@ -231,8 +231,8 @@ def tiles(tab: Any) -> list[str]:
 
 def test_the_tree_is_a_flame_graph_by_caller_and_inverted(opened: Callable[..., Any]) -> None:
     page = samples.small_page()
-    assert page.peak is not None
-    with opened(replace(page, peak=replace(page.peak, stacks=STACKS))) as tab:
+    assert page.blocks is not None
+    with opened(replace(page, blocks=replace(page.blocks, stacks=STACKS))) as tab:
         assert tab.locator(".icicle").bounding_box()["width"] > 1000
         tab.get_by_role("button", name="By caller").click()
         assert tiles(tab)[1:] == [

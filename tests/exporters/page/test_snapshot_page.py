@@ -201,7 +201,7 @@ def test_a_device_that_ran_out_is_worse_than_a_larger_one(tmp_path: Path) -> Non
 
 def test_without_history_there_is_no_timeline_and_nothing_was_before_it(tmp_path: Path) -> None:
     shown = page_of(load(tmp_path / "s", [segment(BASE, MIB, [block(BASE, 700)])]))
-    assert (len(shown.times), shown.series, shown.lines, shown.marks) == (0, (), (), ())
+    assert (len(shown.times), shown.series, shown.lines, shown.marks) == (1, (), (), ())
     said = headline(shown)
     assert said[:2] == (
         "Peak: 700 B on device 0 at the moment of the snapshot.",

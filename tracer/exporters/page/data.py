@@ -25,7 +25,7 @@ from tracer.arrays import Ints, Rows
 from tracer.blocks.kinds import Kind, meaning_of, words_of
 from tracer.capture.torch_names import step_words
 from tracer.exporters.annotated_source import AnnotatedFile, freed_words
-from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json, stacks_json
+from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json
 from tracer.exporters.page.model import Curve, Page, PagePeak
 from tracer.units import format_bytes
 
@@ -103,7 +103,6 @@ def folders_up(page: Path, root: Path) -> int | None:
 
 MAX_TIMELINE_CHARS = 700_000
 MAX_BLOCKS_CHARS = 2_500_000  # With the longest tables the page stays below 5 MB, which a file share carries at once
-MAX_PEAK_ROWS = 1000
 MAX_OTHER_ROWS = 500
 MAX_BANDS = 3000
 _MOST_BUCKETS, _FEWEST_BUCKETS = 8192, 256
@@ -165,21 +164,10 @@ def _position(row: int | None, rows: Rows) -> int | None:
 
 
 def _peak(peak: PagePeak, rows: Rows, *, has_blocks: bool) -> dict[str, Any]:
-    """The peak as JSON values; its rows are left out where the page derives them from blocks."""
-    row = _position(peak.row, rows) if has_blocks else None
-    shown = peak.rows if row is None else ()
-    # Rows that the page has no room for count, so that the sum is right.
-    rest = shown[MAX_PEAK_ROWS:]
     return {
         "bytes": peak.bytes,
-        "row": row,
+        "row": _position(peak.row, rows) if has_blocks else None,
         "breakdown": [{"name": name, "bytes": size_bytes} for name, size_bytes in peak.breakdown.items()],
-        "rows": [
-            {**row.values(), "function": row.function, "phase": row.phase or "not known"}
-            for row in shown[:MAX_PEAK_ROWS]
-        ],
-        "rest": {"groups": len(rest), "count": sum(row.count for row in rest), "bytes": sum(row.bytes for row in rest)},
-        "stacks": stacks_json(peak.stacks if row is None else ()),
     }
 
 

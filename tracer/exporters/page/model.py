@@ -72,12 +72,7 @@ class PagePeak:
     phase: str | None = None  # `forward`, `backward`, `optimizer`, ...
     breakdown: Mapping[str, int] = field(default_factory=dict)  # Bytes by category, in the order in which to show them
     rows: tuple[Row, ...] = ()  # Groups of equal blocks, largest first
-    stacks: tuple[tuple[str, ...], ...] = ()  # What led to each row, innermost frame first; as many as rows, or none
     row: int | None = None  # Row of `Page.times`; the page then says what was in use by `Page.blocks`
-
-    def __post_init__(self) -> None:
-        if self.stacks and len(self.stacks) != len(self.rows):
-            raise ValueError(f"{len(self.rows)} rows, but {len(self.stacks)} stacks")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

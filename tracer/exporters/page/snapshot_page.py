@@ -69,13 +69,28 @@ def snapshot_page(
         f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
         for phase in timeline.left_out
     )
-    page = Page(
+    has_history = bool(device.entries)  # else the state is the only moment, and there is no timeline
+    has_allocator = has_history and replayed.snapshot.has_allocator
+    lines = (
+        Curve("allocated", timeline.times, timeline.allocated_bytes),
+        Curve("reserved", timeline.times, timeline.reserved_bytes),
+    )
+    return Page(
         title="Memory of an allocator snapshot",
         device=f"device {device.device}",
         source="snapshot",
-        subtitle="no history, only the state",
+        subtitle=some(device.entries, "entry") if has_history else "no history, only the state",
         axis=timeline.axis,
         origin=0,
+        times=timeline.times,
+        series=tuple(Series(kind.name, level) for kind, level in timeline.levels.items()) if has_history else (),
+        lines=lines if has_allocator else (),
+        counted_bytes=replayed_device.replay.requested_bytes,
+        blocks=_blocks(replayed, device, shown),
+        space=page_space(address_ranges(replayed_device.state), replayed.snapshot.text, first_row=1)
+        if has_allocator
+        else None,
+        marks=_marks(device, timeline) if has_history else (),
         bands=timeline.stretches,
         peak=_peak(device),
         run=run,
@@ -86,26 +101,6 @@ def snapshot_page(
             *([first.much_is_saved] if first is not None and first.much_is_saved and not device.oom else []),
             *_rounded(device.peak),
         ),
-    )
-    if not device.entries:
-        return page
-    return replace(
-        page,
-        subtitle=some(device.entries, "entry"),
-        times=timeline.times,
-        series=tuple(Series(kind.name, level) for kind, level in timeline.levels.items()),
-        lines=(
-            Curve("allocated", timeline.times, timeline.allocated_bytes),
-            Curve("reserved", timeline.times, timeline.reserved_bytes),
-        )
-        if replayed.snapshot.has_allocator
-        else (),
-        counted_bytes=replayed_device.replay.requested_bytes,
-        blocks=_blocks(replayed, device, shown),
-        space=page_space(address_ranges(replayed_device.state), replayed.snapshot.text, first_row=1)
-        if replayed.snapshot.has_allocator
-        else None,
-        marks=_marks(device, timeline),
     )
 
 
@@ -160,8 +155,7 @@ def _peak(device: DeviceFinding) -> PagePeak:
         phase=phase,
         breakdown=peak.by_category,
         rows=peak.groups,
-        stacks=tuple(group.stack or () for group in peak.groups),
-        row=peak.entry + 1 if device.entries else None,
+        row=peak.entry + 1,
     )
 
 

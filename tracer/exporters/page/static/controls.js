@@ -126,7 +126,7 @@ const phaseKey = (data) => {
 // A moment is chosen; with `compare`, what was shown before is what it is compared with.
 const choose = (timeline, row, compare = false) => {
   const { chosen } = timeline;
-  if (row === null || !timeline.moments?.canMove) return;
+  if (row === null || !timeline.moments) return;
   chosen.set({ row, other: compare ? chosen.other ?? chosen.row : chosen.other });
 };
 

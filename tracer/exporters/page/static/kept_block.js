@@ -62,7 +62,7 @@ const measured = (timeline, from, to) => {
   let most = first;
   for (let row = first; row <= last; row++) if (totals[row] > totals[most]) most = row;
   const parts = [timeline.data.axis === "time" ? `${(span / one).toFixed(3)} ${unit}` : null, `${grouped(events)} ${events === 1 ? "event" : "events"}`];
-  if (moments?.canMove) {
+  if (moments) {
     const rows = moments.between(first, last), sum = (what) => rows.reduce((bytes, row) => bytes + row[what], 0);
     parts.push(`${formatBytes(sum("came"))} came and stayed, ${formatBytes(sum("went"))} went, ${signed(sum("came") - sum("went"))}`);
   }
@@ -84,6 +84,6 @@ const measure = (timeline, [x0, y0], [x1, y1], isTall) => {
   if (from === null || to === null) return;
   const framed = timeline.showsLanes && isTall ? `${framedBlocks(timeline, Math.min(x0, x1), Math.max(x0, x1), Math.min(y0, y1), Math.max(y0, y1))} ` : "";
   timeline.setCursor(null);
-  if (timeline.moments?.canMove) timeline.chosen.set({ row: to, other: from });
+  if (timeline.moments) timeline.chosen.set({ row: to, other: from });
   timeline.parts.readout.textContent = `${framed}${measured(timeline, from, to)}`;
 };

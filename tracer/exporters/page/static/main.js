@@ -61,7 +61,7 @@ class DevicePage {
     const { data } = this;
     this.columns = await unpackTimeline(data.timeline);
     this.view = new View(data.peak?.row ?? null);
-    if (this.columns.total || this.columns.lines.length) this.timeline = timelineSection(data, this.columns, this.colorOf, this.view);
+    if ((this.columns.total && data.timeline.series.length) || this.columns.lines.length) this.timeline = timelineSection(data, this.columns, this.colorOf, this.view);
     this.color();
     showNavigation();
     this.timeline?.draw();
@@ -70,16 +70,14 @@ class DevicePage {
   async drawMoment(address) {
     const { data, columns, timeline, view } = this, hasPeak = data.peak && data.peak.bytes;
     if (!hasPeak) return;
-    const moments = data.blocks && data.peak.row !== null ? new Moments(await unpackBlocks(data.blocks)) : data.peak.rows.length ? new OnlyPeak(data.peak) : null;
+    const moments = data.blocks && data.peak.row !== null ? new Moments(await unpackBlocks(data.blocks)) : null;
     if (!moments) {
       section("peak", "What was in use", el("p", { class: "quiet" }, "Which blocks were alive is not known for this recording."));
       showNavigation();
       return;
     }
-    if (moments.canMove) {
-      if (address.moment !== null) view.row = rowOfNumber(data, columns, address.moment);
-      if (address.other !== null) view.other = rowOfNumber(data, columns, address.other);
-    }
+    if (address.moment !== null) view.row = rowOfNumber(data, columns, address.moment);
+    if (address.other !== null) view.other = rowOfNumber(data, columns, address.other);
     // Before the others, whose changes of the page would have to be laid out for it.
     if (timeline) view.listen((change) => ("part" in change ? timeline.draw() : timeline.showChosen()));
     this.moment = new MomentSection(data, columns, moments, view, this.colorOf, timeline);
@@ -87,7 +85,7 @@ class DevicePage {
     if (timeline) {
       timeline.moments = moments;
       timeline.search.start(moments);
-      timeline.lanes = moments.canMove ? new Lanes(moments, columns, this.colorOf, data.source) : null;
+      timeline.lanes = new Lanes(moments, columns, this.colorOf, data.source);
       timeline.showChosen();
     }
     showNavigation();
@@ -110,7 +108,7 @@ const start = async () => {
   let current = null;
   const keepAddress = (page, index) => {
     const { view, columns, data } = page, number = (row) => momentNumber(data, columns, row);
-    const isMoved = page.moment?.moments.canMove && (view.row !== view.peak || view.other !== null);
+    const isMoved = page.moment && (view.row !== view.peak || view.other !== null);
     writeAddress({ device: index === shown ? null : data.device, t: isMoved ? number(view.row) : null, with: isMoved && view.other !== null ? number(view.other) : null, ...stretchShown(page.timeline) });
   };
   const open = async (index, given = {}) => {
@@ -145,7 +143,7 @@ const start = async () => {
   watch(() => current.draw(), prefersDark);
   window.addEventListener("hashchange", () => {
     const to = readAddress(), { view, columns, data, moment } = current;
-    if (moment?.moments.canMove && to.moment !== null) view.set({ row: rowOfNumber(data, columns, to.moment), other: to.other === null ? null : rowOfNumber(data, columns, to.other) });
+    if (moment && to.moment !== null) view.set({ row: rowOfNumber(data, columns, to.moment), other: to.other === null ? null : rowOfNumber(data, columns, to.other) });
   });
   await painted();
   document.documentElement.dataset.drawn = "true";

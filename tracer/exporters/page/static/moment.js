@@ -50,10 +50,10 @@ class MomentSection {
   }
 
   // ------------------------------------------------------------------------------------------------------- words
-  get isPeak() { return !this.moments.canMove || this.view.row === this.view.peak; }
+  get isPeak() { return this.view.row === this.view.peak; }
   counted(row) {
     // The peak is what the report says that it is.
-    if (!this.moments.canMove || row === this.view.peak) return this.data.peak.bytes;
+    if (row === this.view.peak) return this.data.peak.bytes;
     return this.columns.counted ? this.columns.counted[row] : this.timeline.columns.values.reduce((sum, column) => sum + column[row], 0);
   }
   nameOfMoment(row) {
@@ -68,13 +68,13 @@ class MomentSection {
       when.replaceChildren(el("strong", {}, "From "), this.nameOfMoment(from), el("strong", {}, " to "), this.nameOfMoment(to), `: ${formatBytes(this.counted(from))} became ${formatBytes(this.counted(to))}, ${change < 0 ? "" : "+"}${formatBytes(change)}.`);
       return;
     }
-    const name = this.moments.canMove ? this.nameOfMoment(this.view.row) : "";
+    const name = this.nameOfMoment(this.view.row);
     when.replaceChildren(el("strong", {}, this.isPeak ? "At the peak" : "Chosen moment"), `${name ? `, ${name}` : ""}: ${size(this.view.row)}`);
   }
 
   showTools(pair) {
     const { view } = this;
-    if (!this.moments.canMove) return;
+    if (!this.timeline) return;
     const focused = document.activeElement?.closest?.(".moment .tools") ? document.activeElement.textContent : null;
     this.parts.tools.replaceChildren(
       button("\u2190 Previous", "The moment before, as the left arrow key on the timeline", () => this.step(-1)), button("Next \u2192", "The next moment", () => this.step(1)),
@@ -96,8 +96,7 @@ class MomentSection {
   showBreakdown(pair) {
     const { breakdown } = this.parts, sums = new Map();
     const add = (name, numbers) => sums.set(name, numbers.map((value, i) => value + (sums.get(name)?.[i] ?? 0)));
-    if (!this.moments.canMove) for (const share of this.data.peak.breakdown) add(share.name, [share.bytes]);
-    else for (const row of this.rows) add(row.category, pair ? [row.came, row.went, row.change] : [row.bytes]);
+    for (const row of this.rows) add(row.category, pair ? [row.came, row.went, row.change] : [row.bytes]);
     const rows = [...sums].filter(([, numbers]) => numbers.some((value) => value)).sort((a, b) => Math.abs(b[1][b[1].length - 1]) - Math.abs(a[1][a[1].length - 1]));
     if (!rows.length) {
       breakdown.replaceChildren(el("p", { class: "quiet" }, pair ? "Nothing came and nothing went." : "Nothing was in use."));
@@ -132,12 +131,9 @@ class MomentSection {
 
   // Of all rows, so that it says so where not all of them are shown.
   showCheck(pair, smallBytes, hidden) {
-    const { check, small } = this.parts, { rest } = this.data.peak ?? {};
-    const sum = this.rows.reduce((total, row) => total + (pair ? row.change : row.bytes), 0) + (!this.moments.canMove && rest ? rest.bytes : 0);
-    small.textContent = [
-      !this.moments.canMove && rest?.groups ? `${grouped(rest.groups)} smaller groups, ${formatBytes(rest.bytes)} together, have no room here.` : "",
-      this.moments.smallerThan ? `Blocks below ${formatBytes(this.moments.smallerThan)} are known by kind, module and line only${pair ? ": of them the difference came or went" : `: ${formatBytes(smallBytes)} at this moment`}.` : "",
-    ].filter((part) => part).join(" ");
+    const { check, small } = this.parts;
+    const sum = this.rows.reduce((total, row) => total + (pair ? row.change : row.bytes), 0);
+    small.textContent = this.moments.smallerThan ? `Blocks below ${formatBytes(this.moments.smallerThan)} are known by kind, module and line only${pair ? ": of them the difference came or went" : `: ${formatBytes(smallBytes)} at this moment`}.` : "";
     small.hidden = !small.textContent;
     const grown = pair ? this.counted(pair[1]) - this.counted(pair[0]) : 0;
     check.replaceChildren(pair

@@ -3,7 +3,7 @@
 // Blocks of groups, by position: those that are known one by one, and by how much the small ones of a group changed.
 class Moments {
   constructor(blocks) {
-    Object.assign(this, blocks, { canMove: true });
+    Object.assign(this, blocks);
   }
 
   // Bytes and blocks of the small blocks of each group at a moment.
@@ -64,13 +64,3 @@ class Moments {
     return level.subarray(0, length);
   }
 }
-
-// Where only the peak is known.
-class OnlyPeak {
-  constructor(peak) {
-    const groups = peak.rows.map((row, group) => ({ ...row, shape: row.shape && (row.shape.join(" x ") || "scalar"), group }));
-    Object.assign(this, { groups, canMove: false, stacks: peak.stacks, smallerThan: 0 });
-  }
-  at() { return { rows: this.groups, smallBytes: 0 }; }
-}
-

@@ -17,7 +17,6 @@ class Search {
 
   // Moments are there later than the timeline, and not always.
   start(moments) {
-    if (!moments.canMove) return;
     const { groups, stacks } = moments, frames = (stacks?.frames ?? []).map((frame) => frame.toLowerCase());
     this.moments = moments;
     this.texts = groups.map((group) => `${haystack(group)} ${(stacks?.rows[group.group] ?? []).map((frame) => frames[frame]).join(" ")}`);

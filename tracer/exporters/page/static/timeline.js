@@ -126,7 +126,7 @@ class Timeline {
   // How many bytes the chosen part of the memory had.
   course(pen, pixels) {
     const { part } = this.chosen;
-    if (!part || !this.moments?.canMove) return;
+    if (!part || !this.moments) return;
     part.course ??= this.moments.course(part.has, this.x.length);
     const rows = steps(part.course, rowsInView(this.x, [part.course], ...this.shownView, pixels)), { plot } = this;
     pen.beginPath();
