@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tracer import arrays
 from tracer.capture.objects.storage_observer import input_tensors
+from tracer.command_line import this_command
 from tracer.nested import leaves
 from tracer.units import GIB, KIB, MIB, format_bytes, format_growth, parse_count, parse_memory, parse_size, some
 
@@ -286,3 +287,21 @@ def test_memory_of_a_few_bytes_lacks_its_unit(text: str) -> None:
 )
 def test_growth_has_three_places(times: float | None, text: str) -> None:
     assert format_growth(times) == text
+
+
+# ---- how a process was called, as its results name it ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["/home/me/bin/torch-timeline", "run", "a b.py"], "torch-timeline run 'a b.py'"),
+        (["/home/me/tracer/__main__.py", "run"], "python -m tracer run"),
+        (["train.py"], "train.py"),
+    ],
+)
+def test_the_command_is_without_the_folder_of_the_program(
+    argv: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", argv)
+    assert this_command() == expected

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +16,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.processes import run_python
 from tracer.changes.applied import AppliedChanges
+from tracer.changes.flops import flops_of
 from tracer.changes.hooks import Hooks
 from tracer.changes.kinds import all_kinds
+from tracer.changes.kinds.data_parallel import parallel_made
 from tracer.changes.script_changes import SCRIPT_CHANGES, allocator_variables, script_changes
 from tracer.errors import UsageError
 from tracer.workloads.module_steps import repeated_blocks
@@ -233,3 +240,67 @@ def test_autocast_is_on_in_calls_alone(fails: bool) -> None:
             assert fails
         assert not torch.is_autocast_enabled("cpu")
     assert seen == [True] * (1 if fails else 2)
+
+
+# ---- operations of a step, by hand -----------------------------------------------------------------------------------
+
+
+def counted(name: str, *args: object, out: object = None) -> int:
+    return flops_of(f"aten::{name}", args, {}, out)
+
+
+def test_a_matrix_product_has_two_operations_for_each_product_of_numbers() -> None:
+    a, b = torch.zeros(3, 5), torch.zeros(5, 7)
+    assert counted("mm", a, b, out=a @ b) == 2 * 3 * 5 * 7
+
+
+def test_one_of_complex_numbers_has_four_times_as_many() -> None:
+    a, b = (torch.zeros(2, 3, 5, dtype=torch.complex64), torch.zeros(2, 5, 7, dtype=torch.complex64))
+    assert counted("bmm", a, b, out=a @ b) == 4 * 2 * 2 * 3 * 5 * 7
+
+
+def test_a_transform_has_five_n_log_n_and_a_real_one_half() -> None:
+    real, whole = torch.zeros(3, 16, 8), torch.zeros(3, 16, 8, dtype=torch.complex64)
+    half = torch.fft.rfft2(real)
+    count = 5 * 3 * 128 * math.log2(128)
+    assert counted("_fft_c2c", whole, [1, 2], 0, True, out=whole) == count
+    assert counted("_fft_r2c", real, [1, 2], 0, True, out=half) == count / 2
+    assert counted("_fft_c2r", half, [1, 2], 0, 8, out=real) == count / 2
+
+
+def test_what_has_no_formula_counts_nothing() -> None:
+    one = torch.zeros(3)
+    assert counted("relu", one, out=one) == 0
+    assert flops_of("mine::mm", (one, one), {}, one) == 0
+
+
+# ---- a script's DistributedDataParallel: made by whom is asked to, and sharded in its place --------------------------
+
+
+def test_what_makes_it_is_given_all_arguments_by_name() -> None:
+    original, seen = DistributedDataParallel.__init__, []
+
+    def make(own: Callable[..., None], bound: inspect.BoundArguments) -> None:
+        seen.append((own, bound.arguments))
+
+    model = nn.Linear(1, 1)
+    with pytest.raises(KeyError), parallel_made(make):
+        made = DistributedDataParallel(model, bucket_cap_mb=1)
+        raise KeyError
+    assert DistributedDataParallel.__init__ is original
+    ((own, arguments),) = seen
+    assert own is original and arguments == {"self": made, "module": model, "bucket_cap_mb": 1}
+
+
+@pytest.mark.slow
+def test_two_ranks_train_the_same_and_have_half_of_it_each(tmp_path: Path) -> None:
+    done = run_python("-m", "tests.changes.sharded_ranks", tmp_path, folder=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["weights_agree"] and found["is_parallel"]
+    assert (found["num_parts"], found["share"]) == (6, 0.5)
+    assert found["notes"] == ["bucket-views: no DistributedDataParallel was made that copies gradients."]
+    assert (
+        found["error"]
+        == "shard: the optimizer was made before DistributedDataParallel, with parameters that are whole."
+    )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tests.blocks.from_snapshot.autograd_recorder import AutogradRecorder, record
 from tests.snapshot.dumps import Row, write
 from tests.snapshot.explained import explain_snapshot
-from tests.training_steps import WORKLOADS, build_workload
+from tests.training_steps import ONE_OF_EACH, WORKLOADS, build_workload
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.blocks.from_snapshot.frames import is_python, is_users
 from tracer.snapshot.columns import Frame
@@ -64,7 +64,9 @@ def judge(recorder: AutogradRecorder, folder: Path, *, skip: int = 0) -> Verdict
     return Verdict(int(sizes.sum()), int(sizes[forward >= 0].sum()), wrong)
 
 
-@pytest.mark.parametrize("name", list(WORKLOADS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in WORKLOADS]
+)
 def test_no_line_of_a_training_step_is_wrong(name: str, tmp_path: Path) -> None:
     verdict = judge(record(build_workload(name).step), tmp_path)
     print(f"{name}: {100 * verdict.share:.0f} % of {verdict.total:,} B of backward")

@@ -19,7 +19,7 @@ from tracer.sessions.schedule import Schedule
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def needs(*packages: str) -> pytest.MarkDecorator:

@@ -21,7 +21,7 @@ from tracer.integrations.pytest_plugin import MARK, Limits, _judged
 from tracer.sessions.process_memory import ProcessPeak
 from tracer.units import MIB
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = "tracer.integrations.pytest_plugin"
 
 
