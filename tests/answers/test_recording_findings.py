@@ -125,7 +125,7 @@ def test_a_parameter_from_before_has_the_allocators_size() -> None:
     allocator.free(allocator.alloc(512))
     known = known_of((-5, weight, 900, Role.PARAMETER, "w"), device="cuda:0")
     cycle = joined(allocator, known=known).worst
-    levels = counted_blocks(cycle).by_kind
+    levels = counted_blocks(cycle).levels(len(cycle.lifetimes.events))
     assert levels[Kind.PARAMETER].tolist() == [2048, 2048, 2048]
     assert {
         kind.name: int(level[cycle.peak.position + 1]) for kind, level in levels.items()
@@ -139,7 +139,7 @@ def test_an_example_by_hand() -> None:
     events = [Event(500, 7, 2), Event(600, 5, 3), Event(500, -7, 2)]
     known = known_of((-5, 10, 100, Role.PARAMETER, "w"), (1, 600, 5, Role.INPUT, "batch"))
     found = find_in_cycle(recording_of(events, [Key(10, 100, 1)]), known=known)
-    levels = counted_blocks(found).by_kind
+    levels = counted_blocks(found).levels(len(found.lifetimes.events))
     assert [(kind, level.tolist()) for kind, level in levels.items()] == [
         (Kind.PARAMETER, [100, 100, 100, 100]),
         (Kind.INPUT, [0, 0, 5, 5]),
@@ -151,7 +151,7 @@ def test_an_example_by_hand() -> None:
 def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str], Recorded]) -> None:
     for found in recorded(name).cycles:
         lifetimes, kinds = found.lifetimes, found.blocks.kind.tolist()
-        levels = counted_blocks(found).by_kind
+        levels = counted_blocks(found).levels(len(found.lifetimes.events))
         assert set(levels) == set(kinds)
         total = [sum(values) for values in zip(*(level[1:].tolist() for level in levels.values()), strict=True)]
         assert total == levels_of(lifetimes) == lifetimes.allocator_bytes.tolist()

@@ -13,7 +13,6 @@ from tracer.arrays import Grouped, Ints, grouped
 from tracer.blocks.from_recording.source_lines import line_of_frame
 from tracer.blocks.from_snapshot.sizes import most_at_once
 from tracer.blocks.table import Phase
-from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.sources.source_line import SourceLine
 
 
@@ -30,29 +29,29 @@ class LineMemory:
     freed_at: SourceLine | None  # The line that freed most of it; None where no Python code did
 
 
-def line_memory(cycle: CycleFindings, known: KnownStorages | None = None) -> tuple[LineMemory, ...]:
+def line_memory(cycle: CycleFindings) -> tuple[LineMemory, ...]:
     """Sum up the blocks of a cycle by the lines that allocated them, the largest at the peak first.
 
     A block counts once in each file: on the innermost line that led to it, which is the user's line where a library
     allocated it.
     """
-    counted, position = counted_blocks(cycle), cycle.peak.position
-    rows, group = group_rows(counted.blocks, merged=("step",))
+    blocks, position, num_events = counted_blocks(cycle), cycle.peak.position, len(cycle.lifetimes.events)
+    rows, group = group_rows(blocks, merged=("step",))
     number = {line: at for at, line in enumerate(dict.fromkeys(line for row in rows for line in _lines(row)))}
     # Pairs of a block and a line: columns [pairs].
     block, line = _blocks_of_lines(rows, group, number)
-    size_bytes, made_at, freed_at = counted.blocks.size_bytes[block], counted.made_at[block], counted.freed_at[block]
+    size_bytes, made_at, freed_at = blocks.size_bytes[block], blocks.made_at[block], blocks.freed_at[block]
     at_peak_bytes = size_bytes * ((made_at <= position) & (freed_at > position))
     by_line = Grouped(tuple(number), line)
     peak_bytes = by_line.sums(at_peak_bytes)
-    backward_bytes = by_line.sums(at_peak_bytes * (counted.blocks.phase[block] == Phase.BACKWARD))
+    backward_bytes = by_line.sums(at_peak_bytes * (blocks.phase[block] == Phase.BACKWARD))
     lasting = np.flatnonzero(freed_at > made_at)
     own_peaks = most_at_once(line[lasting], made_at[lasting], freed_at[lasting], size_bytes[lasting])
     own_peak_bytes = dict(zip(*map(np.ndarray.tolist, own_peaks), strict=True))
     # The phase and the frame that freed most of each line: of places by their bytes, the last one of the line.
-    event = cycle.lifetimes.events[np.minimum(freed_at, max(counted.num_events - 1, 0))]
+    event = cycle.lifetimes.events[np.minimum(freed_at, max(num_events - 1, 0))]
     phase, frame = (
-        np.where(freed_at < counted.num_events, column[event], -1)
+        np.where(freed_at < num_events, column[event], -1)
         for column in (cycle.attribution.allocation_phase, cycle.attribution.allocation_frame)
     )
     places = grouped([line, phase, frame], lambda *of: of)

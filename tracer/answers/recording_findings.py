@@ -11,7 +11,6 @@ import numpy as np
 from tracer.answers.growth import Growth, Survivors, find_growth, find_survivors
 from tracer.answers.recording_peak import PeakReport, peak_position, peak_report, worst_of
 from tracer.answers.rows import Row
-from tracer.arrays import Int, Ints, PerBlock
 from tracer.blocks.from_recording.allocator_count import default_device, most_held_bytes
 from tracer.blocks.from_recording.allocator_join import JoinedHistory, join_history, last_events
 from tracer.blocks.from_recording.attribution import Attribution, attribute
@@ -23,7 +22,7 @@ from tracer.blocks.from_recording.memory_timeline import Breakdown, CycleBreakdo
 from tracer.blocks.from_recording.origins import compiled_origins
 from tracer.blocks.from_recording.torch_categories import Categories, categorize
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
-from tracer.blocks.kinds import Evidence, Kind, levels_by_kind
+from tracer.blocks.kinds import Evidence
 from tracer.blocks.table import Blocks, Phase
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
@@ -143,58 +142,38 @@ class CycleFindings(Cycle):
     at_failure: PeakReport | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CountedBlocks:
-    """Blocks of a cycle and when they live; at the peak they are the peak's rows."""
+def counted_blocks(cycle: CycleFindings) -> Blocks:
+    """Return the blocks of a cycle; those from before with sizes and lines of the allocator's history, if it is there.
 
-    blocks: Blocks
-    made_at: PerBlock[Int]  # [B] Position among the events; -1 before them
-    freed_at: PerBlock[Int]  # [B] Likewise; D for never
-    num_events: int
-
-    @property
-    def by_kind(self) -> dict[Kind, Ints]:
-        """Bytes of each kind alive before the first event and after each [D + 1], in the order of `Kind`."""
-        blocks = self.blocks
-        levels = levels_by_kind(blocks.kind, blocks.size_bytes, self.made_at, self.freed_at, self.num_events)
-        return {kind: level for kind, level in levels.items() if level.any()}
-
-
-def counted_blocks(cycle: CycleFindings) -> CountedBlocks:
-    """Return the blocks of a cycle; those from before with sizes and stacks of the allocator's history, if it is there.
+    At the peak they are the peak's rows.
 
     A block that an engine unmaps while it sleeps is one block for each time that it is on the device. A tensor from
     before may be smaller than its block, which the allocator has rounded up or not split. A block that
     only the history has was never freed in the cycle: the recording would have the free.
     """
-    counted, asleep = _counted_blocks(cycle), cycle.lifetimes.asleep
+    blocks, asleep = _as_allocated(cycle), cycle.lifetimes.asleep
     if not len(asleep.address):
-        return counted
-    rows, made_at, freed_at = asleep.awake(counted.blocks.address, counted.made_at, counted.freed_at)
-    return replace(counted, blocks=counted.blocks.take(rows), made_at=made_at, freed_at=freed_at)
+        return blocks
+    rows, made_at, freed_at = asleep.awake(blocks.address, blocks.made_at, blocks.freed_at)
+    return replace(blocks.take(rows), made_at=made_at, freed_at=freed_at)
 
 
-def _counted_blocks(cycle: CycleFindings) -> CountedBlocks:
-    lifetimes, blocks, num = cycle.lifetimes, cycle.blocks, len(cycle.lifetimes.events)
+def _as_allocated(cycle: CycleFindings) -> Blocks:
+    blocks = cycle.blocks
     if cycle.peak.allocator is None:
-        return CountedBlocks(blocks, lifetimes.made_at, lifetimes.freed_at, num)
+        return blocks
     at_peak = cycle.peak.blocks
     unseen = at_peak.evidence == Evidence.HISTORY
     before = np.flatnonzero((at_peak.row < 0) & ~unseen)
     row_at_peak = dict(zip(at_peak.address[before].tolist(), before.tolist(), strict=True))
     size_bytes, place = blocks.size_bytes.copy(), blocks.place.copy()
-    for row in lifetimes.alive_at(cycle.peak.position).tolist():
+    for row in cycle.lifetimes.alive_at(cycle.peak.position).tolist():
         if blocks.row[row] < 0:  # what the allocator does not have is in the sizes of others
             same = row_at_peak.get(int(blocks.address[row]))
             size_bytes[row] = at_peak.size_bytes[same] if same is not None else 0
             place[row] = at_peak.place[same] if same is not None else -1
-    more = at_peak.take(np.flatnonzero(unseen))
-    return CountedBlocks(
-        replace(blocks, size_bytes=size_bytes, place=place, values=at_peak.values).followed_by(more),
-        np.append(lifetimes.made_at, np.full(len(more), -1, np.int64)),
-        np.append(lifetimes.freed_at, np.full(len(more), num, np.int64)),
-        num,
-    )
+    sized = replace(blocks, size_bytes=size_bytes, place=place, values=at_peak.values)
+    return sized.followed_by(at_peak.take(np.flatnonzero(unseen)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import IntEnum, unique
 from typing import Final
 
-from tracer.arrays import Ints, in_use
-
 BEFORE_RECORDING: Final = "before recording"
 LABEL_BEFORE: Final = f", made {BEFORE_RECORDING}"
 """Last words of a label of a snapshot's block that is older than the recording."""
@@ -194,17 +192,3 @@ class Evidence(IntEnum):
     # Of a process that can be asked, or could when its recording began.
     REACHED = 80, "a live tensor in Python, in no module and no optimizer"
     KEPT_BY_GRAPH = 81, "saved for backward by a graph that is still alive"
-
-
-def levels_by_kind(kind: Ints, amount: Ints, begin: Ints, end: Ints, num_entries: int) -> dict[Kind, Ints]:
-    """Return what blocks of each kind have in use at the start and after each entry, as `in_use` counts it.
-
-    Returns:
-        By the kinds that occur, in their order [entries + 1]; together they are the level of all blocks.
-    """
-    of_kind = {layer: kind == layer for layer in Kind}
-    return {
-        layer: in_use(amount[mine], begin[mine], end[mine], num_entries)
-        for layer, mine in of_kind.items()
-        if mine.any()
-    }

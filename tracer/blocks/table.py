@@ -87,14 +87,15 @@ class Blocks(ColumnTable):
         """Return the bytes of each kind in use at the start and after each event, as `in_use` counts them.
 
         Returns:
-            By the kinds that occur, in the order of `Kind` [E + 1]; together they are the level of all blocks.
+            By the kinds that have any, in the order of `Kind` [E + 1]; together they are the level of all blocks.
         """
-        of_kind = {layer: self.kind == layer for layer in Kind}
-        return {
-            layer: in_use(self.size_bytes[mine], self.made_at[mine], self.freed_at[mine], num_events)
-            for layer, mine in of_kind.items()
+        of_kind = {kind: self.kind == kind for kind in Kind}
+        levels = {
+            kind: in_use(self.size_bytes[mine], self.made_at[mine], self.freed_at[mine], num_events)
+            for kind, mine in of_kind.items()
             if mine.any()
         }
+        return {kind: level for kind, level in levels.items() if level.any()}
 
 
 def numbered(values: Interned, columns: Sequence[Column[Any]], value: Callable[..., Hashable]) -> PerBlock[Int]:

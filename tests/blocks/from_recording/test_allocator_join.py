@@ -249,7 +249,7 @@ def test_memory_that_no_block_shows_is_in_the_timeline() -> None:
     allocator.alloc(2048)
     allocator.free(gone)
     cycle = allocator.findings().worst
-    levels = counted_blocks(cycle).by_kind
+    levels = counted_blocks(cycle).levels(len(cycle.lifetimes.events))
     assert levels[Kind.BEFORE_RECORDING].tolist() == [1536, 1536, 1024]
     total = np.sum([level[1:] for level in levels.values()], axis=0)
     assert total.tolist() == cycle.lifetimes.allocator_bytes.tolist()

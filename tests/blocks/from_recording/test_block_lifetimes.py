@@ -207,7 +207,7 @@ def test_the_peak_is_of_what_is_on_the_device() -> None:
     assert alive == on_device
     assert (cycle.peak.position, cycle.peak.peak_bytes, cycle.peak.unexplained_bytes) == (4, 76 * MIB, 0)
     assert asleep_sentences(cycle.peak) == ()
-    by_kind = sum(counted_blocks(cycle).by_kind.values())
+    by_kind = sum(counted_blocks(cycle).levels(5).values())
     assert [size // MIB for size in np.asarray(by_kind).tolist()] == [0, *on_device]
     awake = colocated(known_of(device="cuda:0"))
     assert (awake.peak.position, awake.peak.peak_bytes) == (2, 120 * MIB)

@@ -12,7 +12,7 @@ from tracer.arrays import Ints, grouped, in_use
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.kind_finder import KindFinder
 from tracer.blocks.from_snapshot.sites import Site
-from tracer.blocks.kinds import Kind, levels_by_kind
+from tracer.blocks.kinds import Kind
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE
@@ -43,7 +43,7 @@ class DeviceTimeline:
 
     axis: Literal["time", "entry"]  # "time", or "entry" where the entries have no usable times
     times: Ints  # Nanoseconds since the first entry, or the number of the entry, -1 for the start [entries + 1]
-    levels: Mapping[Kind, Ints]  # Requested bytes in use by kind, see `levels_by_kind` [entries + 1]
+    levels: Mapping[Kind, Ints]  # Requested bytes in use by kind, see `Blocks.levels` [entries + 1]
     allocated_bytes: Ints  # Bytes in use, rounded as far as known [entries + 1]
     reserved_bytes: Ints  # Reserved from the driver [entries + 1]
     # Annotated regions, what stacks or annotations show of backward and optimizer, and forward, from the first
@@ -57,8 +57,7 @@ def device_timeline(device: ReplayedDevice) -> DeviceTimeline:
     state, replay, kinds = device.state, device.replay, device.kinds
     axis, times = _axis(state)
     lives, num_entries = replay.lives, len(state.trace)
-    kind = kinds.of(np.arange(len(lives)))
-    activations = np.sort(lives.begin[(kind == Kind.ACTIVATION) & (lives.begin != BEFORE)])
+    activations = np.sort(lives.begin[(device.blocks.kind == Kind.ACTIVATION) & (lives.begin != BEFORE)])
     stretches_of: tuple[tuple[BandKind, list[Band]], ...] = (
         ("step", _regions(device.snapshot, state, axis)),
         *_phases(kinds, times, activations),
@@ -67,7 +66,7 @@ def device_timeline(device: ReplayedDevice) -> DeviceTimeline:
     return DeviceTimeline(
         axis=axis,
         times=times,
-        levels=levels_by_kind(kind, lives.requested_bytes, lives.begin, lives.end, num_entries),
+        levels=device.blocks.levels(num_entries),
         allocated_bytes=in_use(lives.allocated_bytes, lives.begin, lives.end, num_entries),
         reserved_bytes=replay.reserved_bytes,
         stretches=tuple(sorted(drawn, key=lambda stretch: stretch.start)),

@@ -20,7 +20,7 @@ from tracer.answers.history_sections import (
 )
 from tracer.answers.line_memory import line_memory
 from tracer.answers.operators.run_times import RunTimeRow
-from tracer.answers.recording_findings import CountedBlocks, CycleFindings, Findings, counted_blocks
+from tracer.answers.recording_findings import CycleFindings, Findings, counted_blocks
 from tracer.answers.recording_peak import PeakReport
 from tracer.answers.rows import group_rows
 from tracer.answers.tables import Cell, Section, Table, columns
@@ -84,10 +84,10 @@ def timeline_page(
         caveat=caveat,
         subtitle=f"{some(len(times), 'event')} in {some(len(cycle.attribution.step_names), 'recorded step')}",
         times=times,
-        series=tuple(Series(kind.name, level[1:]) for kind, level in counted.by_kind.items()),
+        series=tuple(Series(kind.name, level[1:]) for kind, level in counted.levels(len(times)).items()),
         lines=_reserved(cycle),
         counted_bytes=lifetimes.allocator_bytes,
-        blocks=_blocks(cycle, counted, known),
+        blocks=_blocks(cycle, counted),
         space=_space(cycle),
         marks=_marks(cycle),
         bands=_bands(cycle),
@@ -100,7 +100,7 @@ def timeline_page(
             row=peak.position,
         ),
         run=run,
-        sources=() if source_of is None else annotated_files(line_memory(cycle, known), source_of, peak.peak_bytes),
+        sources=() if source_of is None else annotated_files(line_memory(cycle), source_of, peak.peak_bytes),
         alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
         headline_notes=(
             *([first.much_is_saved] if first is not None and first.much_is_saved and failed is None else []),
@@ -118,13 +118,12 @@ def timeline_page(
     return replace(page, answer=(verdict, *headline(page))) if verdict else page
 
 
-def _blocks(cycle: CycleFindings, counted: CountedBlocks, known: KnownStorages | None) -> PageBlocks:
+def _blocks(cycle: CycleFindings, blocks: Blocks) -> PageBlocks:
     """Every block of the cycle; at the peak these are the peak's rows."""
-    blocks = counted.blocks
     groups, group = group_rows(blocks, merged=("step",))
     stacks = _stacks(cycle.recording, blocks, group, len(groups))
     address = blocks.address if cycle.history is not None else None
-    return PageBlocks(groups, group, blocks.size_bytes, counted.made_at, counted.freed_at, stacks, address=address)
+    return PageBlocks(groups, group, blocks.size_bytes, blocks.made_at, blocks.freed_at, stacks, address=address)
 
 
 def _stacks(recording: Recording, blocks: Blocks, group: PerBlock[Int], num_groups: int) -> tuple[tuple[str, ...], ...]:
