@@ -408,8 +408,9 @@ def test_every_file_of_blocks_and_answers_is_tested() -> None:
 
 # On a laptop without a GPU, in a moment; torch takes three seconds and 600 MB.
 _READ = [m for m in MODULES if room_of(m) in ("tracer.snapshot", "tracer.allocator")]
-_OF_SNAPSHOTS = ("tracer.blocks.from_snapshot", "tracer.answers.snapshot_", "tracer.answers.allocator",
-                 "tracer.answers.why", "tracer.answers.out_of_memory", "tracer.answers.ranks")  # fmt: skip
+_OF_SNAPSHOTS = ("tracer.blocks.from_snapshot", "tracer.blocks.table", "tracer.answers.snapshot_",
+                 "tracer.answers.peak", "tracer.answers.rows", "tracer.answers.allocator", "tracer.answers.why",
+                 "tracer.answers.out_of_memory", "tracer.answers.ranks")  # fmt: skip
 WITHOUT_TORCH = {
     "snapshots": ([*_READ, *(m for m in MODULES if m.startswith(_OF_SNAPSHOTS))],
                   "tracer.capture.recording"),

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from models.fno_workload import FnoSettings, build_fno_workload
 from tracer.allocator.reproduce import Reproduction
 from tracer.answers.allocator.modelled import model_device
-from tracer.answers.recording_peak import PeakReport
+from tracer.answers.peak import Peak
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.blocks.kinds import Kind
 from tracer.capture.device import devices
@@ -152,7 +152,7 @@ def let_go(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _check_kinds(workload: Workload, peak: PeakReport, device: torch.device) -> None:
+def _check_kinds(workload: Workload, peak: Peak, device: torch.device) -> None:
     """Each kind has the bytes of the tensors that the program itself holds."""
     optimizer = workload.optimizer
     state = [value for values in optimizer.state.values() for value in values.values()] if optimizer is not None else []

@@ -181,14 +181,6 @@ def grouped(columns: Sequence[Column[Any]], key: Callable[..., _Key]) -> Grouped
     return Grouped(tuple(number), group[code.reshape(-1)])
 
 
-def largest_first(rows: Sequence[_Sized], row_of: Ints) -> tuple[tuple[_Sized, ...], Ints]:
-    """Return rows by their bytes, and the new number of the row that each entry of `row_of` names."""
-    order = sorted(range(len(rows)), key=lambda row: -rows[row].bytes)
-    place = np.empty(len(rows), np.int64)
-    place[order] = np.arange(len(rows))
-    return tuple(rows[row] for row in order), place[row_of]
-
-
 def totals_by(rows: Iterable[_Sized], key: Callable[[_Sized], _Key]) -> dict[_Key, tuple[int, int]]:
     """Return the bytes and the number of blocks that the rows of each key have, the most bytes first."""
     totals: dict[_Key, tuple[int, int]] = {}

@@ -34,6 +34,7 @@ from tracer.answers.failed_allocation import failed_allocation, held_at_failure,
 from tracer.answers.graph_pools import graph_pools
 from tracer.answers.line_memory import line_memory
 from tracer.answers.out_of_memory import OutOfMemory
+from tracer.answers.peak import Peak
 from tracer.answers.recording_findings import (
     CycleFindings,
     Findings,
@@ -42,7 +43,6 @@ from tracer.answers.recording_findings import (
     find_in_cycle,
     put_together,
 )
-from tracer.answers.recording_peak import PeakReport
 from tracer.answers.rows import Row, group_rows
 from tracer.answers.run_history import RunHistory
 from tracer.answers.snapshot_findings import replay_snapshot
@@ -582,7 +582,7 @@ def test_what_came_too_late_says_how_to_get_it() -> None:
 
 
 # ---- A run that takes little of its device says so, and what of its peak a larger batch leaves as it is.
-def peak(**sizes: int) -> PeakReport:
+def peak(**sizes: int) -> Peak:
     findings = on_cpu().findings
     assert findings is not None
     rows = tuple(

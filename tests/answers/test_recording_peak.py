@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from tests.histories import Event, Key, known_of, recording_of
 from tests.pieces import Pieces, tiny_fno
 from tests.training_steps import WORKLOADS, Recorded
+from tracer.answers.peak import Peak
 from tracer.answers.recording_findings import Findings, find_in_cycle
-from tracer.answers.recording_peak import PeakReport
 from tracer.answers.rows import Row, group_rows
 from tracer.blocks.from_recording.source_lines import recorded_op_name
 from tracer.capture.objects.known_storages import Role
@@ -100,7 +100,7 @@ def bytes_of(tensors: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def rows_in(peak: PeakReport, category: str) -> list[Row]:
+def rows_in(peak: Peak, category: str) -> list[Row]:
     return [row for row in peak.rows if row.category == category]
 
 
@@ -130,7 +130,7 @@ def run_alone(workload: Any, schedule: Schedule) -> Findings | None:
 
 
 @cache
-def peak_after_backward(*, optimizer: bool) -> PeakReport:
+def peak_after_backward(*, optimizer: bool) -> Peak:
     """The peak is in the last step, after backward, with all gradients alive: something large is made there."""
 
     def before(piece: str, step: int) -> None:
@@ -166,7 +166,7 @@ def test_optimizer_state_is_exact() -> None:
 
 
 @cache
-def fno_peak(spectrum: str) -> tuple[PeakReport, int]:
+def fno_peak(spectrum: str) -> tuple[Peak, int]:
     workload = replace(tiny_fno(spectrum=spectrum), optimizer=None)
     findings = run_alone(workload, ONE_STEP)
     assert findings is not None
@@ -230,7 +230,7 @@ def test_a_held_object_has_its_role_and_name() -> None:
     assert {row.evidence for row in rows.values()} == {"address of a live, named tensor"}
 
 
-def rows_of(peak: PeakReport) -> set[tuple[str, int, str, str]]:
+def rows_of(peak: Peak) -> set[tuple[str, int, str, str]]:
     return {(row.category, row.bytes, row.evidence, row.phase) for row in peak.rows}
 
 

@@ -81,10 +81,10 @@ def explain(path: Path, trace: list[Row], segments: list[Row] | None = None, **m
 def check_sums(finding: SnapshotFinding) -> None:
     for device in finding.devices:
         peak = device.peak
-        for parts in (peak.groups, peak.by_kind, peak.by_annotation, peak.by_stream):
-            assert sum(part.bytes for part in parts) == peak.requested_bytes
-        assert sum(g.bytes for g in peak.groups if g.is_before_recording) == peak.before_recording_bytes
-        assert all(isinstance(group.kind, Kind) for group in peak.groups)
+        for parts in (peak.rows, peak.by_kind, peak.by_annotation, peak.by_stream):
+            assert sum(part.bytes for part in parts) == peak.peak_bytes
+        assert sum(g.bytes for g in peak.rows if g.is_before_recording) == peak.before_recording_bytes
+        assert all(isinstance(group.kind, Kind) for group in peak.rows)
         for event in device.oom:
             assert sum(group.bytes for group in event.groups) == event.requested_bytes
         assert device.end_requested_bytes - device.start_requested_bytes == device.growth_bytes
@@ -218,7 +218,7 @@ def test_entries_that_are_lost_give_no_wrong_peak_in_silence(seed: int) -> None:
     for _ in range(rng.randint(1, 10)):
         del trace[rng.randrange(len(trace))]
     (found,) = explain_snapshot(snapshot_in_memory(whole)).devices
-    assert found.peak.requested_bytes == right.peak.requested_bytes or found.notes
+    assert found.peak.peak_bytes == right.peak.peak_bytes or found.notes
 
 
 def test_times_that_go_back_are_a_note(tmp_path: Path) -> None:
@@ -256,11 +256,11 @@ def test_parameters_and_state_from_before_are_a_ratio(tmp_path: Path) -> None:
     (device,) = explain_snapshot(loaded).devices
     said = "3 blocks for each gradient size, 9.00 MiB: probably the parameters (3.00 MiB) and the optimizer state (6.00"
     assert any(said in note for note in device.notes)
-    assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == {"before recording"}
+    assert {group.kind.words for group in device.peak.rows if group.is_before_recording} == {"before recording"}
     # Whoever recorded it knew what it held: then something does tell them apart.
     known = {each["address"]: Kind.PARAMETER if i % 3 == 0 else Kind.OPTIMIZER_STATE for i, each in enumerate(held)}
     (device,) = explain_replayed(replay_snapshot(loaded, held=known)).devices
-    assert {group.kind for group in device.peak.groups if group.is_before_recording} == set(known.values())
+    assert {group.kind for group in device.peak.rows if group.is_before_recording} == set(known.values())
     assert not any("gradient of their size" in note for note in device.notes)
 
 
@@ -274,9 +274,9 @@ def test_pinned_host_memory_is_summed_up(tmp_path: Path) -> None:
 def test_what_was_there_before_and_is_not_known_is_called_from_before(tmp_path: Path) -> None:
     end = [segment(BASE, 8 * MIB, [block(BASE, 3 * MIB), block(BASE + 4 * MIB, MIB)])]
     device = explain(tmp_path / "s", [entry("alloc", BASE + 4 * MIB, MIB, frames=FORWARD)], end)
-    assert device.peak.by_category == {"BEFORE_RECORDING": 3 * MIB, "UNKNOWN": MIB}
+    assert device.peak.by_category() == {"BEFORE_RECORDING": 3 * MIB, "UNKNOWN": MIB}
     without_history = explain(tmp_path / "s", [], [segment(BASE, 8 * MIB, [block(BASE, 3 * MIB)])])
-    assert without_history.peak.by_category == {"UNKNOWN": 3 * MIB}
+    assert without_history.peak.by_category() == {"UNKNOWN": 3 * MIB}
 
 
 @pytest.mark.parametrize(("count", "is_full"), [(1000, True), (998, False)])

@@ -39,18 +39,18 @@ def test_the_first_of_equal_peaks(tmp_path: Path) -> None:
     # 700 B, freed, 700 B again: the peak is at entry 0, and at the end nothing is left.
     trace = [entry("alloc", BASE, 700, time_us=5), *freed(BASE, 700), entry("alloc", BASE, 700), *freed(BASE, 700)]
     peak = explain(tmp_path / "s", trace, [segment(BASE, 2048, [])]).peak
-    assert (peak.entry, peak.time_us, peak.requested_bytes, peak.fragmentation.allocated_bytes) == (0, 5, 700, 1024)
+    assert (peak.position, peak.time_us, peak.peak_bytes, peak.fragmentation.allocated_bytes) == (0, 5, 700, 1024)
     assert peak.fragmentation.reserved_bytes == 2048 and peak.before_recording_bytes == 0
 
 
 def test_a_peak_at_the_start(tmp_path: Path) -> None:
     peak = explain(tmp_path / "s", freed(BASE, 700), [segment(BASE, 2048, [])]).peak
-    assert (peak.entry, peak.time_us, peak.phase, peak.before_recording_bytes) == (-1, -1, "", 700)
+    assert (peak.position, peak.time_us, peak.phase, peak.before_recording_bytes) == (-1, -1, None, 700)
 
 
 def test_its_phase(tmp_path: Path) -> None:
     trace = [entry("alloc", BASE, 700, frames=FORWARD), entry("alloc", BASE + 1024, 1, frames=BACKWARD)]
-    assert explain(tmp_path / "s", trace).peak.phase in ("", "backward")
+    assert explain(tmp_path / "s", trace).peak.phase in (None, "backward")
     blocks = [block(BASE, 700), block(BASE + 1024, 1)]
     assert explain(tmp_path / "t", trace, [segment(BASE, 4096, blocks)]).peak.phase == "backward"
 
@@ -144,10 +144,10 @@ def test_groups_keep_what_was_there_before_apart(tmp_path: Path) -> None:
     blocks = [block(BASE, 300), block(BASE + 512, 200, frames=FORWARD), block(BASE + 1024, 100)]
     trace = [entry("alloc", BASE + 1024, 100, frames=FORWARD)]
     device = explain(tmp_path / "s", trace, [segment(BASE, 2048, blocks)])
-    shown = [(g.bytes, g.site.frame, g.is_before_recording) for g in device.peak.groups]
+    shown = [(g.bytes, g.site.frame, g.is_before_recording) for g in device.peak.rows]
     assert shown == [(300, "before recording", True), (200, "forward", True), (100, "forward", False)]
     assert device.peak.before_recording_bytes == 500
-    assert device.peak.groups[1].stack == (
+    assert device.peak.rows[1].stack == (
         "at::_ops::mul_Tensor::call(at::Tensor const&, at::Tensor const&)",
         f"linear ({TORCH}/nn/functional.py:20)",
         "einsum (/usr/lib/python3.11/site-packages/einops/einops.py:20)",
@@ -180,7 +180,7 @@ def finding_of(path: Path, *stacks: list[Row]) -> SnapshotFinding:
 
 
 def group_of(path: Path, *stacks: list[Row]) -> PeakRow:
-    (group,) = finding_of(path, *stacks).devices[0].peak.groups
+    (group,) = finding_of(path, *stacks).devices[0].peak.rows
     return group
 
 

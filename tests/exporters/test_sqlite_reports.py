@@ -144,9 +144,9 @@ def test_entries_of_real_snapshots_sum_to_their_kinds(path: Path, tmp_path: Path
     assert finding.worst is not None
     peak = finding.devices[finding.worst].peak
     written = snapshot_written(replayed, tmp_path)
-    assert query(written, R3, "peak_usage_bytes") == [(peak.requested_bytes,)]
+    assert query(written, R3, "peak_usage_bytes") == [(peak.peak_bytes,)]
     for kind, table in (("parameter", "weight_entries"), ("activation", "activation_entries")):
-        of_kind = sum(group.bytes for group in peak.groups if group.kind.words == kind)
+        of_kind = sum(group.bytes for group in peak.rows if group.kind.words == kind)
         assert query(written, f"SELECT TOTAL(size_bytes) FROM {table}") == [(of_kind,)]
     reader = memory_reader.MemoryReport(sqlite3.connect(written))
     assert sorted(map(tuple, reader.get_activation_entries()), key=repr) == sorted(query(written, R2), key=repr)

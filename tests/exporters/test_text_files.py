@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tests.blocks.from_recording.test_memory_timeline import cycle
 from tests.test_json_documents import HEADER, keys
 from tests.training_steps import ONE_OF_EACH, Recorded
+from tracer.answers.peak import AllocatorPeak
 from tracer.answers.recording_findings import put_together
-from tracer.answers.recording_peak import AllocatorPeak
-from tracer.blocks.from_recording.allocator_count import CountedParts
 from tracer.blocks.from_recording.memory_timeline import Breakdown
+from tracer.blocks.table import CountedParts
 from tracer.capture.run_facts import PHASES, PhaseTimings, RunOrigin
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.peak import FORMAT, VERSION, peak_document

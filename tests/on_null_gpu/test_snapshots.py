@@ -59,8 +59,8 @@ def history_with_frames_of_cpp() -> dict[str, Any]:
     return {
         "peak_bytes": device.peak.fragmentation.allocated_bytes,
         "counted_bytes": torch.cuda.max_memory_allocated() - before_bytes,
-        "requested_bytes": device.peak.requested_bytes,
-        "groups": [(group.kind.words, group.bytes, group.site.file) for group in device.peak.groups],
+        "requested_bytes": device.peak.peak_bytes,
+        "groups": [(group.kind.words, group.bytes, group.site.file) for group in device.peak.rows],
         "frames": {frame["name"] for entry in traced for frame in entry.get("frames", ())},
     }
 

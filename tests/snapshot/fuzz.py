@@ -164,7 +164,7 @@ def explain(path: Path, *, isolated: bool) -> str:
             raise AssertionError(f"not one sentence: {str(error)[:2000]}") from error
         return "error"
     for device in finding.devices:
-        assert sum(group.bytes for group in device.peak.groups) == device.peak.requested_bytes
+        assert sum(group.bytes for group in device.peak.rows) == device.peak.peak_bytes
     for found in allocator:
         for moment in (found.at_peak, found.at_end):
             assert moment is None or sum(row.bytes for row in moment.rows) == moment.bytes

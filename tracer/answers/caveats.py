@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tracer.answers.difference import SavedPeak
 from tracer.answers.growth import Growth
+from tracer.answers.peak import Peak
 from tracer.answers.recording_findings import Findings
-from tracer.answers.recording_peak import PeakReport
 from tracer.answers.why.first_changes import is_small
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.blocks.from_recording.blocks import origin_of
@@ -40,7 +40,7 @@ def unseen(recording: Recording, lifetimes: BlockLifetimes) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def asleep_sentences(peak: PeakReport) -> tuple[str, ...]:
+def asleep_sentences(peak: Peak) -> tuple[str, ...]:
     """A sentence on what torch counts and an engine that slept had unmapped; none where all was on the device."""
     if not (size_bytes := peak.counted.asleep_bytes):
         return ()
@@ -73,7 +73,7 @@ def graph_sentences(findings: Findings) -> tuple[str, ...]:
     return (text,)
 
 
-def counted(peak: PeakReport) -> str:
+def counted(peak: Peak) -> str:
     """What the rows sum to and what was counted apart from them, by whom; what is in no row, if anything."""
     rows, parts = f"The rows below sum to {peak.peak_bytes:,} bytes", peak.counted
     total = "the same" if peak.allocator_peak_bytes == peak.peak_bytes else f"{peak.allocator_peak_bytes:,}"
@@ -93,7 +93,7 @@ def counted(peak: PeakReport) -> str:
     return text
 
 
-def not_recorded(peak: PeakReport) -> str | None:
+def not_recorded(peak: Peak) -> str | None:
     """A sentence on threads the profiler missed and their bytes in the peak; None if everything was recorded."""
     unseen = peak.unseen_bytes
     if not peak.threads and not unseen:
@@ -225,7 +225,7 @@ def saved_peak(findings: Findings) -> SavedPeak:
 _OF_ANY_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 
-def room_sentences(peak: PeakReport, device_bytes: int | None) -> tuple[str, ...]:
+def room_sentences(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
     """Return how little of the device is taken, and what of the peak a larger batch leaves as it is.
 
     Args:

@@ -15,8 +15,8 @@ from tracer.answers.out_of_memory import (
     in_evaluation,
     last_out_of_memory,
 )
+from tracer.answers.peak import Peak
 from tracer.answers.recording_findings import Findings
-from tracer.answers.recording_peak import PeakReport
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.why.first_changes import FirstChanges, first_changes, with_cause
 from tracer.arrays import Rows
@@ -35,10 +35,10 @@ class FailedAllocation:
     event: OutOfMemory
     # What to try first, replayed on the recorded requests; None where they cannot be replayed.
     first: FirstChanges | None
-    in_use: PeakReport | None  # All blocks of that moment, as of a peak; None where it was not recorded
+    in_use: Peak | None  # All blocks of that moment, as of a peak; None where it was not recorded
     objects: ObjectsAtFailure | None = None
 
-    def is_at(self, peak: PeakReport) -> bool:
+    def is_at(self, peak: Peak) -> bool:
         """Whether a peak was at that moment, so that its rows are what was in use then."""
         return self.in_use is peak
 

@@ -15,9 +15,9 @@ from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
     from tracer.answers.out_of_memory import OutOfMemory
+    from tracer.answers.peak import Share
     from tracer.answers.rows import CallerShare, Row
     from tracer.answers.snapshot_findings import DeviceFinding
-    from tracer.answers.snapshot_peak import Share
     from tracer.answers.why.first_changes import FirstChange, FirstChanges
     from tracer.blocks.from_snapshot.sites import Site
 

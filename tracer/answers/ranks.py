@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from tracer.answers.allocator.allocator_finding import worst_failure
+from tracer.answers.peak import Peak, peak_of_device
 from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
-from tracer.answers.snapshot_peak import Peak, find_peak
 from tracer.arrays import Bools, Interned, Ints
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Site
@@ -165,7 +165,7 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
         rank=rank_of(file),
         device=worst.device,
         entries=worst.entries,
-        peak_bytes=worst.peak.requested_bytes,
+        peak_bytes=worst.peak.peak_bytes,
         reserved_bytes=0 if worst.peak.fragmentation is None else worst.peak.fragmentation.reserved_bytes,
         kinds=tuple((share.name, share.bytes) for share in worst.peak.by_kind),
         out_of_memory="" if oom is None else f"{where}: {oom.advice}",
@@ -176,11 +176,11 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
 
 def held_on_devices(replayed: ReplayedSnapshot) -> tuple[HeldOnDevice, ...]:
     """The most that a process reserves of each device of its recording, and the line that made most of it."""
-    return tuple(_held(device, find_peak(device)) for device in replayed.devices)
+    return tuple(_held(device, peak_of_device(device)) for device in replayed.devices)
 
 
 def _held(device: ReplayedDevice, peak: Peak) -> HeldOnDevice:
-    rows = (row for row in peak.groups if row.site.file is not None)
+    rows = (row for row in peak.rows if row.site.file is not None)
     site = next((row.site for row in rows), Site(""))  # the largest is first
     return HeldOnDevice(device.state.device, int(device.replay.reserved_bytes.max()), site.file, site.line)
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from tracer.answers.growth import Growth, Survivors, find_growth, find_survivors
-from tracer.answers.recording_peak import PeakReport, peak_position, peak_report, worst_of
+from tracer.answers.peak import Peak, peak_of_cycle, peak_position, worst_of
 from tracer.answers.rows import Row
 from tracer.blocks.from_recording.allocator_count import default_device, most_held_bytes
 from tracer.blocks.from_recording.allocator_join import JoinedHistory, join_history, last_events
@@ -134,12 +134,12 @@ class CycleFindings(Cycle):
     """
 
     breakdown: CycleBreakdown
-    peak: PeakReport
+    peak: Peak
     survivors: Survivors
     step_phases: tuple[StepPhase, ...]
     is_whole: bool = True
     history: JoinedHistory | None = None
-    at_failure: PeakReport | None = None
+    at_failure: Peak | None = None
 
 
 def counted_blocks(cycle: CycleFindings) -> Blocks:
@@ -211,7 +211,7 @@ class Findings:
         return _averaged(self.cycles)
 
     @property
-    def peaks(self) -> tuple[PeakReport, ...]:
+    def peaks(self) -> tuple[Peak, ...]:
         """The peak of each cycle."""
         return tuple(cycle.peak for cycle in self.cycles)
 
@@ -272,7 +272,7 @@ def _cycle_findings(
     """The answers about one device, from what is known of its blocks and, whatever the device, of the operators."""
     parts, peak_ns = (recording, categories, attribution, lifetimes), _peak_ns(recording, lifetimes)
     cycle = Cycle(*parts, blocks_of_recording(*parts, known=known, time_ns=peak_ns))
-    peak = peak_report(cycle, known=known)
+    peak = peak_of_cycle(cycle, known=known)
     return CycleFindings(
         *parts,
         cycle.blocks,
@@ -344,7 +344,7 @@ def with_allocator_history(
         peak_ns = _peak_ns(cycle.recording, cycle.lifetimes)
         blocks = blocks_of_recording(*parts, known=known, time_ns=peak_ns, failed=failed)
         cycle = replace(cycle, blocks=blocks)
-    explain = partial(peak_report, cycle, known=known, history=history)
+    explain = partial(peak_of_cycle, cycle, known=known, history=history)
     peak, at_failure = explain(), explain(entry=int(failures[-1])) if len(failures) else None
     if at_failure is not None and at_failure.peak_bytes == peak.peak_bytes:
         peak = at_failure  # of two moments with as much in use, people ask about this one

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tracer.arrays import Grouped, Int, PerBlock, grouped, largest_first
+from tracer.arrays import Grouped, Int, PerBlock, grouped
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site, Sites
 from tracer.blocks.kinds import BEFORE_RECORDING, Evidence, Kind
 from tracer.blocks.table import BEFORE, NOT_KNOWN, NOT_RECORDED, Blocks, Phase
@@ -80,6 +80,11 @@ class Row:
         says_before = self.kind is Kind.BEFORE_RECORDING or self.site.frame == BEFORE_RECORDING
         is_unsaid = self.is_before_recording and not says_before
         return f"{self.kind.words}, {BEFORE_RECORDING}" if is_unsaid else self.kind.words
+
+    @property
+    def ties(self) -> tuple[Kind, str, str, int]:
+        """What orders rows of equal bytes."""
+        return self.kind, self.site.frame, self.file or "", self.line or 0
 
     @property
     def made_by(self) -> str | None:
@@ -183,13 +188,15 @@ def group_rows(
         rows = [
             replace(row, callers=callers) for row, callers in zip(rows, _callers(blocks, parts, groups), strict=True)
         ]
-    return largest_first(rows, row_of)
+    order = sorted(range(len(rows)), key=lambda row: (-rows[row].bytes, *(rows[row].ties if with_callers else ())))
+    place = np.empty(len(rows), np.int64)
+    place[order] = np.arange(len(rows))
+    return tuple(rows[row] for row in order), place[row_of]
 
 
 def rows_of_lines(blocks: Blocks) -> tuple[Row, ...]:
     """Rows by kind, line, and whether they were there before the recording, with callers; largest first."""
-    rows, _ = group_rows(blocks, merged=BY_LINE, with_callers=True)
-    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.kind, row.site.frame, row.file or "", row.line or 0)))
+    return group_rows(blocks, merged=BY_LINE, with_callers=True)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import numpy as np
 
 from tracer.allocator.fragmentation import Fragmentation, fragmentation_after
 from tracer.answers.out_of_memory import MAX_EXPLAINED, OutOfMemory, explain_ooms
+from tracer.answers.peak import Peak, never_freed, peak_of_device
 from tracer.answers.rows import Row
-from tracer.answers.snapshot_peak import Peak, find_peak, never_freed
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.counting import BlockFacts
 from tracer.blocks.from_snapshot.kind_finder import NOTHING_HELD, HeldNow, KindFinder
@@ -70,7 +70,7 @@ class SnapshotFinding:
 
         The first of equals; None if there is no device.
         """
-        badness = [(len(device.oom) > 0, device.peak.requested_bytes) for device in self.devices]
+        badness = [(len(device.oom) > 0, device.peak.peak_bytes) for device in self.devices]
         return badness.index(max(badness)) if badness else None
 
 
@@ -127,7 +127,7 @@ def _explain_device(device: ReplayedDevice) -> DeviceFinding:
     return DeviceFinding(
         device=state.device,
         entries=len(state.trace),
-        peak=find_peak(device),
+        peak=peak_of_device(device),
         start_requested_bytes=int(replayed.requested_bytes[0]),
         end_requested_bytes=int(replayed.requested_bytes[-1]),
         end_fragmentation=fragmentation_after(state, replayed, last) if device.snapshot.has_allocator else None,
@@ -140,16 +140,16 @@ def _explain_device(device: ReplayedDevice) -> DeviceFinding:
 
 def imbalance(devices: Sequence[DeviceFinding]) -> tuple[str, ...]:
     """A sentence if one device of the process uses far more memory than the others."""
-    ranked = sorted(devices, key=lambda device: (-device.peak.requested_bytes, device.device))
-    if len(ranked) < 2 or ranked[1].peak.requested_bytes * _UNEVEN >= ranked[0].peak.requested_bytes:
+    ranked = sorted(devices, key=lambda device: (-device.peak.peak_bytes, device.device))
+    if len(ranked) < 2 or ranked[1].peak.peak_bytes * _UNEVEN >= ranked[0].peak.peak_bytes:
         return ()
     worst, *others = ranked
     named = sorted(others, key=lambda device: device.device)[:_MAX_NAMED]
-    peaks = ", ".join(f"{format_bytes(device.peak.requested_bytes)} on device {device.device}" for device in named)
+    peaks = ", ".join(f"{format_bytes(device.peak.peak_bytes)} on device {device.device}" for device in named)
     more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
     ran_out = ", and it ran out of memory" if worst.oom else ""
     return (
-        f"The devices are used unevenly: device {worst.device} holds {format_bytes(worst.peak.requested_bytes)} at its "
+        f"The devices are used unevenly: device {worst.device} holds {format_bytes(worst.peak.peak_bytes)} at its "
         f"peak{ran_out}, beside {peaks}{more}.",
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -103,3 +103,18 @@ def numbered(values: Interned, columns: Sequence[Column[Any]], value: Callable[.
     groups = grouped(columns, value)
     numbers = [NONE if key is None else values[key] for key in groups.keys]
     return np.array([*numbers, NONE], np.int64)[groups.of_row]
+
+
+@dataclass(frozen=True, slots=True)
+class CountedParts:
+    """Bytes of a moment that were counted apart from blocks, as `AllocatorCount` has them."""
+
+    counter_bytes: int = 0
+    mapped_bytes: int = 0
+    before_bytes: int = 0
+    unseen_bytes: int = 0
+    is_walked: bool = False
+    asleep_bytes: int = 0  # Bytes of the counter that are not on the device; the total is without them
+
+
+NOT_COUNTED: Final = CountedParts()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from tracer.answers.recording_peak import PeakReport
+    from tracer.answers.peak import Peak
     from tracer.sessions.profile_session import ProfileSession
 
 VERSION: Final = 1
@@ -413,7 +413,7 @@ def record(session: ProfileSession, step: Callable[[], object], device: torch.de
     return max(counted)
 
 
-def wrong_peak(peak: PeakReport, counted: int, notes: Sequence[str]) -> Iterator[str]:
+def wrong_peak(peak: Peak, counted: int, notes: Sequence[str]) -> Iterator[str]:
     """Yield each figure of a peak that two sources have and that differs.
 
     Args:

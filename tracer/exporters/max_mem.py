@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.answers.recording_peak import PeakReport
+from tracer.answers.peak import Peak
 from tracer.blocks.from_recording.memory_timeline import Breakdown
 from tracer.exporters.files import write_atomically
 from tracer.units import format_bytes, gib, some
@@ -27,9 +27,7 @@ _LABELS = {
 }
 
 
-def max_mem_text(
-    breakdown: Breakdown, peaks: Sequence[PeakReport], *, caveat: str = "", notes: Sequence[str] = ()
-) -> str:
+def max_mem_text(breakdown: Breakdown, peaks: Sequence[Peak], *, caveat: str = "", notes: Sequence[str] = ()) -> str:
     """The file's text.
 
     Source:
@@ -63,7 +61,7 @@ def max_mem_text(
     return "\n".join(lines) + "\n"
 
 
-def _true_peak_lines(peaks: Sequence[PeakReport]) -> list[str]:
+def _true_peak_lines(peaks: Sequence[Peak]) -> list[str]:
     """Mean bytes by category at the true peak, largest first; they sum to the peak of each cycle."""
     total = sum(peak.peak_bytes for peak in peaks)
     sums: dict[str, int] = {}
@@ -79,7 +77,7 @@ def _true_peak_lines(peaks: Sequence[PeakReport]) -> list[str]:
 
 
 def write_max_mem(
-    breakdown: Breakdown, peaks: Sequence[PeakReport], path: Path, *, caveat: str = "", notes: Sequence[str] = ()
+    breakdown: Breakdown, peaks: Sequence[Peak], path: Path, *, caveat: str = "", notes: Sequence[str] = ()
 ) -> None:
     """Write max_mem.txt; arguments as of `max_mem_text`."""
     write_atomically(path, max_mem_text(breakdown, peaks, caveat=caveat, notes=notes))

@@ -10,7 +10,7 @@ from tracer.capture.recording import CallKind, Recording
 from tracer.own_files import frames_of_program
 
 if TYPE_CHECKING:
-    from tracer.answers.recording_peak import PeakReport
+    from tracer.answers.peak import Peak
 
 
 class PythonStacks:
@@ -67,7 +67,7 @@ class PythonStacks:
         return tuple(f"{frame['name']} ({frame['filename']}:{frame['line']})" for frame in shown)
 
 
-def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num_frames: int) -> list[list[str] | None]:
+def stacks_of_rows(recording: Recording, peak: Peak, *, num_rows: int, num_frames: int) -> list[list[str] | None]:
     """The stack of most bytes, for each of a peak's largest rows.
 
     Returns:

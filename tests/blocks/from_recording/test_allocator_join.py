@@ -543,7 +543,7 @@ def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None
     by_category = cycle.peak.by_category()
     for kind, category in (("parameter", "PARAMETER"), ("buffer", "BUFFER"), ("activation", "ACTIVATION")):
         assert by_kind[kind] == by_category[category] > 0
-    before = [group for group in device.peak.groups if group.is_before_recording]
+    before = [group for group in device.peak.rows if group.is_before_recording]
     assert {group.site.frame for group in before} == {"before recording"}
     # Tensors of other tests may be there, too, such as optimizers' states of more than one kind of program.
     own = [group.kind.words for group in before if group.kind in (Kind.PARAMETER, Kind.BUFFER)]
@@ -560,7 +560,7 @@ def test_a_snapshot_of_ours_gives_the_same_bytes_by_kind(
     path = tmp_path / "memory_snapshot.pkl"
     write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels), path)
     (device,) = explain_snapshot(load_snapshot(path)).devices
-    assert dict(device.peak.by_category) == cycle.peak.by_category()
+    assert dict(device.peak.by_category()) == cycle.peak.by_category()
 
 
 def test_no_rule_of_the_reader_goes_against_a_label_that_says_only_since_when(
@@ -584,7 +584,7 @@ def test_no_rule_of_the_reader_goes_against_a_label_that_says_only_since_when(
     expected = cycle.peak.by_category()
     parameters_bytes = expected.pop("PARAMETER")
     expected["BEFORE_RECORDING"] = expected.get("BEFORE_RECORDING", 0) + parameters_bytes
-    assert dict(device.peak.by_category) == expected
+    assert dict(device.peak.by_category()) == expected
 
 
 def test_what_was_made_unseen_is_in_the_snapshot_from_where_it_counts(tmp_path: Path) -> None:
@@ -593,4 +593,4 @@ def test_what_was_made_unseen_is_in_the_snapshot_from_where_it_counts(tmp_path: 
     path = tmp_path / "memory_snapshot.pkl"
     write_memory_snapshot(snapshot_of_recording(recording, lifetimes), path)
     (device,) = explain_snapshot(load_snapshot(path)).devices
-    assert device.peak.requested_bytes == max(levels_of(lifetimes))
+    assert device.peak.peak_bytes == max(levels_of(lifetimes))

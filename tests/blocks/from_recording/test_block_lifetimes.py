@@ -18,8 +18,8 @@ from tests.histories import START_NS, Event, History, Key, histories, known_of, 
 from tests.programs import Node, Program, Storage
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.answers.caveats import asleep_sentences
+from tracer.answers.peak import peak_of_cycle
 from tracer.answers.recording_findings import CycleFindings, counted_blocks, find_in_cycle
-from tracer.answers.recording_peak import peak_report
 from tracer.blocks.from_recording import block_lifetimes as storages_module
 from tracer.blocks.from_recording.allocator_count import default_device, match_counter_to_events, most_held_bytes
 from tracer.blocks.from_recording.attribution import attribute
@@ -719,7 +719,7 @@ def test_a_lost_block_is_unexplained(
         )
     attribution = attribute(recording)
     parts = (recording, categorize(recording), attribution, lifetimes)
-    peak = peak_report(Cycle(*parts, blocks_of_recording(*parts, time_ns=0)))
+    peak = peak_of_cycle(Cycle(*parts, blocks_of_recording(*parts, time_ns=0)))
     assert peak.unexplained_bytes == lost[0] > 0
     assert peak.allocator_peak_bytes == peak.peak_bytes + lost[0]
 

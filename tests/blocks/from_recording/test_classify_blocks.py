@@ -13,7 +13,7 @@ import pytest
 
 from tests.rule_tables import DOCUMENT, HEADS, documented, facts_named, rows_of, told, weaker
 from tests.training_steps import WORKLOADS, Recorded
-from tracer.answers.recording_peak import peak_position
+from tracer.answers.peak import peak_position
 from tracer.blocks.from_recording.block_facts import NONE, Facts
 from tracer.blocks.from_recording.blocks import categories_at
 from tracer.blocks.from_recording.classify_blocks import RULES

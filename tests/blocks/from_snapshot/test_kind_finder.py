@@ -99,7 +99,7 @@ class TestKinds:
 
     def kind(self, tmp_path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> str:
         """The kind of the block at BASE, which is the only one that is large."""
-        (largest, *_) = explain(tmp_path / "s", trace, segments, **more).peak.groups
+        (largest, *_) = explain(tmp_path / "s", trace, segments, **more).peak.rows
         return largest.kind.words
 
     @pytest.mark.parametrize(("trace", "is_at_end", "kind"), ROWS)
@@ -199,7 +199,7 @@ class TestKinds:
         end = [
             segment(BASE, 32 * MIB, [block(BASE, 2 * MIB), block(BASE + 8 * MIB, 2 * MIB), block(BASE + 16 * MIB, 1)])
         ]
-        kinds = {group.site.line: group.kind.words for group in explain(tmp_path / "s", trace, end).peak.groups}
+        kinds = {group.site.line: group.kind.words for group in explain(tmp_path / "s", trace, end).peak.rows}
         assert kinds == {51: "optimizer state", 64: "parameter", None: "parameter"}
 
     def test_parameters_have_the_sizes_of_gradients(self, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ class TestKinds:
         for num_before, kind in ((2, "parameter"), (3, "parameter"), (4, FROM_BEFORE)):
             blocks = [block(address, MIB) for address in [*at[:num_before], *at[4:6]]]
             device = explain(tmp_path / "s", grads, [segment(BASE, 16 * MIB, blocks)])
-            assert {group.kind.words for group in device.peak.groups if group.is_before_recording} == {kind}
+            assert {group.kind.words for group in device.peak.rows if group.is_before_recording} == {kind}
 
     @pytest.mark.parametrize(
         ("copies", "lines", "is_over", "kind"),
@@ -234,7 +234,7 @@ class TestKinds:
         over = [entry("alloc", next(at), 1, frames=IN_STEP)] if is_over else []
         live = [*weights, *adapters, *(block(row["addr"], row["size"]) for row in (*trace, *grads, *over))]
         device = explain(tmp_path / "s", [*trace, *grads, *over], [segment(BASE, 999 * MIB, live)])
-        large = [group for group in device.peak.groups if group.bytes % MIB and group.bytes > MIB / 2]
+        large = [group for group in device.peak.rows if group.bytes % MIB and group.bytes > MIB / 2]
         assert {group.kind.words for group in large} == {kind}
 
     def test_freed_in_a_step_is_state(self, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ class TestKinds:
         bare = freed(BASE, MIB, frames=[frame("step", "/home/me/o.py", 5), STEP, MAIN])
         assert self.kind(tmp_path, bare) == FROM_BEFORE  # of Python's frames alone: it may be a parameter replaced
         stays = [segment(BASE, 4 * MIB, [block(BASE + 2 * MIB, MIB)])]
-        kinds = {group.kind.words for group in explain(tmp_path / "s", bare, stays).peak.groups}
+        kinds = {group.kind.words for group in explain(tmp_path / "s", bare, stays).peak.rows}
         assert kinds == {"optimizer state", FROM_BEFORE}
 
     def test_alive_at_the_end_of_a_forward(self, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ class TestKinds:
         ran = entry("alloc", BASE + MIB, 1, frames=BACKWARD)
         output, two = {**made, "addr": BASE + 3 * MIB}, [block(BASE, MIB), block(BASE + 3 * MIB, MIB)]
         device = explain(tmp_path / "s", [made, output, ran], [segment(BASE, 4 * MIB, two)])
-        assert {group.kind.words for group in device.peak.groups if group.bytes == MIB} == {"activation", "not known"}
+        assert {group.kind.words for group in device.peak.rows if group.bytes == MIB} == {"activation", "not known"}
         assert self.kind(tmp_path, [made, ran], end) == "not known", "the last that a call leaves may be its output"
         steps = [entry("alloc", BASE + MIB, 1, frames=frames) for frames in (BACKWARD, IN_STEP, FORWARD, IN_STEP)]
         assert self.kind(tmp_path, [made, *steps], end) == "not known"  # two steps long: a cache, not an activation
@@ -268,10 +268,10 @@ class TestKinds:
         alive = [entry("alloc", BASE, MIB, frames=FORWARD)]
         objects = {"segments": [segment(BASE, MIB, [block(BASE, MIB)], device=1)], "device_traces": [made, alive]}
         devices = explain_snapshot(load(tmp_path / "s", objects)).devices
-        assert [device.peak.groups[0].kind.words for device in devices] == ["activation"] * 2
-        assert devices[1].peak.groups[0].evidence.startswith("likely")
+        assert [device.peak.rows[0].kind.words for device in devices] == ["activation"] * 2
+        assert devices[1].peak.rows[0].evidence.startswith("likely")
         (alone,) = explain_snapshot(load(tmp_path / "t", objects), device=1).devices
-        assert alone.peak.groups[0].kind.words == "not known"
+        assert alone.peak.rows[0].kind.words == "not known"
 
     def test_backward_of_before_the_recording_made_gradients(self, tmp_path: Path) -> None:
         held = [segment(BASE, 4 * MIB, [block(BASE, MIB, frames=BACKWARD)])]
@@ -289,7 +289,7 @@ class TestPythonAlone:
 
     def kinds(self, path: Path, trace: list[Row], segments: list[Row] | None = None) -> dict[int, str]:
         device = explain(path, trace, segments)
-        return {group.bytes: group.kind.words for group in device.peak.groups}
+        return {group.bytes: group.kind.words for group in device.peak.rows}
 
     def test_activation_gradient_and_temporary(self, tmp_path: Path) -> None:
         # Of 3 MiB, which a parameter has: made by Python, freed in silence. Made in silence and alive in the step.
@@ -303,7 +303,7 @@ class TestPythonAlone:
             *freed(BASE + 24 * MIB, 1, frames=PYTHON_STEP[1:]),
         ]
         blocks = [block(BASE + 8 * MIB, 3 * MIB), block(BASE + 32 * MIB, 3 * MIB + 0)]
-        kinds = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
+        kinds = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.rows
         found = sorted((group.bytes // MIB, group.kind.words, group.is_before_recording) for group in kinds)
         assert found == [
             (3, "gradient", False), (3, "parameter", True), (5, "activation", False), (7, "temporary", False),
@@ -342,7 +342,7 @@ class TestPythonAlone:
             entry("alloc", BASE + 32 * MIB, 7 * MIB, frames=PYTHON_FORWARD),
         ]
         blocks = [block(BASE + at * MIB, size * MIB) for at, size in ((8, 3), (24, 3), (32, 7))]
-        groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
+        groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.rows
         kinds = {group.site.file: group.kind.words for group in groups}
         assert (kinds["/home/me/optimizer.py"], kinds["/home/me/adam.py"]) == ("parameter", "not known")
 
@@ -362,7 +362,7 @@ class TestPythonAlone:
             entry("alloc", BASE + 32 * MIB, 7 * MIB, frames=PYTHON_FORWARD),
         ]
         blocks = [block(BASE + at * MIB, size * MIB) for at, size in ((16, 3), (24, 3), (32, 7))]
-        groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
+        groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.rows
         kinds = {group.site.line: group.kind.words for group in groups}
         assert (kinds[64], kinds[70]) == ("parameter", "optimizer state")
 
@@ -378,7 +378,7 @@ class TestPythonAlone:
             trace += freed(BASE + 8 * MIB * number, 3 * MIB, frames=frames)
         trace.append(entry("alloc", BASE + 56 * MIB, 7 * MIB, frames=PYTHON_FORWARD))
         blocks = [block(BASE + 8 * MIB * num_assignments, 3 * MIB), block(BASE + 56 * MIB, 7 * MIB)]
-        groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
+        groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.rows
         assert {group.site.line: group.kind.words for group in groups}[59 + num_assignments] == kind
 
 
@@ -393,7 +393,7 @@ class TestCut:
 
     def kinds(self, path: Path, trace: list[Row], blocks: list[Row], **more: Any) -> dict[int, str]:
         device = explain(path, trace, [segment(BASE, 64 * MIB, blocks)], **more)
-        return {group.bytes // MIB: group.kind.words for group in device.peak.groups}
+        return {group.bytes // MIB: group.kind.words for group in device.peak.rows}
 
     @pytest.mark.parametrize("is_annotated", [False, True])
     def test_a_closure_in_a_step_is_no_step(self, tmp_path: Path, is_annotated: bool) -> None:
@@ -492,7 +492,7 @@ class TestCut:
             inside = [UNWIND, MALLOC, frame("forward", "/home/me/model.py", line), *around, CALL, MAIN]
             trace.append(entry("alloc", place, size, frames=inside))
         found = explain(tmp_path / "s", trace, [segment(BASE, 128 * MIB, [block(*parts) for parts in made])])
-        assert {(group.bytes // MIB, group.kind.words) for group in found.peak.groups} == {(5, kind), (1, "not known")}
+        assert {(group.bytes // MIB, group.kind.words) for group in found.peak.rows} == {(5, kind), (1, "not known")}
 
 
 # ---- Kinds at the peaks of real recordings, against what their programs' sources say.

@@ -22,6 +22,7 @@ from tracer.blocks.from_recording.unrecorded_storages import (
     reused_at,
     unseen_keys,
 )
+from tracer.blocks.table import CountedParts
 from tracer.capture.recording import Recording
 
 
@@ -55,18 +56,6 @@ class AllocatorCount:
             is_walked=self.is_walked,
             asleep_bytes=0 if self.asleep_bytes is None else int(self.asleep_bytes[position]),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CountedParts:
-    """A row of `AllocatorCount`."""
-
-    counter_bytes: int
-    mapped_bytes: int
-    before_bytes: int
-    unseen_bytes: int
-    is_walked: bool
-    asleep_bytes: int = 0  # Bytes of the counter that are not on the device; the total is without them
 
 
 def allocator_count(device: DeviceRecording, unrecorded: UnrecordedStorages) -> AllocatorCount:

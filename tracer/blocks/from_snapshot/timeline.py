@@ -14,7 +14,7 @@ from tracer.blocks.from_snapshot.kind_finder import KindFinder
 from tracer.blocks.from_snapshot.sites import Site
 from tracer.blocks.kinds import Kind
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Snapshot
 from tracer.snapshot.replay import BEFORE
 from tracer.units import NS_PER_US
 
@@ -131,6 +131,47 @@ def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Band]:
             regions.append(Band("step", snapshot.text(name), opened[1], at))
             opened = None
     return regions
+
+
+OUTSIDE = -1
+
+
+def innermost_region(state: DeviceState, entries: Ints) -> Int32s:
+    """The innermost region that was open at each entry, as numbers of texts; -1 where none was.
+
+    An entry in the microsecond of a start counts as inside, one in that of an end as outside. Ends without a start are
+    ignored; a start without an end stays open.
+
+    Args:
+        entries: Indices of entries, or -1 for none [rows].
+    """
+    none = np.full(len(entries), OUTSIDE, dtype=np.int32)
+    notes = state.annotations
+    if not len(notes) or not len(state.trace):
+        return none
+    order = np.argsort(notes.time_us, kind="stable")
+    open_after = np.array([OUTSIDE, *_open_regions(notes, order.tolist())], dtype=np.int32)
+    time_us = state.trace.time_us[np.maximum(entries, 0)]
+    region = open_after[np.searchsorted(notes.time_us[order], time_us, side="right")]
+    return np.where((entries >= 0) & (time_us >= 0), region, none)
+
+
+def _open_regions(notes: Annotations, order: list[int]) -> list[int]:
+    """The innermost open region after each annotation, in the given order."""
+    opened: list[int] = []
+    count: dict[int, int] = {}
+    after = []
+    names, starts = notes.name.tolist(), notes.is_start.tolist()
+    for index in order:
+        name = names[index]
+        if starts[index]:
+            opened.append(name)
+            count[name] = count.get(name, 0) + 1
+        elif count.get(name, 0):
+            count[name] -= 1
+            del opened[len(opened) - 1 - opened[::-1].index(name)]  # regions of several threads need not nest
+        after.append(opened[-1] if opened else OUTSIDE)
+    return after
 
 
 @dataclass(frozen=True, slots=True)

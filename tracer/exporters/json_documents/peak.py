@@ -15,8 +15,8 @@ from tracer.units import MIB, NS_PER_US
 if TYPE_CHECKING:
     from tracer.answers.difference import PeakChange, PeakDiff, SavedPeak
     from tracer.answers.failed_allocation import FailedAllocation
+    from tracer.answers.peak import Peak
     from tracer.answers.recording_findings import GraphPool
-    from tracer.answers.recording_peak import PeakReport
     from tracer.answers.why.first_changes import FirstChanges
     from tracer.capture.recording import Recording
     from tracer.capture.run_facts import RunOrigin, ValuesRead
@@ -30,7 +30,7 @@ _DAMAGED = "The file is damaged or of another program; profile the run again."
 
 
 def peak_document(
-    peaks: Sequence[PeakReport],
+    peaks: Sequence[Peak],
     *,
     recordings: Sequence[Recording] = (),
     origin: RunOrigin | None = None,
@@ -41,7 +41,7 @@ def peak_document(
     pinned_bytes: int = 0,
 ) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys."""
-    from tracer.answers.recording_peak import worst_of  # reading peak.json back does not wait for torch
+    from tracer.answers.peak import worst_of  # reading peak.json back does not wait for torch
 
     cycle = worst_of(peaks)
     peak = peaks[cycle]
@@ -83,7 +83,7 @@ def _graph_pool(pool: GraphPool) -> dict[str, Any]:
     return {**asdict(replace(pool, rows=())), "rows": [row.values() for row in pool.rows]}
 
 
-def _failure(failed: FailedAllocation, peak: PeakReport) -> dict[str, Any]:
+def _failure(failed: FailedAllocation, peak: Peak) -> dict[str, Any]:
     """Why memory ran out; `rows` are what was in use then, null where that is the peak or was not recorded."""
     from tracer.exporters.json_documents.snapshot import oom_values
 

@@ -50,10 +50,10 @@ def _device(device: DeviceFinding) -> dict[str, Any]:
         "entries": device.entries,
         "first_time_us": device.first_time_us if device.first_time_us >= 0 else None,
         "notes": list(device.notes),
-        "peak_entry": peak.entry,
+        "peak_entry": peak.position,
         "peak_time_us": peak.time_us if peak.time_us >= 0 else None,
         "peak_phase": peak.phase or None,
-        "peak_requested_bytes": peak.requested_bytes,
+        "peak_requested_bytes": peak.peak_bytes,
         "peak_allocated_bytes": None if at_peak is None else at_peak.allocated_bytes,
         "reserved_at_peak_bytes": None if at_peak is None else at_peak.reserved_bytes,
         "before_recording_bytes": peak.before_recording_bytes,
@@ -68,7 +68,7 @@ def _device(device: DeviceFinding) -> dict[str, Any]:
         "by_name": json_value(peak.by_name) if peak.has_names else [],
         "by_stream": json_value(peak.by_stream),
         "oom": [{**oom_values(event), "groups": json_value(event.groups)} for event in device.oom],
-        "groups": json_value(peak.groups),
+        "groups": json_value(peak.rows),
         "never_freed": json_value(device.never_freed),
     }
 

@@ -14,9 +14,9 @@ from tracer.answers.history_sections import (
     host_sections,
     oom_sentences,
 )
+from tracer.answers.peak import Peak
 from tracer.answers.rows import BY_LINE, group_rows
 from tracer.answers.snapshot_findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
-from tracer.answers.snapshot_peak import Peak
 from tracer.answers.tables import Section, Table, columns
 from tracer.answers.why.first_changes import FirstChanges
 from tracer.blocks.from_snapshot.timeline import START, DeviceTimeline, device_timeline
@@ -107,7 +107,7 @@ def snapshot_page(
 def _rounded(peak: Peak) -> tuple[str, ...]:
     """How the peak, which is counted as the program asked for it, is called by torch's own statistics."""
     memory = peak.fragmentation
-    if not peak.requested_bytes or memory is None:
+    if not peak.peak_bytes or memory is None:
         return ()
     allocated, reserved = format_bytes(memory.allocated_bytes), format_bytes(memory.reserved_bytes)
     return (
@@ -136,7 +136,7 @@ def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
     def mark(entry: int) -> int:
         return int(timeline.times[entry + 1])
 
-    peak = Mark("peak", "peak", mark(device.peak.entry), device.peak.requested_bytes)
+    peak = Mark("peak", "peak", mark(device.peak.position), device.peak.peak_bytes)
     ooms = (
         Mark("oom", f"out of memory, asked for {format_bytes(event.asked_bytes)} at", mark(event.entry),
              event.requested_bytes)
@@ -148,14 +148,14 @@ def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
 def _peak(device: DeviceFinding) -> PagePeak:
     peak = device.peak
     phase: str | None = peak.phase or None
-    if peak.entry == START:
+    if peak.position == START:
         phase = "the start of the recording" if device.entries else "the moment of the snapshot"
     return PagePeak(
-        bytes=peak.requested_bytes,
+        bytes=peak.peak_bytes,
         phase=phase,
-        breakdown=peak.by_category,
-        rows=peak.groups,
-        row=peak.entry + 1,
+        breakdown=peak.by_category(),
+        rows=peak.rows,
+        row=peak.position + 1,
     )
 
 
@@ -163,11 +163,11 @@ def _sections(finding: SnapshotFinding, shown: int, first: FirstChanges | None) 
     device = finding.devices[shown]
     others = [device for index, device in enumerate(finding.devices) if index != shown]
     heads = (*columns("text", "device"), *columns("bytes", "peak"), *columns("count", "times out of memory"))
-    rows = tuple((f"device {one.device}", one.peak.requested_bytes, len(one.oom)) for one in others)
+    rows = tuple((f"device {one.device}", one.peak.peak_bytes, len(one.oom)) for one in others)
     words = f"What is shown is device {device.device}; another one is chosen at the top of the page."
     beside = Section("Other devices", (words,), (Table("Their peaks", heads, rows),))
     return (
-        *failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=device.peak.groups, is_advised=True),
+        *failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=device.peak.rows, is_advised=True),
         *first_changes_sections(first),
         *device_sections(device),
         *host_sections(finding.pinned_bytes),

@@ -20,8 +20,8 @@ from tracer.answers.history_sections import (
 )
 from tracer.answers.line_memory import line_memory
 from tracer.answers.operators.run_times import RunTimeRow
+from tracer.answers.peak import Peak
 from tracer.answers.recording_findings import CycleFindings, Findings, counted_blocks
-from tracer.answers.recording_peak import PeakReport
 from tracer.answers.rows import group_rows
 from tracer.answers.tables import Cell, Section, Table, columns
 from tracer.arrays import Int, PerBlock, totals_by
@@ -145,7 +145,7 @@ def _space(cycle: CycleFindings) -> PageSpace | None:
     return None if ranges is None else page_space(ranges, history.texts.__getitem__)
 
 
-def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:
+def _reserved_section(peak: Peak) -> tuple[Section, ...]:
     """Bytes requested, allocated and reserved; only the allocator's history tells the first."""
     reserved = peak.allocator
     if reserved is None:
@@ -206,7 +206,7 @@ def _time_section(cycle: CycleFindings, times: Sequence[RunTimeRow]) -> Section:
     return Section("Time", (), (steps, slow_modules(times, cycle.peak)))
 
 
-def slow_modules(times: Sequence[RunTimeRow], peak: PeakReport) -> Table:
+def slow_modules(times: Sequence[RunTimeRow], peak: Peak) -> Table:
     """Time of each module's own operators in a step beside what it held at the peak, slowest first.
 
     An operator that some steps lack counts by its share of them.

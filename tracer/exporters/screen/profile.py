@@ -20,8 +20,8 @@ from tracer.answers.caveats import (
     unseen,
 )
 from tracer.answers.paths import shorten_paths, source_place
+from tracer.answers.peak import AllocatorPeak, Peak
 from tracer.answers.recording_findings import CycleFindings, Findings
-from tracer.answers.recording_peak import AllocatorPeak, PeakReport
 from tracer.answers.rows import Row, module_tree, moment_words
 from tracer.answers.tables import Place, Table, columns
 from tracer.arrays import totals_by
@@ -222,7 +222,7 @@ def _of_graphs(size_bytes: int) -> str:
     return f"CUDA graphs work in {format_bytes(size_bytes)}, and " if size_bytes else ""
 
 
-def _three_sizes(peak: PeakReport, allocator: AllocatorPeak, graph_bytes: int) -> str:
+def _three_sizes(peak: Peak, allocator: AllocatorPeak, graph_bytes: int) -> str:
     free = f"{format_bytes(max(0, allocator.free_bytes - graph_bytes))} free"
     largest, pending = format_bytes(allocator.largest_free_bytes), allocator.pending_bytes
     return (

@@ -18,8 +18,8 @@ from tracer.answers.history_sections import (
     since_start,
 )
 from tracer.answers.paths import shorten_paths
+from tracer.answers.peak import Peak
 from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
-from tracer.answers.snapshot_peak import Peak
 from tracer.answers.tables import Cell, Table, columns, signed
 from tracer.answers.why.first_changes import FirstChanges
 from tracer.blocks.from_snapshot.timeline import StepLevel
@@ -53,7 +53,7 @@ def print_snapshot(
         _print_device(device, console, top, (first or {}).get(device.device))
         more(device.device)
     if others := devices[MAX_DEVICES:]:
-        peak = format_bytes(max(device.peak.requested_bytes for device in others))
+        peak = format_bytes(max(device.peak.peak_bytes for device in others))
         say(console)
         say(console, f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
     for section in host_sections(finding.pinned_bytes):
@@ -65,7 +65,7 @@ def _print_device(device: DeviceFinding, console: Console, top: int, first: Firs
     say(console)
     history = f"{some(device.entries, 'entry')} of history"
     say(console, f"Device {device.device}: {history}, peak {_when(peak, device)}", style="bold")
-    say(console, f"requested  {exact(peak.requested_bytes)}", indent=2)
+    say(console, f"requested  {exact(peak.peak_bytes)}", indent=2)
     if (memory := peak.fragmentation) is not None:
         say(console, f"allocated  {exact(memory.allocated_bytes)}, after the allocator's rounding", indent=2)
         say(console, f"reserved   {exact(memory.reserved_bytes)}, taken from the device", indent=2)
@@ -76,19 +76,19 @@ def _print_device(device: DeviceFinding, console: Console, top: int, first: Firs
         say(console, f"Note: {note}", style="yellow", indent=2)
     if first is not None and first.much_is_saved and not device.oom:
         say(console, shorten_paths(first.much_is_saved), style="bold", indent=2)
-    failures = failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=peak.groups)
+    failures = failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=peak.rows)
     for section in (*failures, *first_changes_sections(first)):
         print_section(section, console, top=top)
-    print_table(groups_table("What filled it, by line and kind", peak.groups), console, top=top)
+    print_table(groups_table("What filled it, by line and kind", peak.rows), console, top=top)
     for section in device_sections(device):
         print_section(section, console, top=top)
 
 
 def _when(peak: Peak, device: DeviceFinding) -> str:
-    if peak.entry < 0:
+    if peak.position < 0:
         return "at the start of the recording" if device.entries else "as the snapshot was taken"
     phase = f", in {peak.phase}" if peak.phase else ""
-    return f"after entry {peak.entry:,}{since_start(peak.time_us, device.first_time_us)}{phase}"
+    return f"after entry {peak.position:,}{since_start(peak.time_us, device.first_time_us)}{phase}"
 
 
 def print_steps(device: int, steps: Sequence[StepLevel], console: Console, top: int) -> None:
