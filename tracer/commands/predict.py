@@ -199,12 +199,15 @@ def builder(workload: WorkloadOptions) -> Callable[[], Workload]:
     """Return what builds a workload, with random weights left unwritten, since nothing reads them."""
     import torch
 
-    from tracer.capture.unfilled import unfilled_weights
+    from tracer.capture.torch_private.torch_modules import leave_unfilled
 
     def build() -> Workload:
         torch.manual_seed(workload.seed)
-        with unfilled_weights():
+        fill_again = leave_unfilled(torch.Tensor.is_floating_point)
+        try:
             return workload.build(torch.device("cuda:0"), device_named=True, without_memory=True)
+        finally:
+            fill_again()
 
     return build
 

@@ -71,10 +71,11 @@ def _strict(value: object, key: str, index: int, where: Where, default: Callable
     value = default(index) if value is MISSING else value
     if value is MISSING:
         where.refuse(index, f"has no {key}.")
+    a = "an" if key.startswith("a") else "a"
     if type(value) is not int:
-        where.refuse(index, f"has a {key} of type {type(value).__name__}.")
+        where.refuse(index, f"has {a} {key} of type {type(value).__name__}.")
     if not -INT64_MAX <= value <= INT64_MAX:
-        where.refuse(index, f"has a {key} of {spelled(value)}, which no allocator writes.")
+        where.refuse(index, f"has {a} {key} of {spelled(value)}, which no allocator writes.")
     return value
 
 
