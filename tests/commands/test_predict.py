@@ -97,6 +97,6 @@ def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> No
 
 @needs_null_gpu
 def test_it_says_what_was_assumed_of_this_program() -> None:
-    said = " ".join(predict(*GPT, "--on", "24GiB").stdout.split())
-    assert said.startswith(CAVEAT) and "24.00 GiB is taken as an A100 with that memory." in said
+    said = " ".join(predict(*GPT, "--on", "720MiB").stdout.split())
+    assert said.startswith(CAVEAT) and "720.00 MiB is taken as an A100 with that memory." in said
     assert "A100" not in predict(*GPT, "--on", "RTX-4090").stdout

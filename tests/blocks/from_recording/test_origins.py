@@ -410,8 +410,8 @@ ROOT = Path(__file__).resolve().parents[3]
 INDUCTORS = ["resnet", "fno", "step_function", "checkpointed"]
 FIRST = inspect.getsourcelines(Block.forward)[1]
 BLOCK = (FIRST + 1, FIRST + 2, FIRST + 3)
-# Of these the slow ones say what "aot_eager" says, of more graphs.
-_MORE_GRAPHS = ("optimizer_step", "dynamic_shapes")
+# The slow ones say what the others say, of more graphs or of one alone.
+_MORE_GRAPHS = ("aot_eager", "layers_of_torch_eager", "optimizer_step", "dynamic_shapes")
 OTHERS = [
     pytest.param(one.__name__, marks=[pytest.mark.slow] if one.__name__ in _MORE_GRAPHS else [])
     for one in WITHOUT_INDUCTOR
