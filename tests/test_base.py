@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+import threading
 from collections import OrderedDict, UserDict, deque, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from tracer import arrays
 from tracer.capture.objects.storage_observer import input_tensors
+from tracer.collector import objects_with_type
 from tracer.command_line import this_command
 from tracer.nested import leaves
 from tracer.units import GIB, KIB, MIB, format_bytes, format_growth, parse_count, parse_memory, parse_size, some
@@ -305,3 +308,34 @@ def test_the_command_is_without_the_folder_of_the_program(
 ) -> None:
     monkeypatch.setattr("sys.argv", argv)
     assert this_command() == expected
+
+
+# ---- objects of a type ----------------------------------------------------------------------------------------------
+
+
+class Wanted:
+    """A class whose objects are looked for."""
+
+
+def test_a_look_for_objects_lets_other_threads_complete_their_tuples() -> None:
+    """A list of all objects that exists while another thread makes a tuple ends that thread by a SystemError."""
+    wanted, faults, is_over = Wanted(), list[BaseException](), threading.Event()
+
+    def make_tuples() -> None:
+        try:
+            while not is_over.is_set():
+                tuple(number for number in range(30))
+        except SystemError as error:
+            faults.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    maker = threading.Thread(target=make_tuples)
+    maker.start()
+    try:
+        found = [objects_with_type(lambda kind: kind is Wanted) for _ in range(30)]
+    finally:
+        is_over.set()
+        maker.join()
+        sys.setswitchinterval(before)
+    assert faults == [] and all(each == [wanted] for each in found)

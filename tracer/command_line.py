@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -15,9 +16,10 @@ _ROLE: Final = "TORCH_TIMELINE_ROLE"
 
 def this_command() -> str:
     """The command line, without the folder of the program, as a shell takes it."""
-    program = Path(sys.argv[0])
+    called = sys.argv or [""]  # a program may have emptied it
+    program = Path(called[0])
     words = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
-    return shlex.join([*words, *sys.argv[1:]])
+    return shlex.join([*words, *called[1:]])
 
 
 def program_commit() -> str:
@@ -55,9 +57,16 @@ def program() -> list[str]:
 
 def replace_process(variables: Mapping[str, str]) -> NoReturn:
     """Go on as the running command with these environment variables, from its beginning."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os.execve(sys.executable, again(), variables)
+
+
+def flush_output() -> None:
+    """Write out what is buffered for stdout and stderr; a program may have closed them."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not getattr(stream, "closed", False):
+            with suppress(OSError):
+                stream.flush()
 
 
 def role(part: str) -> Any:

@@ -429,6 +429,20 @@ def test_processes_that_train_nothing_are_told(tmp_path: Path) -> None:
     assert "The script started 1 process by multiprocessing. No training was found there either." in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("before", "status"),
+    [
+        ("import sys; sys.argv = []\n", 0),
+        ("import io, sys, tqdm; sys.stderr = io.StringIO(); sys.stderr.close()\n", 0),
+        ("import sys; sys.stderr = None\n", 1),
+    ],
+)
+def test_a_script_may_empty_argv_and_close_stderr(before: str, status: int, tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, before + TRAIN + ("raise ValueError" if status else "")))
+    assert done.returncode == status, done.stderr
+    assert "internal fault" not in done.stderr and peak(tmp_path)["peak_bytes"] > 0
+
+
 STARTS = """
 import os, subprocess, sys
 if os.fork() == 0:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tracer.command_line import flush_output
 from tracer.exporters.screen.terminal import say
 from tracer.sessions.script_run import ScriptProfile
 
@@ -51,7 +52,7 @@ def ends_noticed(profile: ScriptProfile, words: Sequence[str], *, is_module: boo
         other = [os.fsdecode(word) for word in arguments]
         _put_back(functions)
         if profile.session is None and (command := _followed(other, words, is_module=is_module)) is not None:
-            sys.stdout.flush()
+            flush_output()
             functions[_EXECVE](sys.executable, command, variables)
         if not quiet:
             say(f"Note: The script has put another program in its place, which is not followed: {shlex.join(other)}")

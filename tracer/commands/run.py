@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracer.answers.files import PHASES_JSON, RANKS_TEXT
-from tracer.command_line import role
+from tracer.command_line import flush_output, role
 from tracer.commands import options as opt
 from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
 from tracer.commands.engines import answer_engine, engine_command, tell_reports
@@ -305,7 +304,7 @@ class _Ending:
         from tracer.commands.early_ends import EndedAtOnce
 
         if isinstance(self.own_end, EndedAtOnce):
-            sys.stdout.flush()
+            flush_output()
             self.own_end.end()
         if self.own_end is not None and (self.own_end.code or not is_incomplete):
             raise self.own_end

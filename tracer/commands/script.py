@@ -192,10 +192,15 @@ def _show(error: BaseException, hook: Callable[..., object]) -> None:
             hook(type(error), error, trace)
         except Exception as fault:
             say("Error in sys.excepthook:")
-            sys.stderr.writelines(traceback.format_exception(type(fault), fault, _of_script(fault)))
+            _print_trace(fault, _of_script(fault))
         else:
             return
-    sys.stderr.writelines(traceback.format_exception(type(error), error, trace))
+    _print_trace(error, trace)
+
+
+def _print_trace(error: BaseException, trace: TracebackType | None) -> None:
+    if sys.stderr is not None and not getattr(sys.stderr, "closed", False):
+        sys.stderr.writelines(traceback.format_exception(type(error), error, trace))
 
 
 @contextmanager
@@ -235,7 +240,11 @@ def _told_of_end(ended: Callable[[], None], script: Script) -> Iterator[None]:
         runpy._run_code = run  # type: ignore[attr-defined]  # the script may use runpy, too
         if not script.is_module:
             sys.argv[0] = script.path
-        variables = run(*arguments, **options)
+        try:
+            variables = run(*arguments, **options)
+        finally:
+            if not (isinstance(sys.argv, list) and sys.argv):  # runpy puts its first word back
+                sys.argv = [script.path, *script.arguments]
         ended()
         return variables
 

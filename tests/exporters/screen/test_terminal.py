@@ -165,6 +165,17 @@ def test_a_line_goes_beside_bars_of_tqdm(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err == "One line.\n"
 
 
+def test_a_program_that_has_closed_stderr_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(line: str, file: Any) -> None:
+        file.write(line)
+
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=SimpleNamespace(write=write)))
+    put(monkeypatch, Stream(), "stderr").close()
+    say_beside_bars("One line.")
+    put(monkeypatch, None, "stderr")
+    say_beside_bars("One line.")
+
+
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07\u202eright to left\u200f\rover\x9b1m\ud800"
 SHOWN = r"a\x1b[31mred\x1b]0;title\x07\u202eright to left\u200f\rover\x9b1m\ud800"
 

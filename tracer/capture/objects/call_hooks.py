@@ -11,13 +11,13 @@ one that shows torch's loop over hooks one more, and everybody else the dictiona
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, KeysView, MutableMapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import chain
+from operator import is_
 from types import FunctionType
 from typing import Any, Literal, TypeVar, cast
 
@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tracer.capture.ignored_warnings import ignore
 from tracer.capture.torch_private import torch_compile, torch_modules
+from tracer.collector import objects_with_type
 from tracer.errors import first_line
 
 _Object = TypeVar("_Object")
@@ -191,13 +192,12 @@ def _hand_back(hooks: HooksBeside) -> None:
     """Have the handles of hooks that others registered meanwhile refer to the dictionary where these hooks are."""
     if not weakref.getweakrefcount(hooks):
         return
-    for handle in gc.get_objects():
-        if type(handle) is RemovableHandle:
-            if handle.hooks_dict_ref() is hooks:
-                handle.hooks_dict_ref = weakref.ref(hooks.below)
-            handle.extra_dict_ref = tuple(
-                weakref.ref(hooks.below) if extra() is hooks else extra for extra in handle.extra_dict_ref
-            )
+    for handle in objects_with_type(partial(is_, RemovableHandle)):
+        if handle.hooks_dict_ref() is hooks:
+            handle.hooks_dict_ref = weakref.ref(hooks.below)
+        handle.extra_dict_ref = tuple(
+            weakref.ref(hooks.below) if extra() is hooks else extra for extra in handle.extra_dict_ref
+        )
 
 
 OnCall = Callable[..., None]

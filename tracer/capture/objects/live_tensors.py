@@ -4,7 +4,7 @@ The CPU's allocator does not say what it holds, and an operator shows only what 
 list of objects is read once before each recorded cycle, without collecting anything, and the graphs behind the tensors
 are followed to what they keep for backward. No code of a user's class is called.
 
-`gc.get_objects()` leaves frozen objects out. vLLM freezes all when its engine has started, the KV cache among them, and
+The collector lists no frozen objects. vLLM freezes all when its engine has started, the KV cache among them, and
 servers that fork do so before. So `gc.freeze` is replaced while a profile runs, and notes weakly what is about to go.
 
 A look when memory ran out tells memory that graphs keep, and tensors of float64. A graph is untrained, such as a
@@ -20,7 +20,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Any
 
 import torch
@@ -38,6 +37,7 @@ from tracer.capture.torch_private import (
     torch_modules,
     torch_tensors,
 )
+from tracer.collector import objects_with_type
 from tracer.nested import leaves
 
 _NOTED = (Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer)
@@ -78,9 +78,7 @@ class FrozenObjects:
         return list({id(thing): thing for thing in found}.values())
 
     def _note_and_freeze(self) -> None:
-        objects = gc.get_objects()
-        wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, _NOTED)}
-        self._references += map(weakref.ref, compress(objects, map(wanted.__contains__, map(type, objects))))
+        self._references += map(weakref.ref, objects_with_type(lambda kind: issubclass(kind, _NOTED)))
         if self._freeze is not None:
             self._freeze()
 
@@ -156,10 +154,8 @@ def objects_of(classes: tuple[type, ...]) -> list[Any]:
     Without a call of Python's for each object, which a profiler would record. Those that `gc.freeze` has hidden are
     among them where `FROZEN` has noted them.
     """
-    objects = gc.get_objects()  # in a display of a list, it would have that list, which would hold itself
-    objects += FROZEN.alive()
-    wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, classes)}
-    return list(compress(objects, map(wanted.__contains__, map(type, objects))))
+    objects = objects_with_type(lambda kind: issubclass(kind, classes))
+    return [*objects, *(thing for thing in FROZEN.alive() if issubclass(type(thing), classes))]
 
 
 def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Reached]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from operator import is_
 from types import FunctionType
 from typing import Any
 
 import torch
+
+from tracer.collector import objects_with_type
 
 
 def has_compiled() -> bool:
@@ -69,7 +72,7 @@ def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
     wrapper = getattr(dynamo, "OptimizedModule", None)
     if wrapper is None:
         return []
-    return [object_ for object_ in gc.get_objects() if type(object_) is wrapper and object_._orig_mod is model]
+    return [found for found in objects_with_type(partial(is_, wrapper)) if found._orig_mod is model]
 
 
 def is_graph_of_compiler(module: torch.nn.Module) -> bool:
@@ -176,7 +179,7 @@ def wrapped_modules() -> dict[int, torch.nn.Module]:
     wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
     if wrapper is None or not has_compiled():  # to look through all objects takes a tenth of a second
         return {}
-    return {id(thing): thing._orig_mod for thing in gc.get_objects() if type(thing) is wrapper}
+    return {id(thing): thing._orig_mod for thing in objects_with_type(partial(is_, wrapper))}
 
 
 def unwrapped(model: Any) -> Any:
@@ -193,4 +196,4 @@ def graph_modules() -> list[Any]:
     graph_module = getattr(fx, "GraphModule", None)
     if graph_module is None:
         return []
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), graph_module)]
+    return objects_with_type(lambda kind: issubclass(kind, graph_module))

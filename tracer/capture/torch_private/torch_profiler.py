@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
-from itertools import compress
 from operator import is_
 from types import FrameType
 from typing import Any
 
 import torch
 
+from tracer.collector import objects_with_type
 from tracer.errors import RecordingError
 
 _TESTED = "torch 2.11 to 2.15"
@@ -297,8 +296,7 @@ def is_prepared(profiler: Any) -> bool:
 
 def prepared_profilers() -> list[Any]:
     """Every `torch.autograd.profiler.profile` that warms up or records now, whoever has made it."""
-    objects = gc.get_objects()
-    profilers = compress(objects, map(partial(is_, torch.autograd.profiler.profile), map(type, objects)))
+    profilers = objects_with_type(partial(is_, torch.autograd.profiler.profile))
     return [profiler for profiler in profilers if is_prepared(profiler)]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tracer.command_line import role
+from tracer.exporters.screen.terminal import is_terminal
 from tracer.null_gpu.cards import named_card
 from tracer.units import MIB
 
@@ -131,5 +132,5 @@ def _line(ideas: Sequence[str]) -> tuple[str, ...]:
     if not ideas:
         return ()
     line = f"Next: {', or '.join(ideas[:2])}."
-    is_narrow = sys.stderr.isatty() and len(line) > shutil.get_terminal_size().columns
+    is_narrow = is_terminal(sys.stderr) and len(line) > shutil.get_terminal_size().columns
     return (f"Next: {ideas[0]},", f"   or {ideas[1]}.") if is_narrow and len(ideas) > 1 else (line,)

@@ -89,7 +89,7 @@ def say(line: str) -> None:
 def say_beside_bars(line: str) -> None:
     """Print a line on stderr while a user's program runs, without breaking its progress bars."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if bars is None:  # rich's bars stand in the place of stderr and let lines pass
+    if bars is None or _is_closed(sys.stderr):  # rich's bars stand in the place of stderr and let lines pass
         say(line)
         return
     with suppress(OSError):
@@ -143,7 +143,12 @@ class _Text(io.StringIO):
 
     def isatty(self) -> bool:
         """Whether the stream is a terminal, which may have colours."""
-        return not _is_closed(self._stream) and bool(getattr(self._stream, "isatty", bool)())
+        return is_terminal(self._stream)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; one that is closed is none."""
+    return not _is_closed(stream) and bool(getattr(stream, "isatty", bool)())
 
 
 def _is_closed(stream: TextIO | None) -> bool:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from tracer.command_line import again
+from tracer.command_line import again, flush_output
 from tracer.exporters.screen.terminal import say
 from tracer.sessions.termination import signals_deferred
 
@@ -103,8 +102,7 @@ class ChildProcesses:
             are_errors_apart: Whether stderr is returned apart from stdout, where it is not seen.
             may_wait: Whether it has a reason to use no processor.
         """
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         with (
             nullcontext() if is_seen else tempfile.TemporaryFile() as output,
             tempfile.TemporaryFile() if are_errors_apart else nullcontext() as errors,

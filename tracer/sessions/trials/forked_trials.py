@@ -32,6 +32,7 @@ from tracer.capture.torch_private.torch_distributed import before_first_group
 from tracer.capture.torch_private.torch_history import on_out_of_memory
 from tracer.changes.applied import AppliedChanges
 from tracer.changes.script_changes import ALLOCATOR_SETTINGS, allocator_variables
+from tracer.command_line import flush_output
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.null_gpu.process import WITHOUT_END_BYTES, limited_to
 from tracer.null_gpu.writes import own_files
@@ -109,8 +110,7 @@ class ForkedTrials:
         """Return, in each fork, the request it answers; None after the last."""
         offsets = _offsets()
         while (asked := self._channel.next()) is not None:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_output()
             child = fork_to_go_on()
             if child == 0:
                 end_with_parent()
