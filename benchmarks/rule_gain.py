@@ -2,6 +2,7 @@
 
     python -m benchmarks.rule_gain snapshots FOLDER [--programs 110]
     python -m benchmarks.rule_gain recordings FOLDER [--programs 110] [--on h100]
+    python -m benchmarks.rule_gain numbers FOLDER [--programs 110]
 
 Snapshots: the public recordings of `benchmarks.snapshot_kinds`, and the programs that `benchmarks.cut_recordings`
 records and cuts: those of tests/truth, those drawn at random, and further ones; whole and begun after a warm-up, and
@@ -16,6 +17,9 @@ The table has, for each rule and set, how many percent points fewer are right an
 rule. Below it are the rules that cost less than 0.1 points of every set, then those of them that go together: rules can
 stand in for each other. What each gains goes to rule_gains.json, from which `tests.rule_tables` has it for the
 documents.
+
+`numbers`: the same snapshots with other numbers in the place of those that rules have; how many percent points more of
+each set are right and wrong.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -54,6 +59,7 @@ from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.arrays import Ints
 from tracer.blocks.from_recording import classify_blocks as profiles
 from tracer.blocks.from_recording.blocks import origin_of
+from tracer.blocks.from_snapshot import counting, sizes
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.classify_blocks import PROOFS, RULES
 from tracer.blocks.from_snapshot.counting import BlockFacts
@@ -66,6 +72,19 @@ from tracer.null_gpu.process import restart_on
 from tracer.snapshot.load import load_snapshot
 
 MIN_GAIN = 0.1
+NUMBERS: tuple[tuple[ModuleType, str, tuple[Any, ...]], ...] = (
+    (counting, "_NUM_LATEST", (0, 2, 8)),
+    (counting, "_LEAST_KEPT", (2, 5)),
+    (counting, "_LEAST_SEEN", (0, 6, 24)),
+    (counting, "_GONE_PER_HELD", (1, 4, 16)),
+    (sizes, "_SHARE_OF_LARGEST", (0.0, 1 / 16)),
+    (sizes, "_FEW_PER_LAYER", (0.3, 0.9)),
+    (sizes, "_MANY_PER_LAYER", (1.2, 1.9)),
+    (sizes, "_MAX_EMBEDDINGS", (0, 1, 1000)),
+    (sizes, "_TIMES", ((2,), (3,), (2, 3, 4))),
+    (sizes, "_SHARE_OF_SETS", (0.5, 0.99)),
+    (sizes, "_MAX_ODD_SIZES", (0, 1)),
+)
 GAINS = Path(__file__).with_name("rule_gains.json")
 RIGHT, WRONG, UNKNOWN = range(3)
 CUTS: dict[str, dict[str, bool]] = {
@@ -509,12 +528,15 @@ def greedily(sets: Mapping[str, Sequence[Judged]], alone: Mapping[int, float]) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=("snapshots", "recordings"))
+    parser.add_argument("table", choices=("snapshots", "recordings", "numbers"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--programs", type=int, default=110)
     parser.add_argument("--on", metavar="CARD")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
+    if asked.table == "numbers":
+        print_numbers(asked.folder, asked.programs)
+        return
     if asked.table == "snapshots":
         print_table(sets_of_snapshots(asked.folder, asked.programs), RULES, asked.table)
         return
@@ -530,6 +552,23 @@ def print_sets(sets: Mapping[str, Sequence[Judged]]) -> None:
     for name, found in sets.items():
         right, wrong = np.mean([one.percent() for one in found], axis=0)
         print(f"{name:<24} {len(found):>4} programs: {right:6.2f} right, {wrong:5.2f} wrong")
+
+
+def print_numbers(folder: Path, num_programs: int) -> None:
+    """A row for each number that a rule might have instead: points more that are right / wrong of each set."""
+
+    def shares() -> dict[str, Any]:
+        found = sets_of_snapshots(folder, num_programs)
+        return {name: np.mean([one.percent() for one in judged], axis=0) for name, judged in found.items()}
+
+    before = shares()
+    for module, name, others in NUMBERS:
+        for other in others:
+            with patch.object(module, name, other):
+                changes = {each: share - before[each] for each, share in shares().items()}
+            shown = {each: change for each, change in changes.items() if abs(change).max() >= 0.005}
+            cells = "; ".join(f"{each} {right:+.2f}/{wrong:+.2f}" for each, (right, wrong) in shown.items())
+            print(f"{name} {getattr(module, name)} -> {other}: {cells or 'no change'}", flush=True)
 
 
 def print_table(sets: Mapping[str, Sequence[Judged]], rules: Sequence[Rule[Any]], table: str) -> None:

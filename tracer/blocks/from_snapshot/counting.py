@@ -26,14 +26,28 @@ from tracer.snapshot.columns import Int32s
 from tracer.snapshot.stacks import NO_STACK
 
 SEVERAL = -2
-# To one parameter's .data in one step: weight decay, momentum, the update.
-_MAX_ASSIGNMENTS = 4
+# Measured with `python -m benchmarks.rule_gain numbers`: points of the bytes of a set of programs with another number.
 _NUM_LATEST = 4
-"""Blocks of a forward that may be temporary still: what a module has made and not handed on yet, and a residual."""
-_LEAST_KEPT = 3  # One in so many of the earlier blocks is in use where a forward keeps them for backward
-_LEAST_SEEN = 12  # Of fewer, a cache of keys and values and what the first layer works with may be as many
+"""Blocks of a forward that may be temporary still: what a module has made and not handed on yet, and a residual.
+
+With 2, 0.59 more are wrong of programs that end anywhere; with 0, 5.8 fewer are right of public recordings; with 8, 0.5
+fewer of programs.
+"""
+_LEAST_KEPT = 3
+"""One in so many of the earlier blocks is in use where a forward keeps them for backward.
+
+With 2, 5.8 fewer are right of public recordings; with 5, 0.06 more are wrong of further programs: they keep a cache.
+"""
+_LEAST_SEEN = 12
+"""Of fewer, a cache of keys and values and what the first layer works with may be as many.
+
+With 6, 0.1 more are wrong of further programs; with 24, 0.6 fewer are right of programs that end anywhere.
+"""
 _GONE_PER_HELD = 8
-"""Results that a program holds are few; of two models in a step, the second backward's activations are as many."""
+"""Results that a program holds are few; of two models in a step, the second backward's activations are as many.
+
+4 and 16 are the same, with 1 it is 0.05 of further programs: no number between is better than another.
+"""
 
 
 def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
@@ -98,7 +112,7 @@ class BlockFacts(LifeFacts):
         """
         set_anew = (self.data_was_set & ~self.in_backward) | self.in_module_setup | self.is_constructed
         olds, stacks = np.flatnonzero(self.freed_in_step & set_anew), [np.zeros(0, dtype=np.int32)]
-        for _ in range(_MAX_ASSIGNMENTS):
+        while len(olds):
             news = self._made_before_free(olds)
             news = news[(news >= 0) & (news != olds) & self.in_optimizer[news]]
             stacks.append(self.lives.stack[news[self.outlives_step[news]]])
