@@ -57,6 +57,7 @@ from tests.truth.verdict import instants_of, kinds, knows_batch, proven_kind
 from tracer.answers.recording_findings import CycleFindings, find_in_cycle
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.arrays import Ints
+from tracer.blocks.from_recording import blocks as makers
 from tracer.blocks.from_recording import classify_blocks as profiles
 from tracer.blocks.from_recording.blocks import origin_of
 from tracer.blocks.from_snapshot import counting, sizes
@@ -303,7 +304,7 @@ def facts_noted() -> Iterator[list[tuple[Any, Ints]]]:
         noted.append((facts, said[0]))
         return said
 
-    with patch.object(profiles, "apply_rules", apply):
+    with patch.object(makers, "apply_rules", apply):
         yield noted
 
 
