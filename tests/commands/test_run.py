@@ -443,6 +443,30 @@ def test_a_script_may_empty_argv_and_close_stderr(before: str, status: int, tmp_
     assert "internal fault" not in done.stderr and peak(tmp_path)["peak_bytes"] > 0
 
 
+BESIDE = """
+from concurrent.futures import ThreadPoolExecutor
+import torch
+
+def train(seed):
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(12):
+        model(torch.ones(4, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return "trained"
+
+with ThreadPoolExecutor(2) as pool:
+    print(*pool.map(train, range(2)))
+"""
+
+
+def test_of_two_threads_that_train_at_once_one_is_recorded(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, BESIDE))
+    assert done.returncode == 0 and "internal fault" not in done.stderr, done.stderr
+    assert done.stdout.startswith("trained trained\n") and peak(tmp_path)["peak_bytes"] > 0
+
+
 STARTS = """
 import os, subprocess, sys
 if os.fork() == 0:

@@ -524,6 +524,11 @@ class ProfileSession(Session):
 
     # ---------------------------------------------------------------------------------------------------- observations
     @property
+    def thread(self) -> int:
+        """The number of the thread that is recorded."""
+        return self._thread
+
+    @property
     def _is_recording(self) -> bool:
         return self._profiler is not None and self._profiler.current_action in _RECORDING
 

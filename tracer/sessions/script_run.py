@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -142,6 +144,7 @@ class ScriptProfile:
         self.has_failed_before = False  # Whether memory ran out before any session had begun
         self._forget_forks: Callable[[], object] = lambda: None
         self._started = StartedProcesses()
+        self._lock = threading.Lock()
         self._stop_counting: Callable[[], None] = _nothing
         # How many children by multiprocessing have recorded a training; None where that is not looked for
         self.children_recorded: int | None = None
@@ -276,8 +279,13 @@ class ScriptProfile:
             self._begin(module, args)
 
     def _begin(self, module: nn.Module | None, args: tuple[Any, ...] = ()) -> None:
-        """Begin a session; a user's mistake ends the script, and a fault of ours does not."""
-        with signals_deferred():
+        """Begin a session; a user's mistake ends the script, and a fault of ours does not.
+
+        Another thread that trains meanwhile begins none.
+        """
+        with signals_deferred(), self._by_one_thread() as is_alone:
+            if not is_alone or self.session is not None:
+                return
             try:
                 self._begin_session(module, args)
             except TracerError:
@@ -360,12 +368,34 @@ class ScriptProfile:
         No recording can end or begin within backward: torch puts the profiler's state back behind each of its nodes.
         """
         if running_node() is None:
-            with signals_deferred():
-                self._end_step()
+            with signals_deferred(), self._by_one_thread() as is_alone:
+                if is_alone and not self._is_of_another_training():
+                    self._end_step()
         elif not self._ends_at_next_call:
             self._ends_at_next_call, self._are_all_counted = True, False
             self._unhook_modules()
             self._unhook_modules = hook_every_module(self._called_behind_backward)
+
+    @contextmanager
+    def _by_one_thread(self) -> Iterator[bool]:
+        """Yield whether no other thread is in such a block; none waits for another."""
+        is_alone = self._lock.acquire(blocking=False)
+        try:
+            yield is_alone
+        finally:
+            if is_alone:
+                self._lock.release()
+
+    def _is_of_another_training(self) -> bool:
+        """Whether a step is another thread's while the thread that is recorded goes on: torch records one thread.
+
+        A loop that has moved to another thread has left its own waiting, in `threading`.
+        """
+        recorded = self.session.thread if isinstance(self.session, TrainingProfile) else threading.get_ident()
+        if recorded == threading.get_ident():
+            return False
+        frame = sys._current_frames().get(recorded)
+        return frame is not None and frame.f_code.co_filename != threading.__file__
 
     def _called_behind_backward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if running_node() is None:  # else a checkpoint's
