@@ -30,7 +30,7 @@ import os
 import pickle
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ from tracer.blocks.from_snapshot.classify_blocks import PROOFS, RULES
 from tracer.blocks.from_snapshot.counting import BlockFacts
 from tracer.blocks.from_snapshot.kind_finder import KindFinder
 from tracer.blocks.kinds import Evidence, Kind
-from tracer.blocks.rules import HasLength, Rule, apply_rules
+from tracer.blocks.rules import Rule, apply_rules
 from tracer.blocks.table import Phase
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.process import restart_on
@@ -146,7 +146,7 @@ def verdicts(said: Mapping[Said, int], without: Collection[int] = ()) -> Counter
     return found
 
 
-def said_of(rules: Sequence[Rule[Any]], facts: HasLength, rows: Ints, what: Callable[[int, int], int]) -> list[Said]:
+def said_of(rules: Sequence[Rule[Any]], facts: Sized, rows: Ints, what: Callable[[int, int], int]) -> list[Said]:
     """The rules that hold for each row, and what follows from the kinds that they say."""
     found: list[list[tuple[int, int]]] = [[] for _ in rows]
     for number, rule in enumerate(rules):

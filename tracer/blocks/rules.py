@@ -12,7 +12,7 @@ condition of rules, as are negations and alternatives of facts:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
@@ -25,13 +25,7 @@ from tracer.blocks.kinds import Evidence, Kind
 _Value = TypeVar("_Value", bound=np.generic)
 
 
-class HasLength(Protocol):
-    """A table whose columns are attributes."""
-
-    def __len__(self) -> int: ...
-
-
-_Table = TypeVar("_Table", bound=HasLength)
+_Table = TypeVar("_Table", bound=Sized)
 _Asked = TypeVar("_Asked", contravariant=True)
 
 
