@@ -252,7 +252,7 @@ def _end_of_first_iteration(recorded: Row) -> int:
 def _judge_peak(device: ReplayedDevice, true_of: Callable[[int, int], frozenset[Kind]]) -> Sums:
     lives, sums = device.replay.lives, Sums()
     rows = lives.alive_after(device.replay.peak_entry)
-    kinds, evidences = device.kinds.kinds_and_evidence(rows)
+    kinds, evidences = device.blocks.kind[rows], device.blocks.evidence[rows]
     columns = (kinds, evidences, lives.requested_bytes[rows], lives.alloc_entry[rows], lives.addr[rows])
     for number, how, size, entry, addr in zip(*(column.tolist() for column in columns), strict=True):
         kind, evidence, right = Kind(number), Evidence(how).text, true_of(entry, addr)

@@ -111,7 +111,7 @@ def _kinds_at_peak(replayed: ReplayedSnapshot, peak_bytes: int) -> dict[tuple[in
     device = device_of_peak(replayed, peak_bytes)
     lives = device.replay.lives
     rows = lives.alive_after(device.replay.peak_entry)
-    kinds = zip(*(column.tolist() for column in device.kinds.kinds_and_evidence(rows)), strict=True)
+    kinds = zip(*(column[rows].tolist() for column in device.kinds.kinds_and_evidence), strict=True)
     keys = zip(lives.begin[rows].tolist(), lives.addr[rows].tolist(), strict=True)
     return {key: (Kind(kind), Evidence(how).text) for key, (kind, how) in zip(keys, kinds, strict=True)}
 

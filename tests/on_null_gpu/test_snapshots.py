@@ -92,7 +92,7 @@ def bytes_of_steps_after_a_warm_up(kind_of_model: str, kind_of_optimizer: str) -
     lives = device.replay.lives
     rows = lives.alive_after(len(device.state.trace) - 1)
     said: Counter[tuple[str, str]] = Counter()
-    for row, kind in zip(rows.tolist(), device.kinds.of(rows).tolist(), strict=True):
+    for row, kind in zip(rows.tolist(), device.blocks.kind[rows].tolist(), strict=True):
         if (known := truth.get(int(lives.addr[row]))) is not None:
             said[known.words, Kind(kind).words] += int(lives.requested_bytes[row])
     return said

@@ -11,13 +11,13 @@ import numpy as np
 
 from tracer.answers.difference import PeakChange, PeakDiff, SavedPeak, largest_first
 from tracer.answers.snapshot_findings import replay_snapshot
-from tracer.arrays import Grouped, Ints, grouped
+from tracer.arrays import Grouped, grouped
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Sites
 from tracer.blocks.from_snapshot.sizes import most_at_once
 from tracer.blocks.kinds import BEFORE_RECORDING, Kind
+from tracer.blocks.table import BEFORE, Blocks
 from tracer.snapshot.columns import Snapshot
-from tracer.snapshot.replay import BEFORE
 
 _SUMMED: Final = ("before_bytes", "after_bytes", "before_count", "after_count")
 
@@ -49,30 +49,32 @@ class _PeakSide:
 
 
 def _side(device: ReplayedDevice) -> _PeakSide:
-    peak_entry, lives = device.replay.peak_entry, device.replay.lives
-    rows = lives.alive_after(peak_entry)
-    keys = _keys(device, rows)
-    sums = zip(keys.sums(lives.requested_bytes[rows]), keys.counts(), strict=True)
+    peak_entry, blocks = device.replay.peak_entry, device.blocks
+    at_peak = blocks.take(blocks.alive_at(peak_entry))
+    keys = _keys(at_peak, device.sites)
+    sums = zip(keys.sums(at_peak.size_bytes), keys.counts(), strict=True)
     start = "the start of the recording" if len(device.state.trace) else "the moment of the snapshot"
     phase = device.kinds.phase_at(peak_entry) or ("" if peak_entry >= 0 else start)
-    return _PeakSide(dict(zip(keys.keys, sums, strict=True)), phase, _own_peaks(device))
+    return _PeakSide(dict(zip(keys.keys, sums, strict=True)), phase, _own_peaks(blocks, device.sites))
 
 
-def _keys(device: ReplayedDevice, rows: Ints) -> Grouped[Key]:
-    lives = device.replay.lives
+def _keys(blocks: Blocks, sites: Sites) -> Grouped[Key]:
     return grouped(
-        (device.kinds.of(rows), lives.stack[rows], (lives.begin[rows] == BEFORE) & (len(device.state.trace) > 0)),
-        lambda kind, stack, is_before: (Kind(kind).words, _names(device.sites, stack, is_before)),
+        (blocks.kind, blocks.stack, blocks.phase == BEFORE),
+        lambda kind, stack, is_before: (Kind(kind).words, _names(sites, stack, is_before)),
     )
 
 
-def _own_peaks(device: ReplayedDevice) -> dict[Key, int]:
-    lives = device.replay.lives
-    rows = np.arange(len(lives))
-    keys = _keys(device, rows)
+def _own_peaks(blocks: Blocks, sites: Sites) -> dict[Key, int]:
+    keys = _keys(blocks, sites)
     peaks, of_kinds = (
-        dict(zip(*map(np.ndarray.tolist, most_at_once(of, lives.begin, lives.end, lives.requested_bytes)), strict=True))
-        for of in (keys.of_row, device.kinds.of(rows))
+        dict(
+            zip(
+                *map(np.ndarray.tolist, most_at_once(of, blocks.made_at, blocks.freed_at, blocks.size_bytes)),
+                strict=True,
+            )
+        )
+        for of in (keys.of_row, blocks.kind)
     )
     of_stacks = {key: peaks[number] for number, key in enumerate(keys.keys)}
     return of_stacks | {(kind.words, ()): of_kinds.get(kind, 0) for kind in Kind}

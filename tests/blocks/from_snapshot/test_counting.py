@@ -349,7 +349,7 @@ def kinds_of(size: int, tmp_path: Path, trace: list[Row], left: Sequence[Row] = 
     (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, list(left)))).devices
     lives = device.replay.lives
     rows = np.flatnonzero((lives.requested_bytes == size) & (lives.begin >= 0))
-    return [Kind(found).words for found in device.kinds.of(rows[np.argsort(lives.begin[rows])])]
+    return [Kind(found).words for found in device.blocks.kind[rows[np.argsort(lives.begin[rows])]]]
 
 
 @pytest.mark.parametrize(

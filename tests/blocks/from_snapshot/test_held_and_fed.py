@@ -53,7 +53,7 @@ def kinds(tmp_path: Path, trace: list[Row], *at_end: int, more: Sequence[Row] = 
     (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, segments))).devices
     lives, found = device.replay.lives, dict[int, list[str]]()
     rows = lives.begin.argsort(kind="stable")
-    for row, kind in zip(rows, device.kinds.of(rows).tolist(), strict=True):
+    for row, kind in zip(rows, device.blocks.kind[rows].tolist(), strict=True):
         found.setdefault(int(lives.addr[row]), []).append(Kind(kind).words)
     return found
 

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.snapshot_kinds import MAX_WRONG, MIN_MEAN, MIN_RIGHT, MIN_WITHOUT_CPP, TRUTH, Verdict, find, judge, mean
@@ -127,7 +126,7 @@ class TestKinds:
         segments = [segment(BASE, 256 * MIB, [*made, *before])]
         device = replay_snapshot(load(tmp_path / "s", {"segments": segments, "device_traces": [trace]})).devices[0]
         lives = device.replay.lives
-        kinds = [Kind(kind).words for kind in device.kinds.of(np.arange(len(lives)))]
+        kinds = [Kind(kind).words for kind in device.blocks.kind]
         found = dict(zip(((lives.addr - BASE) // (16 * MIB)).tolist(), kinds, strict=True))
         assert [found[number] for number in (2, 3)] == ["gradient"] * 2
         assert [found[number] for number in (5, 6, 7, 8)] == ["parameter"] * 4
@@ -180,7 +179,7 @@ class TestKinds:
         more = {"external_annotations": notes} if is_annotated else {}
         objects = {"segments": [segment(BASE, 64 * MIB, blocks)], "device_traces": [trace], **more}
         device = replay_snapshot(load(tmp_path / "s", objects)).devices[0]
-        kinds = device.kinds.of(np.arange(len(device.replay.lives)))
+        kinds = device.blocks.kind
         sizes = device.replay.lives.requested_bytes.tolist()
         found = {size // MIB: Kind(kind).words for size, kind in zip(sizes, kinds, strict=True) if size >= MIB}
         assert found == {5: "activation", 3: "gradient", 7: "optimizer state"}
@@ -519,7 +518,7 @@ def test_what_an_out_of_memory_in_backward_leaves_is_what_the_whole_says(percent
     (part,) = replay_snapshot(cut(snapshot, entry)).devices
     sizes: Counter[bool | None] = Counter()
     of_whole, of_part = (
-        dict(zip(device.replay.lives.addr[rows].tolist(), device.kinds.of(rows).tolist(), strict=True))
+        dict(zip(device.replay.lives.addr[rows].tolist(), device.blocks.kind[rows].tolist(), strict=True))
         for device in (whole, part)
         for rows in [device.replay.lives.alive_after(entry - 1)]
     )

@@ -382,7 +382,7 @@ def test_what_the_program_holds_when_the_snapshot_is_taken(
     loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, [block(BASE, MIB, frames=USUAL)])]))
     device = replay_snapshot(loaded, held_now={0: held}).devices[0]
     rows = np.array([0])
-    assert [column.tolist() for column in device.kinds.kinds_and_evidence(rows)] == [[kind], [evidence]]
+    assert [column[rows].tolist() for column in device.kinds.kinds_and_evidence] == [[kind], [evidence]]
 
 
 def test_what_was_freed_meanwhile_is_not_what_lies_there_now(tmp_path: Path) -> None:
@@ -391,5 +391,5 @@ def test_what_was_freed_meanwhile_is_not_what_lies_there_now(tmp_path: Path) -> 
     loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, [block(BASE, MIB, frames=USUAL)])]))
     device = replay_snapshot(loaded, held_now={0: HeldNow({BASE: Kind.GRADIENT})}).devices[0]
     lives = device.replay.lives
-    kinds = device.kinds.of(np.arange(len(lives))).tolist()
+    kinds = device.blocks.kind.tolist()
     assert dict(zip(lives.requested_bytes.tolist(), kinds, strict=True)) == {K: Kind.UNKNOWN, MIB: Kind.GRADIENT}

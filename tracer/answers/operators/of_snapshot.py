@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.arrays import Rows, grouped
+from tracer.arrays import grouped
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Sites
 from tracer.blocks.kinds import Kind
+from tracer.blocks.table import Blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +24,24 @@ class Entry:
 
 def weights_at_peak(device: ReplayedDevice) -> tuple[Entry, ...]:
     """An entry for each block that is proven to be a parameter, in the order of their addresses."""
-    lives, rows = device.replay.lives, _at_peak(device, Kind.PARAMETER)
-    rows = rows[np.argsort(lives.addr[rows], kind="stable")]
-    columns = (lives.requested_bytes[rows].tolist(), lives.stack[rows].tolist())
+    blocks = _at_peak(device, Kind.PARAMETER)
+    blocks = blocks.take(np.argsort(blocks.address, kind="stable"))
+    columns = (blocks.size_bytes.tolist(), blocks.stack.tolist())
     return tuple(_entry(size, stack, device.sites) for size, stack in zip(*columns, strict=True))
 
 
 def activations_at_peak(device: ReplayedDevice) -> tuple[Entry, ...]:
     """An entry for each stack of blocks that are proven to be activations, largest first."""
-    lives, rows = device.replay.lives, _at_peak(device, Kind.ACTIVATION)
-    stacks = grouped([lives.stack[rows]], int)
-    sizes = stacks.sums(lives.requested_bytes[rows])
-    entries = [_entry(size, stack, device.sites) for size, stack in zip(sizes, stacks.keys, strict=True)]
+    blocks = _at_peak(device, Kind.ACTIVATION)
+    stacks = grouped([blocks.stack], int)
+    sizes = zip(stacks.sums(blocks.size_bytes), stacks.keys, strict=True)
+    entries = [_entry(size, stack, device.sites) for size, stack in sizes]
     return tuple(sorted(entries, key=lambda entry: (-entry.bytes, entry.name, entry.frames)))
 
 
-def _at_peak(device: ReplayedDevice, kind: Kind) -> Rows:
-    alive = device.replay.lives.alive_after(device.replay.peak_entry)
-    rows: Rows = alive[device.kinds.of(alive) == kind]
-    return rows
+def _at_peak(device: ReplayedDevice, kind: Kind) -> Blocks:
+    blocks = device.blocks.take(device.blocks.alive_at(device.replay.peak_entry))
+    return blocks.take(blocks.kind == kind)
 
 
 def _entry(size: int, stack: int, sites: Sites) -> Entry:

@@ -173,7 +173,7 @@ class Case:
     @cached_property
     def kind(self) -> Ints:
         """The `Kind` of every block [lives]."""
-        return self.device.kinds.of(np.arange(len(self.lives)))
+        return self.device.blocks.kind
 
     @cached_property
     def facts(self) -> Ints:
@@ -183,7 +183,7 @@ class Case:
     @cached_property
     def forward(self) -> Ints:
         """For blocks of backward the stack of their operation of forward, where it is certain; else -1 [lives]."""
-        return self.device.kinds.backward_lines.forward_stacks(np.arange(len(self.lives)))
+        return self.device.blocks.forward
 
     @cached_property
     def in_use(self) -> Ints:

@@ -30,7 +30,7 @@ class ReplayedDevice:
     def blocks(self) -> Blocks:
         """All blocks of `replay.lives`, row by row."""
         lives, rows = self.replay.lives, np.arange(len(self.replay.lives))
-        kind, evidence = self.kinds.kinds_and_evidence(rows)
+        kind, evidence = self.kinds.kinds_and_evidence
         forward, none = self.kinds.backward_lines.forward_stacks(rows), np.full(len(rows), NONE, np.int64)
         stack = lives.stack.astype(np.int64)
         # One key, since numpy sorts rows of several columns 20 times slower.

@@ -44,7 +44,7 @@ NOTHING_HELD: Final = HeldNow()
 
 
 class KindFinder:
-    """Decides the kinds of one device's blocks. Built once, asked for any rows of its `Lives`.
+    """Decides the kinds of one device's blocks. In the order of its `Lives`.
 
     Args:
         held: Kinds by address of what the program held when the history began.
@@ -92,21 +92,13 @@ class KindFinder:
     @property
     def copies_per_gradient(self) -> tuple[int, int]:
         """How many blocks from before the recording there are for each gradient, and their bytes; 0 if that varies."""
-        kind, _ = self._kinds_and_evidence
+        kind, _ = self.kinds_and_evidence
         is_not_known = (kind == Kind.UNKNOWN) | (kind == Kind.BEFORE_RECORDING)
         return self.facts.copies_per_gradient(is_not_known)
 
-    def of(self, rows: Ints) -> Ints:
-        """The `Kind` of each of these rows."""
-        return self.kinds_and_evidence(rows)[0]
-
-    def kinds_and_evidence(self, rows: Ints) -> tuple[Ints, Ints]:
-        """`Kind` and `Evidence` of each row: the recording's word, the program's, or a rule's."""
-        kind, evidence = self._kinds_and_evidence
-        return kind[rows], evidence[rows]
-
     @cached_property
-    def _kinds_and_evidence(self) -> tuple[Ints, Ints]:
+    def kinds_and_evidence(self) -> tuple[Ints, Ints]:
+        """`Kind` and `Evidence` of every block: the recording's word, the program's, or a rule's."""
         kind, evidence = apply_rules(RULES, self.facts)
         for said, how in (
             (self._held_kinds(), Evidence.HELD_BY_PROGRAM),

@@ -242,7 +242,7 @@ def outlived_groups(device: ReplayedDevice, ends: StepEnds) -> tuple[OutlivedGro
     rows, made_in = rows[old], made_in[old]
     first_recorded = first_whole_step(device, ends)
     num_judged = last_whole - first_recorded
-    kinds = device.kinds.of(rows)
+    kinds = device.blocks.kind[rows]
     kinds[kinds == Kind.BEFORE_RECORDING] = Kind.UNKNOWN  # a line's blocks are one group, whenever they were made
     groups = grouped((lives.stack[rows], kinds), lambda stack, kind: (device.sites.site(stack), Kind(kind)))
     outlived = []
