@@ -399,8 +399,8 @@ def judge_compiled(name: str) -> Sums:
         program = build()
         steps, session, _ = compiled_programs.trained(program, program.compiled(), Path(folder))
     cycle, saved = session.results.findings.worst, steps.saved[-2]
-    blocks, last = cycle.blocks, len(cycle.attribution.step_names) - 1
-    in_last_step = np.flatnonzero((blocks.step == last) & (blocks.allocation >= 0)).tolist()
+    blocks, last = cycle.blocks, cycle.attribution.step_names[-1]
+    in_last_step = np.flatnonzero((blocks.step == blocks.values.index(last)) & (blocks.row >= 0)).tolist()
     origins = {row: origin_of(cycle.attribution, int(blocks.row[row])) for row in in_last_step}
     rows = np.array([row for row, origin in origins.items() if origin is not None], np.int64)
     address, size_bytes = blocks.address.tolist(), blocks.size_bytes.tolist()

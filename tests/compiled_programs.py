@@ -458,7 +458,7 @@ def _codes(build: Callable[[], Program]) -> list[str]:
 
 def _in_last_step(cycle: CycleFindings, what: Evidence | Kind) -> set[tuple[int, int]]:
     """Address and bytes of the blocks of the last recorded step that are of a kind, or known in a way."""
-    last = len(cycle.attribution.step_names) - 1
+    last = cycle.blocks.values.index(cycle.attribution.step_names[-1])
     column = cycle.blocks.kind if isinstance(what, Kind) else cycle.blocks.evidence
     rows = (column == what) & (cycle.blocks.step == last)
     return set(zip(cycle.blocks.address[rows].tolist(), cycle.blocks.size_bytes[rows].tolist(), strict=True))

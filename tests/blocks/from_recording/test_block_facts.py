@@ -19,6 +19,7 @@ from tests.training_steps import record
 from tracer.answers.recording_findings import CycleFindings, find_in_cycle
 from tracer.answers.rows import Row
 from tracer.blocks.from_recording.block_facts import Facts, dropout_states
+from tracer.blocks.from_recording.blocks import categories_at
 from tracer.blocks.from_recording.origins import CompiledOrigins
 from tracer.blocks.kinds import Kind
 from tracer.blocks.table import Phase
@@ -311,8 +312,9 @@ def test_what_no_operator_uses_is_over_unless_compiled_code_may_use_it(has_compi
     recording = cycle.recording
     none = np.full(len(recording.allocations.time_ns), -1, np.int64)
     attribution = replace(cycle.attribution, origins=CompiledOrigins((), none, none) if has_compiled else None)
-    columns = (recording, cycle.categories, attribution, cycle.lifetimes, cycle.blocks.torch_category)
-    table = Facts(*columns, None, int(recording.allocations.time_ns[-1]))
+    end_ns = int(recording.allocations.time_ns[-1])
+    category = categories_at(recording, cycle.categories, cycle.lifetimes, end_ns)
+    table = Facts(recording, cycle.categories, attribution, cycle.lifetimes, category, None, end_ns)
     unused = cycle.blocks.size_bytes == 300 * 32 * 4
     assert table.is_over[unused].tolist() == [not has_compiled]
 

@@ -112,8 +112,8 @@ def test_what_a_program_replaces_or_differentiates_by(name: str, kind: Kind) -> 
     assert session.fault is None
     peak = session.findings.worst.peak
     assert peak.unexplained_bytes == 0
-    blocks, of_names = peak.blocks, session.known.names
-    named = [of_names[row] if row >= 0 else "" for row in blocks.name.tolist()]
+    blocks = peak.blocks
+    named = [blocks.value(row) or "" for row in blocks.name.tolist()]
     told = [(one, Kind(which)) for one, which in zip(named, blocks.kind.tolist(), strict=True)]
     wanted: list[Tensor] = program.batch.storages() if kind is Kind.INPUT and program.batch else []  # type: ignore[assignment]
     if kind is Kind.PARAMETER:
