@@ -162,6 +162,7 @@ def test_run_leaves_the_project_as_it_was(project: Path) -> None:
         assert tree_of(project) == before
         where = results / "null-gpu-writes" / str(project)[1:]
         assert f"went to {where}, not over yours." in ended.stderr
+        assert "Static programs and raw system calls write in place all the same.\n" in ended.stderr
     left = left_in(results, project)
     assert {*WRITTEN, "model.safetensors"} < left
     assert [path.startswith("runs/events") for path in sorted(left - WRITTEN)] == [False, True]

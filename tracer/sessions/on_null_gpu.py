@@ -91,6 +91,7 @@ def read_by_program(report: ValuesReport) -> ValuesRead:
 
 FOLDER: Final = "null-gpu-writes"
 """Name of the folder below the results."""
+_IN_PLACE: Final = "Static programs and raw system calls write in place all the same."
 _BEFORE_STEPS: Final = "written-before-steps"
 _current: list[Path] = []
 """The folder of this process; files are redirected for the whole process."""
@@ -203,7 +204,7 @@ def _sentence(files: Sequence[Path], save_dir: Path | None, shown: Path) -> str:
         common = Path(os.path.commonpath([path.parent for path in files]))
         kept = shown / common.relative_to(save_dir) if common.is_relative_to(save_dir) else common
         where = f"{kept}, not over yours"
-    return f"Note: Nothing was computed, so the script's {number} went to {where}."
+    return f"Note: Nothing was computed, so the script's {number} went to {where}. {_IN_PLACE}"
 
 
 def _finish_writes(own: OwnFolder, owner: int, *, is_kept: bool) -> None:
