@@ -27,12 +27,10 @@ RUN = (
     "8",
     "--device",
     "cpu",
-    "--top",
-    "6",
     "--no-cuda-timing",
 )
-WIDTH = 84
-NUM_LINES = 32
+WIDTH = 100
+NUM_LINES = 24
 PAGE = {"width": 1180, "height": 860}
 
 

@@ -126,7 +126,7 @@ def test_the_command_has_a_help(installed: Installed) -> None:
 def test_a_run_leaves_its_files_and_its_snapshot_is_read(installed: Installed) -> None:
     ended = installed.run("torch-timeline", *TINY, "--save-dir", "results")
     assert ended.returncode == 0, ended.stderr
-    said = [line for line in ended.stderr.splitlines() if not line.startswith(("Wrote ", "Next: "))]
+    said = [line for line in ended.stderr.splitlines() if not line.startswith(("Files ", "Next: "))]
     assert [said[0], said[-1]] == ["Loading torch ...", "Writing the files ..."]
     assert not any(line.startswith(("Note: ", "Error: ")) for line in said)
     results = installed.folder / "results"

@@ -173,7 +173,7 @@ def test_every_output_says_the_same_of_every_block(model: str, place: str, card:
     script, folder = tmp_path / "train.py", tmp_path / "out"
     script.write_text(SCRIPT.replace("MODEL", MODELS[model]))
     on, device = (("--on", card), "cuda") if card != "cpu" else ((), "cpu")
-    options = ("--save-dir", folder, "--keep-recording", *on)
+    options = ("--save-dir", folder, "--keep-recording", "--full", *on)
     done = run_python(ROOT / "main.py", "run", *options, script, device, place, folder=tmp_path)
     assert "internal fault" not in done.stderr, done.stderr
     assert done.returncode == (0 if place == "end" else 1), done.stderr

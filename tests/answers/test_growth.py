@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from tracer.answers.growth import GrowingPlace, Growth, PlaceInCode, Survivors, 
 from tracer.answers.recording_findings import Findings
 from tracer.blocks.kinds import Kind
 from tracer.exporters.page import timeline_page
-from tracer.exporters.screen.profile import print_peak
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 
@@ -256,13 +254,11 @@ def test_the_sentence_names_three_places_and_the_sum_of_the_rest() -> None:
 
 
 def test_screen_and_page_say_it() -> None:
-    from rich.console import Console
 
     kept: list[Tensor] = []
     findings = watched(lambda _: kept.append(kib(2)))
-    console = Console(width=300, record=True, file=io.StringIO())
-    print_peak(findings, console)
-    assert "Memory grows by 2.00 KiB a step" in console.export_text()
+    (said,) = growth_sentences(findings.growth)
+    assert said.startswith("Memory grows by 2.00 KiB a step")
     page = timeline_page.timeline_page(findings, run={})
     assert [note for note in page.notes if note.startswith("Memory grows by 2.00 KiB a step")]
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.answers.test_snapshot_findings import BASE, FORWARD, MIB, load
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
+from tracer.answers.answer_of_job import answer_sentences
 from tracer.answers.ranks import (
     HeldOnDevice,
     JobFinding,
@@ -20,7 +21,6 @@ from tracer.answers.ranks import (
     rank_peak,
     stage_of,
 )
-from tracer.exporters.screen.job import answer_sentences
 
 
 def peak(rank: int | None, size: int, *, oom: str = "", problem: str = "", kind: str = "activation") -> RankPeak:

@@ -28,6 +28,7 @@ from tracer.answers.caveats import (
     left_out,
     not_recorded,
     room_sentences,
+    share_sentence,
     unseen,
 )
 from tracer.answers.failed_allocation import failed_allocation, held_at_failure, held_now
@@ -601,9 +602,8 @@ def peak(**sizes: int) -> Peak:
         (
             3200,
             (
-                "The run takes 9.4 % of the GPU's 3.12 GiB. Parameters, buffers and optimizer state, 200.00 MiB of the "
-                "peak, stay the same with a larger batch. To see how the rest grows, run it with another batch and "
-                "compare the two by `diff`.",
+                "Parameters, buffers and optimizer state, 200.00 MiB of the peak, stay the same with a larger batch. "
+                "To see how the rest grows, run it with another batch and compare the two by `diff`.",
             ),
         ),
     ],
@@ -616,7 +616,10 @@ def test_a_share_below_a_tenth_is_said_with_what_any_batch_needs(
 
 
 def test_nothing_is_said_of_a_batch_where_all_may_grow_with_it() -> None:
-    assert room_sentences(peak(ACTIVATION=100), 100 << 30) == ("The run takes 0.1 % of the GPU's 100.00 GiB.",)
+    assert room_sentences(peak(ACTIVATION=100), 100 << 30) == ()
+    assert share_sentence(peak(ACTIVATION=100), 100 << 30) == (
+        "100.00 MiB are reserved then, 0.1 % of the GPU's 100.00 GiB.",
+    )
 
 
 def causes(device_bytes: int | None) -> list[str]:

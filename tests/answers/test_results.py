@@ -17,6 +17,7 @@ from tests.exporters.recording_file.samples import on_cpu, on_cuda
 from tests.snapshot.dumps import block, frame, segment, snapshot
 from tests.watched import report_of
 from tracer.answers import null_run, run_history
+from tracer.answers.answer_of_job import gpu_sentences
 from tracer.answers.jobs import NullJob, RankRun, recorded_sums
 from tracer.answers.ranks import HeldOnDevice, RankPeak
 from tracer.answers.rows import Row
@@ -25,7 +26,6 @@ from tracer.answers.watch_report import WatchReport
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.capture.sources.source_line import SourceLine
-from tracer.exporters.screen.job import gpu_sentences
 from tracer.null_gpu import cudnn
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from tests.allocator.recorded import Program
+from tests.answer_screens import answer_screen
 from tests.snapshot.dumps import (
     REAL_DATA,
     REAL_FILES,
@@ -28,14 +27,14 @@ from tests.snapshot.dumps import (
     write,
 )
 from tests.snapshot.explained import explain_snapshot, real_replayed
+from tracer.answers.answer_of_snapshot import answer_of_snapshot
 from tracer.answers.difference import PeakDiff
 from tracer.answers.snapshot_difference import diff_snapshots, differing, match_stacks
 from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.blocks.kinds import Kind
 from tracer.errors import SnapshotError
-from tracer.exporters.diff import print_peak_diffs
+from tracer.exporters.diff import answer_of_diffs
 from tracer.exporters.json_documents.snapshot import snapshot_json
-from tracer.exporters.screen.snapshot import print_snapshot
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory
 
@@ -99,11 +98,7 @@ def test_an_unknown_device_is_an_error_that_names_the_known(tmp_path: Path) -> N
 
 
 def printed(finding: SnapshotFinding, *, top: int = 10) -> str:
-    console = Console(file=io.StringIO(), width=160, force_terminal=False)
-    print_snapshot(finding, console, file="a[red]b.pickle", top=top)
-    out = console.file
-    assert isinstance(out, io.StringIO)
-    return out.getvalue()
+    return answer_screen(answer_of_snapshot(finding, file="a[red]b.pickle"), width=160, top=top)
 
 
 def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
@@ -132,7 +127,7 @@ def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objects", [[], snapshot([]), snapshot([entry("alloc", BASE, 1)]), [segment(BASE, 512, [])]])
 def test_anything_can_be_printed(tmp_path: Path, objects: Any) -> None:
     finding = explain_snapshot(load(tmp_path / "s", objects))
-    assert "a[red]b.pickle" in printed(finding)
+    assert ("a[red]b.pickle" in printed(finding)) is (not finding.devices)
     check_sums(finding)
     json.loads(json.dumps(snapshot_json(finding, file="s")))
 
@@ -156,9 +151,7 @@ def test_real_recordings_sum_and_print(path: Path) -> None:
 
 
 def printed_diff(diffs: tuple[PeakDiff, ...]) -> str:
-    out = io.StringIO()
-    print_peak_diffs(diffs, Console(file=out, width=120), before="before", after="after")
-    return out.getvalue()
+    return answer_screen(answer_of_diffs(diffs, before="before", after="after"))
 
 
 @pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 import main
 from tracer.answers.allocator.allocator_finding import Explanation
+from tracer.answers.answer_of_prediction import command_words, trial_words
 from tracer.answers.fit import FitTrial
 from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
 from tracer.commands.fit import combinations, each_alone
 from tracer.commands.fit_trials import ScriptTrials
 from tracer.errors import TracerError, UsageError
-from tracer.exporters.screen.prediction import command_words, trial_words
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.sessions.jobs.child_processes import ChildProcesses

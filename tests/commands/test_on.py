@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -11,15 +10,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import main
+from tracer.answers.values_read import values_lines
 from tracer.capture.run_facts import ValuesRead
 from tracer.errors import NullGpuError
 from tracer.exporters.document import Document
 from tracer.exporters.recording_file.kept_run_file import RECORDING
-from tracer.exporters.screen.values import print_values
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.values import switch
@@ -189,9 +187,7 @@ def test_values_are_on_while_a_script_runs(
 
 def test_what_was_read_is_said_and_no_loss_is() -> None:
     values = read_by_program(FakeValues({}).report())
-    said = io.StringIO()
-    print_values(values, Console(file=said))
-    assert said.getvalue().splitlines() == [
+    assert list(values_lines(values)) == [
         "The program read 7 values of the device; the sizes at train.py:9 were decided by 3 of them. Set one with "
         "--answer train.py:9=VALUE.",
         "A result whose size was computed was empty 2 times, at train.py:9: work on it has no memory.",

@@ -18,11 +18,11 @@ from torch.cuda import _memory_viz
 
 from tests.histories import Event, History, Key, histories, recording_of
 from tests.training_steps import ONE_OF_EACH, Recorded
+from tracer.answers.python_stacks import PythonStacks, stacks_of_rows
 from tracer.answers.recording_findings import CycleFindings, find_in_cycle
 from tracer.blocks.from_recording.block_lifetimes import follow_blocks
 from tracer.capture.recording import Recording
 from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
-from tracer.exporters.python_stacks import PythonStacks, stacks_of_rows
 from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.replay import replay
 

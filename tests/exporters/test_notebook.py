@@ -53,7 +53,7 @@ def test_tables_sum_to_the_peak() -> None:
 
 
 def test_text_of_a_recording_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.exporters.screen.profile.line_name", lambda *row: "<script>alert(1)</script>")
+    monkeypatch.setattr("tracer.answers.answer_tables.line_name", lambda *row: "<script>alert(1)</script>")
     text = results()._repr_html_()
     assert "script" not in Cells(text).tags
     assert "&lt;script&gt;" in text

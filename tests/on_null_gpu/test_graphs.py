@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
 from collections.abc import Callable
@@ -12,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
+from tests.answer_screens import peak_screen
 from tests.truth.isolate import Elsewhere
 from tracer.answers.rows import Row
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
-from tracer.exporters.screen.profile import print_peak
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.stored_results import kept_run, results_of
 from tracer.sessions.training_profile import profile_training
@@ -67,15 +65,13 @@ def profiled(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> Told:
     save_kept_run(folder / "kept.npz", kept_run(results))
     again = results_of(load_kept_run(folder / "kept.npz")).findings
     assert again is not None
-    console = Console(file=io.StringIO(), width=1000)
-    print_peak(results.findings, console)
     return Told(
         peak_bytes=peak.peak_bytes,
         rows_bytes=sum(row.bytes for row in peak.rows),
         counted_bytes=peak.allocator_peak_bytes,
         pools=tuple(asdict(pool) for pool in pools),
         uncounted_bytes=results.findings.graph_bytes,
-        screen=console.file.getvalue(),  # type: ignore[attr-defined]
+        screen=peak_screen(results.findings),
         is_same_when_read_back=again.graph_pools == pools,
         is_as_before=methods
         == [torch.cuda.CUDAGraph.__dict__[name] for name in ("capture_begin", "capture_end", "reset")],

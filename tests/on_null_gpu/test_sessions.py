@@ -28,14 +28,15 @@ from torch.utils.checkpoint import checkpoint
 from tests.on_null_gpu.small_cards import leave_bytes
 from tests.truth.isolate import Elsewhere
 from tracer import TimelineTracer
+from tracer.answers.answer_of_run import headline
+from tracer.answers.failure import failure_lines
+from tracer.answers.parallelism import parallelism_sentences
 from tracer.answers.recording_findings import CycleFindings
 from tracer.blocks.from_recording.allocator_join import reserved_ranges
 from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
 from tracer.errors import Terminated
-from tracer.exporters.screen.profile import headline, parallelism_sentences
-from tracer.exporters.screen.run import failure_lines
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.stored_results import kept_run, results_of

@@ -122,15 +122,6 @@ def test_what_a_run_lacks_has_no_file(lacks: dict[str, Any], written: set[str], 
     assert names_in(tmp_path) == sorted(written)
 
 
-def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
-    (line,) = write(tmp_path)["keep-recording"].lines
-    path, findings = tmp_path / "recording.npz", results().findings
-    assert findings is not None
-    per_event = path.stat().st_size / sum(cycle.recording.num_events for cycle in findings.cycles)
-    assert line.startswith(f"Wrote {path}  (open with the command `report`; ")
-    assert line.endswith(f" KiB, {per_event:.1f} bytes an event)")
-
-
 def test_files_of_an_earlier_run_are_told_apart_and_stay(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "notes.txt").write_text("the user's own")

@@ -15,10 +15,10 @@ from torch import nn
 from tests.exporters.recording_file.samples import SHORT, on_cpu, on_cuda
 from tests.pieces import Pieces, raising
 from tests.training_steps import build_workload
+from tracer.answers.failure import failure_lines
 from tracer.answers.run_results import RunResults
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.exporters.recording_file.kept_run_file import KeptRun, load_kept_run, save_kept_run
-from tracer.exporters.screen.run import failure_lines
 from tracer.sessions.output_files import OUTPUTS, run_description, write_outputs
 from tracer.sessions.stored_results import kept_run, results_of
 from tracer.sessions.training_profile import profile_training

@@ -141,7 +141,7 @@ def test_memory_that_an_engine_has_unmapped_is_no_larger_peak(
     monkeypatch.setattr(training_profile, "ASLEEP", asleep)
     monkeypatch.setattr(training_profile, "peak_allocated_bytes", lambda device: 1 << 30)
     profiled(tmp_path, voice=ScriptVoice(), screen="full").tell(num_steps=3)
-    assert ("used more than the peak below: 1.00 GiB" in capfd.readouterr().err) != has_slept
+    assert ("used more than the peak below: 1.00 GiB" in capfd.readouterr().out) != has_slept
 
 
 class FullDisk(io.StringIO):
@@ -190,20 +190,13 @@ def test_the_screen_is_shown_where_asked_for(
     assert ("peak.json" in shown.err) == ("Next: open " in shown.err) == (screen not in ("none", False))
 
 
-def test_the_short_screen_has_the_headline_the_largest_lines_and_the_files(
+def test_the_short_screen_fits_24_lines_and_has_the_peak_and_the_files(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     profiled(tmp_path)
     lines = capfd.readouterr().err.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("Peak: "))
-    peak = json.loads((tmp_path / "peak.json").read_text())
-    by_line: dict[str, int] = {}
-    for row in peak["rows"]:
-        name = f"{row['file']}:{row['line']}" if row["file"] else f"({row['category']}, {row['phase']})"
-        by_line[name] = by_line.get(name, 0) + row["bytes"]
-    shares = [100 * size / peak["peak_bytes"] for size in sorted(by_line.values(), reverse=True)[:3]]
-    assert [float(line.split()[-2]) for line in lines[at + 1 : at + 4]] == [round(share, 1) for share in shares]
-    assert any(" files in " in line for line in lines[at + 4 :])
+    assert len(lines[at:]) <= 24 and any(line.startswith(f"Files in {tmp_path}: max_mem.txt") for line in lines[at:])
 
 
 def test_a_screen_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import io
 import json
 import mmap
 import os
@@ -28,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
+from tests.answer_screens import answer_screen
 from tests.snapshot.allocator_model import AllocatorModel
 from tests.snapshot.dumps import block, segment
 from tracer.answers.allocator.allocator_finding import explain_allocator
+from tracer.answers.answer_of_snapshot import answer_of_snapshot
 from tracer.answers.snapshot_difference import diff_snapshots
 from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.blocks.from_snapshot.timeline import device_timeline
@@ -40,7 +40,6 @@ from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.exporters.page.data import page_data, page_json
 from tracer.exporters.page.snapshot_page import snapshot_page
-from tracer.exporters.screen.snapshot import print_allocator, print_snapshot
 from tracer.exporters.sqlite_reports import write_snapshot_report
 from tracer.snapshot.load import load_snapshot
 
@@ -152,10 +151,8 @@ def explain(path: Path, *, isolated: bool) -> str:
         snapshot = load_snapshot(path, isolated=isolated)
         replayed = replay_snapshot(snapshot)
         finding = explain_replayed(replayed)
-        console = Console(file=io.StringIO(), width=100)
         allocator = explain_allocator(replayed, settings=("expandable_segments:True",), gpu_memory=1 << 21)
-        print_snapshot(finding, console, file="file", first={found.device: found.first for found in allocator})
-        print_allocator(allocator, console)
+        answer_screen(answer_of_snapshot(finding, allocator, file="file"))
         json.dumps(snapshot_json(finding, file="file", allocator=allocator))
         diff_snapshots(snapshot, snapshot)
         draw_and_report(replayed, finding, path.with_suffix(".sqlite"))

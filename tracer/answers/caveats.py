@@ -225,8 +225,22 @@ def saved_peak(findings: Findings) -> SavedPeak:
 _OF_ANY_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 
+def share_sentence(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
+    """How much of the device is taken at the peak.
+
+    Args:
+        device_bytes: Memory of the device; None if not known.
+    """
+    reserved = peak.allocator.reserved_bytes if peak.allocator is not None else peak.reserved_bytes
+    if device_bytes is None or not peak.rows:
+        return ()
+    share = 100 * max(peak.peak_bytes, reserved) / device_bytes
+    words = f"{format_bytes(reserved)} are reserved then, " if reserved else "It is "
+    return (f"{words}{share:.{1 if share < 10 else 0}f} % of the GPU's {format_bytes(device_bytes)}.",)
+
+
 def room_sentences(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
-    """Return how little of the device is taken, and what of the peak a larger batch leaves as it is.
+    """Return what of a peak that leaves most of the device free stays as it is with a larger batch.
 
     Args:
         device_bytes: Memory of the device; None if not known.
@@ -236,11 +250,9 @@ def room_sentences(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
         return ()
     fixed = {kind.name for kind in _OF_ANY_BATCH}
     fixed_bytes = sum(row.bytes for row in peak.rows if row.category in fixed)
-    stays = (
-        f" Parameters, buffers and optimizer state, {format_bytes(fixed_bytes)} of the peak, stay the same with a "
-        "larger batch. To see how the rest grows, run it with another batch and compare the two by `diff`."
-        if fixed_bytes
-        else ""
+    if not fixed_bytes:
+        return ()
+    return (
+        f"Parameters, buffers and optimizer state, {format_bytes(fixed_bytes)} of the peak, stay the same with a "
+        "larger batch. To see how the rest grows, run it with another batch and compare the two by `diff`.",
     )
-    share = 100 * taken / device_bytes
-    return (f"The run takes {share:.{1 if share < 10 else 0}f} % of the GPU's {format_bytes(device_bytes)}.{stays}",)

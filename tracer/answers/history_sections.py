@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracer.answers.out_of_memory import distinct_failures
@@ -15,7 +14,7 @@ from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
     from tracer.answers.out_of_memory import OutOfMemory
-    from tracer.answers.peak import Share
+    from tracer.answers.peak import Peak, Share
     from tracer.answers.rows import CallerShare, Row
     from tracer.answers.snapshot_findings import DeviceFinding
     from tracer.answers.why.first_changes import FirstChange, FirstChanges
@@ -97,24 +96,12 @@ def host_sections(pinned_bytes: int) -> tuple[Section, ...]:
 
 def first_changes_sections(first: FirstChanges | None) -> tuple[Section, ...]:
     """Return a section with the first changes to try, or that nothing helps; none where nothing was tried."""
-    if first is None:
+    if first is None or (first.num_failed and not first.changes):  # which is said with the failure
         return ()
-    is_said = bool(first.much_is_saved) and not first.num_failed  # with the peak
+    is_said = first.saves_much and not first.num_failed  # with the peak
     sentences = first.sentences[is_said:] if first.changes else (first.nothing_helps,)
     tables = (_first_changes_table(first),) if first.changes else ()
     return (Section(_TRY_FIRST, sentences, tables, is_alarming=first.num_failed > 0),)
-
-
-def oom_sentences(events: Sequence[OutOfMemory], device: str) -> tuple[str, ...]:
-    """The last failure and its cause, for the top of the page; none where nothing failed."""
-    if not events:
-        return ()
-    last = events[-1]
-    times = "" if len(events) == 1 else f", {len(events)} times"
-    free = "" if last.device_free_bytes is None else f" with {format_bytes(last.device_free_bytes)} free on the device"
-    place = f" by {Path(last.site.file.replace(chr(92), '/')).name}:{last.site.line}" if last.site.file else ""
-    sentence = f"Out of memory on {device}{times}: {format_bytes(last.asked_bytes)} were asked for{place}{free}."
-    return sentence, last.advice
 
 
 def _request_table(event: OutOfMemory) -> Table:
@@ -212,7 +199,7 @@ def device_sections(device: DeviceFinding) -> Iterator[Section]:
     """Yield what else there is to say of a snapshot's device: reserved memory, growth, named parts of the peak."""
     peak = device.peak
     tables = [
-        _shares_table("By kind", "kind", peak.by_kind),
+        by_kind_table(peak),
         *([_shares_table("By annotation", "region", peak.by_annotation)] if peak.has_annotations else []),
         *([_shares_table("By the name that the program gave", "name", peak.by_name)] if peak.has_names else []),
         *([_shares_table("By stream and pool", "stream, pool", peak.by_stream)] if len(peak.by_stream) > 1 else []),
@@ -228,6 +215,11 @@ def device_sections(device: DeviceFinding) -> Iterator[Section]:
         yield reserved_section(rows)
     if device.entries:
         yield _growth(device)
+
+
+def by_kind_table(peak: Peak) -> Table:
+    """The peak by kind."""
+    return _shares_table("By kind", "kind", peak.by_kind)
 
 
 def _growth(device: DeviceFinding) -> Section:

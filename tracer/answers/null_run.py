@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tracer.null_gpu import process
-from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -15,14 +13,6 @@ if TYPE_CHECKING:
     from tracer.answers.recording_findings import Findings
 
 CAVEAT = "Null GPU: memory is torch's own, nothing was computed."
-NO_TIMES = "There are no times: cuda_timing.txt and run_time_report.sqlite are not written."
-
-SET_ASIDE = (
-    f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels, as on a real one; no peak "
-    "has them."
-)
-
-
 USE_CUDA = "Make it use cuda, by its own options or by torch.set_default_device."
 
 
@@ -47,8 +37,8 @@ _NO_CUDNN = (
 
 
 def notes_of(findings: Findings | None) -> tuple[str, ...]:
-    """Sentences for a run that computed nothing: which files it lacks, what is set aside and what is not counted."""
-    return (NO_TIMES, SET_ASIDE, *_unknown(findings))
+    """Sentences for a run that computed nothing: memory of a real GPU that is not counted."""
+    return tuple(_unknown(findings))
 
 
 def _unknown(findings: Findings | None) -> Iterator[str]:

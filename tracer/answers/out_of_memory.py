@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from tracer.allocator.fragmentation import Fragmentation, Usable, fragmentation_after, usable_after
 from tracer.answers.allocator.changed_requests import Trial, TriedRequests
+from tracer.answers.paths import source_place
 from tracer.answers.rows import Row, rows_of_lines
 from tracer.arrays import totals_by
 from tracer.block_sizes import SMALL_BYTES, round_size, segment_size
@@ -185,30 +186,11 @@ def _if_served(failure: FailureFacts, trial: Trial, advice: str, change: str) ->
     return f"A replay with {change} fails here as well, so that does not help. {_where_to_look(failure)}".strip()
 
 
-def _too_little(failure: FailureFacts) -> str:
-    missing = failure.asked_bytes - failure.memory.free_bytes - (failure.device_free_bytes or 0)
-    return (
-        f"{_where_to_look(failure)} Fragmentation is not the cause: with all free memory in one piece, "
-        f"{format_bytes(missing)} would still be missing."
-    ).strip()
-
-
 def _not_known(failure: FailureFacts) -> str:
     return (
         "The recording does not say how much the device had free. What was reserved and free would not have sufficed. "
         f"{_where_to_look(failure)}"
     )
-
-
-_SENTENCES: Final = {
-    "limit": _limit,
-    "pending frees": _pending,
-    "fragmentation": _fragmentation,
-    "other pools": _other_pools,
-    "kept whole": _kept_whole,
-    "too little": _too_little,
-    "not known": _not_known,
-}
 
 
 def _where_to_look(failure: FailureFacts) -> str:
@@ -230,6 +212,17 @@ def _where_to_look(failure: FailureFacts) -> str:
         f"Look first at {lines}." if lines else "",
     ]
     return " ".join(part for part in parts if part)
+
+
+_SENTENCES: Final = {
+    "limit": _limit,
+    "pending frees": _pending,
+    "fragmentation": _fragmentation,
+    "other pools": _other_pools,
+    "kept whole": _kept_whole,
+    "too little": _where_to_look,
+    "not known": _not_known,
+}
 
 
 def _place(group: Row) -> str:
@@ -267,10 +260,41 @@ class OutOfMemory:
     stack: tuple[str, ...]
     groups: tuple[Row, ...]  # What was in use, by line and kind; sums to `requested_bytes`
     cause: Cause  # Cause in a word or two
-    advice: str  # The cause in a sentence, and what to do first
-    allocators_advice: str = ""  # The advice without the sentence on what filled the memory
+    why: tuple[str, ...]  # The cause in sentences, and what to do first where no change was tried
+    change: str = ""  # What to change, tried in a replay; empty where nothing decisive is known
+    allocators_advice: str = ""  # The cause without the sentence on what filled the memory
     decisive: str = ""  # Name of the cause that the advice begins with, see `causes`; empty where none is known
     in_evaluation: bool = False  # The model was in evaluation mode, and kept much for a backward pass all the same
+
+    @property
+    def advice(self) -> str:
+        """The cause, and what to do first."""
+        return " ".join(filter(None, (*self.why, self.change)))
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What there is for this process: reserved and free on the device; None where that is not known."""
+        free_bytes = self.device_free_bytes
+        return None if free_bytes is None or self.cause == "limit" else self.reserved_bytes + free_bytes
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much is missing even if all free memory were in one piece; 0 where none is, or that is not known."""
+        free_bytes = 0 if self.limit_bytes is None else self.limit_bytes - self.allocated_bytes
+        return max(0, self.asked_bytes - free_bytes) if self.cause == "too little" else 0
+
+    def happened(self, device: str) -> str:
+        """The request, the limit, and how much is missing, in a sentence."""
+        site = self.site
+        where = f" on {device}" + (f" at {source_place(site.file, site.line)} ({site.frame})" if site.file else "")
+        limit = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"
+        missing = format_bytes(self.missing_bytes)
+        lacks = f"; with all that is free in one piece, {missing} are still missing" if self.missing_bytes else ""
+        return (
+            f"Out of memory{where}: {format_bytes(self.asked_bytes)} were asked for with "
+            f"{format_bytes(self.allocated_bytes)} in use and {format_bytes(self.reserved_bytes)} reserved{limit}"
+            f"{lacks}."
+        )
 
 
 def in_evaluation(event: OutOfMemory) -> OutOfMemory:
@@ -286,7 +310,7 @@ def in_evaluation(event: OutOfMemory) -> OutOfMemory:
         f"The model is in evaluation mode, and forward keeps {format_bytes(kept_bytes)} for a backward pass: call it "
         "under `with torch.no_grad():`, and keep loss.item() in place of a loss."
     )
-    return replace(event, in_evaluation=True, advice=f"{sentence} {event.advice}")
+    return replace(event, in_evaluation=True, why=(sentence, *event.why))
 
 
 def beside_others(event: OutOfMemory, device_bytes: int | None) -> OutOfMemory:
@@ -306,7 +330,7 @@ def beside_others(event: OutOfMemory, device_bytes: int | None) -> OutOfMemory:
         "this process: other processes hold them (an earlier run, a notebook, a server; nvidia-smi lists them), or "
         "another library in this one. Without them the request would fit."
     )
-    return replace(event, advice=f"{sentence} {event.advice}", decisive=OTHER_PROCESSES)
+    return replace(event, why=(sentence, *event.why), decisive=OTHER_PROCESSES)
 
 
 def explain_ooms(device: ReplayedDevice) -> tuple[OutOfMemory, ...]:
@@ -394,6 +418,6 @@ def _explain(device: ReplayedDevice, entry: int, trials: TriedRequests) -> OutOf
         stack=sites.readable(stack),
         groups=tuple(failure.groups),
         cause=cause_of(failure),
-        advice=advice_on(failure),
+        why=tuple(filter(None, (advice_on(failure),))),
         allocators_advice=advice_on(replace(failure, is_explained=True)),
     )

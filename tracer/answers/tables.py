@@ -34,6 +34,7 @@ class Column:
     name: str
     kind: ColumnKind = "text"
     adds_up: bool = True  # Whether the sum of some rows says anything, unlike that of peaks
+    is_exact: bool = False  # Whether another column says the same with a unit, so that the short form has no need of it
 
 
 def columns(kind: ColumnKind, *names: str, adds_up: bool = True) -> tuple[Column, ...]:
@@ -88,6 +89,7 @@ class Section:
     tables: tuple[Table, ...] = ()
     is_alarming: bool = False  # Whether it belongs to what ended the program, which is said first
     is_answer: bool = False  # Whether a page has it directly below its first sentences
+    is_drawn: bool = False  # Whether a page draws it itself, or leaves it out
 
 
 def _sum(cells: tuple[Cell, ...], column: Column) -> Cell:

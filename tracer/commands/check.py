@@ -75,8 +75,9 @@ def check(
     torch-timeline check --on 8xh100 --fail-above 2% train.py
     """
     from tracer.answers.difference import diff_peaks, parse_threshold
-    from tracer.exporters.diff import print_peak_diffs, write_markdown
+    from tracer.exporters.diff import answer_of_diffs, write_markdown
     from tracer.exporters.json_documents import peak as documents
+    from tracer.exporters.screen.answer import print_answer
 
     place = OnOptions(on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process)
     grown: list[str] = []
@@ -115,7 +116,7 @@ def check(
             if as_json:
                 print_json(documents.peak_diffs_json([diff], before=str(baseline), after=name), console)
             else:
-                print_peak_diffs([diff], console, before=str(baseline), after=name, top=opt.NUM_ROWS)
+                print_answer(answer_of_diffs([diff], before=str(baseline), after=name), console)
         say_all(grown)
     if grown:
         raise typer.Exit(THRESHOLD_EXCEEDED)

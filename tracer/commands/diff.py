@@ -44,7 +44,7 @@ def diff(
     html: opt.Html = None,
     open_: opt.Open = False,
     as_json: opt.AsJson = False,
-    top: opt.Top = 10,
+    full: opt.Full = False,
 ) -> None:
     """Say what changed between two peaks, to the byte.
 
@@ -62,15 +62,17 @@ def diff(
             check_outputs([html], [before, after], hint="Name another file with --html.")
         first, second = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
         diffs = compare(first, second)
+        last = () if as_json else after_diff(before, after, has_page=html is not None)
         with screen() as console:
             if as_json:
                 from tracer.exporters.json_documents.peak import peak_diffs_json
 
                 print_json(peak_diffs_json(diffs, **names), console)
             else:
-                from tracer.exporters.diff import print_peak_diffs
+                from tracer.exporters.diff import answer_of_diffs
+                from tracer.exporters.screen.answer import print_answer
 
-                print_peak_diffs(diffs, console, **names, top=top)
+                print_answer(answer_of_diffs(diffs, **names), console, full=full, last=last, top=10)
         if html is not None:
             from tracer.exporters.page.diff_page import write_diff_page
 
@@ -79,8 +81,7 @@ def diff(
             say_all([f"Wrote {html}  (open with a browser)"])
             if open_:
                 show_page(html)
-        if not as_json:
-            say_all(after_diff(before, after, has_page=html is not None))
+        say_all(last)
         if threshold is not None:
             exceeded = [threshold.sentence(one.after.device, one) for one in diffs if threshold.is_exceeded_by(one)]
         say_all(exceeded)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracer.answers.answer_of_prediction import command_words, trial_words
 from tracer.answers.files import FIT_JSON
 from tracer.answers.fit import FitReport, FitTrial
 from tracer.answers.paths import shorten_paths
@@ -25,7 +26,6 @@ from tracer.commands.options import option
 from tracer.commands.script import no_card_named
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
-from tracer.exporters.screen.prediction import command_words, trial_words
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.units import format_bytes

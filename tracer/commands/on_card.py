@@ -98,8 +98,10 @@ def run_ranks(
             f"torchrun has started this command as {rank.world_size:,} ranks, and --on {on.on} starts ranks itself.",
             hint="Leave torchrun out; or, with `run`, add --one-process, so that each of its ranks has the GPUs.",
         )
+    from tracer.answers.answer_of_job import answer_of_null_job
     from tracer.exporters.json_documents.job import null_job_json
-    from tracer.exporters.screen.job import print_null_job
+    from tracer.exporters.screen.answer import print_answer
+    from tracer.exporters.screen.text import say as say_on
     from tracer.sessions.jobs.run_ranks import run_job
 
     result = run_job(job, save_dir, tell=not_said if quiet else say, is_first_seen=not as_json)
@@ -107,7 +109,8 @@ def run_ranks(
         if as_json:
             print_json(null_job_json(result), console)
         else:
-            print_null_job(result, console)
+            say_on(console)
+            print_answer(answer_of_null_job(result), console)
     raise typer.Exit(result.status or (status_if_full if result.fits is False else 0))
 
 

@@ -18,8 +18,6 @@ DEVICE: Final = "Device"
 SCHEDULE: Final = "Schedule"
 OUTPUTS: Final = "Outputs"
 SAVE_DIR: Final = Path("profiler_outputs")
-NUM_ROWS: Final = 8
-"""Rows of each table of a run's screen, where --top says nothing."""
 
 
 def option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:
@@ -131,5 +129,5 @@ KeepRecording = Annotated[
 Html = Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")]
 Open = Annotated[bool, option("Show the page in the browser.", OUTPUTS, "--open")]
 AsJson = Annotated[bool, option("Print the answer as JSON instead.", OUTPUTS, "--json")]
-Top = Annotated[int, number("Rows of each table; 0 prints none.", OUTPUTS, least=0, metavar="<rows>")]
+Full = Annotated[bool, option("Print all tables.", OUTPUTS, "--full")]
 Quiet = Annotated[bool, option("Print nothing but errors.", OUTPUTS, "--quiet", "-q")]

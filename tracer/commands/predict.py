@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,7 +78,7 @@ def predict(
         option("Also write the files of a run to this folder: peak.json, the page, ...", opt.OUTPUTS, metavar="<path>"),
     ] = None,
     as_json: opt.AsJson = False,
-    top: opt.Top = opt.NUM_ROWS,
+    full: opt.Full = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Say whether a step fits on a GPU, without one.
@@ -136,12 +136,12 @@ def predict(
                 if largest_batch and devices is not None:
                     largest = _largest_batch(workload, devices.card, quiet=quiet)
             if save_dir is not None:
-                _write(found, save_dir, quiet=quiet)
-            _answer(found, largest, as_json=as_json, top=top, quiet=quiet)
-        if not quiet and not as_json:
+                _write(found, save_dir)
             names = [path.name for path in save_dir.iterdir()] if save_dir is not None else []
             has_largest = largest_batch or named is not None
-            say_all(after_prediction(found.fits, save_dir, names, has_largest_batch=has_largest))
+            last = after_prediction(found.fits, save_dir, names, has_largest_batch=has_largest, is_full=full)
+            _answer(found, largest, last, as_json=as_json, full=full, quiet=quiet)
+        say_all(last if not quiet and not as_json else ())
     if found.fits is False:
         raise typer.Exit(THRESHOLD_EXCEEDED)
 
@@ -233,25 +233,24 @@ def _largest_batch(workload: WorkloadOptions, card: Card, *, quiet: bool) -> Lar
         return LargestBatch(largest, is_all=largest == MOST)
 
 
-def _write(found: Prediction, folder: Path, *, quiet: bool) -> None:
-    from tracer.exporters.screen.prediction import verdict
+def _write(found: Prediction, folder: Path) -> None:
+    from tracer.answers.answer_of_prediction import verdict
     from tracer.sessions.output_files import write_and_say
 
-    if not write_and_say(replace(found.results, verdict=verdict(found)), folder, quiet=quiet):
+    if not write_and_say(replace(found.results, verdict=verdict(found)), folder):
         raise typer.Exit(1)
 
 
-def _answer(found: Prediction, largest: LargestBatch | None, *, as_json: bool, top: int, quiet: bool) -> None:
+def _answer(
+    found: Prediction, largest: LargestBatch | None, last: Sequence[str], *, as_json: bool, full: bool, quiet: bool
+) -> None:
+    from tracer.answers.answer_of_prediction import answer_of_prediction
     from tracer.exporters.json_documents.prediction import largest_json, prediction_json
-    from tracer.exporters.screen.prediction import largest_words, print_prediction
-    from tracer.exporters.screen.text import say as print_line
+    from tracer.exporters.screen.answer import print_answer
 
     with screen(is_shown=as_json or not quiet) as console:
         if as_json:
             document: dict[str, Any] = prediction_json(found)
             print_json(document | ({} if largest is None else largest_json(largest)), console)
             return
-        print_prediction(found, console, top=top)
-        if largest is not None:
-            print_line(console)
-            print_line(console, largest_words(largest))
+        print_answer(answer_of_prediction(found, largest), console, full=full, last=last)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,7 +67,7 @@ class ProfileOptions:
     leave_out: Collection[str] = ()  # Names of outputs
     keep_recording: bool = False
     schedule: Sequence[int]  # Arguments of `Schedule`
-    top: int = opt.NUM_ROWS
+    full: bool = False
     quiet: bool = False
 
     def say(self, line: str) -> None:
@@ -146,7 +145,7 @@ def profile(
     memory_snapshot: Annotated[bool, _without(SNAPSHOT)] = True,
     cuda_timing: Annotated[bool, _without(TIMING)] = True,
     keep_recording: opt.KeepRecording = False,
-    top: opt.Top = opt.NUM_ROWS,
+    full: opt.Full = False,
     quiet: opt.Quiet = False,
     version: Annotated[
         bool,
@@ -224,7 +223,7 @@ def profile(
             leave_out=[file.name for file, is_wanted in files.items() if not is_wanted],
             keep_recording=keep_recording,
             schedule=(n_wait_steps, n_warmup_steps, n_active_steps, n_repeats),
-            top=top,
+            full=full,
             quiet=quiet,
         )
         succeeded = _profile(context, options)
@@ -283,8 +282,9 @@ def run_and_report(
     options: ProfileOptions,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
+    from tracer.answers.answer_of_run import answer_of_run
+    from tracer.exporters.screen.answer import print_answer
     from tracer.exporters.screen.next_commands import after_run
-    from tracer.exporters.screen.run import print_results
     from tracer.sessions.folder import SessionFolder
     from tracer.sessions.jobs.ranks import peak_of
 
@@ -301,10 +301,10 @@ def run_and_report(
             say_all(error.lines)
             succeeded = False
     if not options.quiet and folder.is_of_first_rank:
+        last = after_run(folder.path, folder.names, is_full=options.full)
         with screen() as console:
-            print_results(results, console, top=options.top, num_steps=results.num_steps)
-        if succeeded and results.findings is not None:  # also where the run failed, and its files say why
-            say_all(after_run(folder.path, folder.names))
+            print_answer(answer_of_run(results, num_steps=results.num_steps), console, full=options.full, last=last)
+        say_all(last)
     return succeeded and results.failure is None
 
 
@@ -350,14 +350,12 @@ def _stage(schedule: Schedule, num_done: int, total: int) -> str:
 
 def _write(folder: SessionFolder, results: RunResults, options: ProfileOptions) -> bool:
     """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
-    from tracer.exporters.screen.run import failure_lines
-    from tracer.sessions.output_files import left_from_earlier, say_written
+    from tracer.answers.failure import failure_lines
+    from tracer.sessions.output_files import left_from_earlier, say_if_failed
 
     say_all(failure_lines(results))
-    for note in results.notes:
-        options.say(f"Note: {note}")
     options.say("Writing the files ...")
-    folder.write(results, leave_out=options.leave_out, tell=partial(say_written, quiet=options.quiet))
+    folder.write(results, leave_out=options.leave_out, tell=say_if_failed)
     if left := left_from_earlier(folder.path, folder.written):
         options.say(f"Note: {left}")
     return all(file.error is None for file in folder.written)

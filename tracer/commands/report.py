@@ -9,7 +9,7 @@ import typer
 
 from tracer.answers.files import RECORDING
 from tracer.commands.common import errors_for_people, say_all
-from tracer.commands.options import NUM_ROWS, Top, option
+from tracer.commands.options import Full, option
 from tracer.errors import RecordingError
 from tracer.exporters.screen.next_commands import after_run, command_line
 from tracer.exporters.screen.terminal import screen
@@ -22,7 +22,7 @@ def report(
     save_dir: Annotated[
         Path | None, option("Folder for the files; by default the recording's.", metavar="<path>")
     ] = None,
-    top: Top = NUM_ROWS,
+    full: Full = False,
 ) -> None:
     """Write the files of a kept recording again.
 
@@ -31,22 +31,24 @@ def report(
     with errors_for_people():
         file = recording_path(recording)
         folder = save_dir or file.parent
+        from tracer.answers.answer_of_run import answer_of_run
         from tracer.exporters.files import check_folder
         from tracer.exporters.recording_file.kept_run_file import load_kept_run
-        from tracer.exporters.screen.run import print_results
+        from tracer.exporters.screen.answer import print_answer
         from tracer.sessions.output_files import write_and_say
         from tracer.sessions.stored_results import results_of
 
         check_folder(folder)
         kept_run = load_kept_run(file)
         results = results_of(kept_run)
-        say_all([*(f"Of that run: {line}" for line in kept_run.failure), *(f"Note: {note}" for note in results.notes)])
-        succeeded = write_and_say(results, folder, quiet=False)
+        say_all(f"Of that run: {line}" for line in kept_run.failure)
+        succeeded = write_and_say(results, folder)
+        last = after_run(folder, sorted(path.name for path in folder.iterdir()), is_full=full)
         with screen() as console:
             # A script goes on behind the steps that were recorded.
             num_steps = None if "script" in results.settings else results.num_steps
-            print_results(results, console, top=top, num_steps=num_steps)
-        say_all(after_run(folder, [path.name for path in folder.iterdir()]))
+            print_answer(answer_of_run(results, num_steps=num_steps), console, full=full, last=last)
+        say_all(last)
     if not succeeded:
         raise typer.Exit(1)
 

@@ -74,7 +74,7 @@ def run(
     n_repeats: opt.Repeats = 2,
     save_dir: opt.SaveDir = opt.SAVE_DIR,
     keep_recording: opt.KeepRecording = False,
-    top: opt.Top = opt.NUM_ROWS,
+    full: opt.Full = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Profile an unchanged training script.
@@ -128,7 +128,7 @@ def run(
             device=device,
             is_inference=inference,
             keep_recording=keep_recording,
-            top=top,
+            full=full,
             quiet=quiet,
         )
         profile = make_profile()
@@ -156,7 +156,7 @@ def _make_profile(
     device: str | None,
     is_inference: bool,
     keep_recording: bool,
-    top: int,
+    full: bool,
     quiet: bool,
 ) -> ScriptProfile:
     """Make the profile of a script; without a schedule, it is watched instead."""
@@ -174,8 +174,7 @@ def _make_profile(
     profiled = partial(
         TrainingProfile,
         save_dir=save_dir,
-        screen="none" if quiet else "full",
-        top=top,
+        screen="none" if quiet else "full" if full else "short",
         keep_recording=keep_recording,
         schedule=schedule,
         **common,
@@ -323,8 +322,8 @@ def _say_if_elsewhere(profile: ScriptProfile) -> None:
 
 
 def _say_need(usable_bytes: int) -> None:
+    from tracer.answers.answer_of_prediction import need_words
     from tracer.commands.fit_trials import ScriptTrials
-    from tracer.exporters.screen.prediction import need_words
 
     limit_s = _LEAST_NEED_S + 2 * int(time.process_time())  # the script's own time is in it
     say_all(need_words(ScriptTrials(usable_bytes).need(limit_s), usable_bytes))

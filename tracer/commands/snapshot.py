@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tracer.answers.allocator.allocator_finding import AllocatorFinding
+    from tracer.answers.answer import Answer
     from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding
 
 
@@ -72,7 +73,7 @@ def snapshot(
         Path | None, option("Also write the memory report of that device.", opt.OUTPUTS, metavar="<path>")
     ] = None,
     as_json: opt.AsJson = False,
-    top: opt.Top = 10,
+    full: opt.Full = False,
 ) -> None:
     """Explain an allocator snapshot made anywhere.
 
@@ -88,7 +89,7 @@ def snapshot(
             for name, value in about_one.items():
                 if value is not None:
                     raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
-            _answer_job(file, device=device, dask=dask, as_json=as_json, top=top)
+            _answer_job(file, device=device, dask=dask, as_json=as_json, full=full)
             return
         html = page_to_open(html, is_opened=open_)
         (path,) = file
@@ -99,36 +100,38 @@ def snapshot(
         if outputs:
             with _hint_for_outputs():
                 _write(explained, html=html, sqlite=sqlite, file=path)
+        from tracer.exporters.screen.answer import print_answer
+
+        shown, tried = explained.finding.failed_first, explained.allocator
+        last = after_snapshot(
+            path,
+            [device.device for device in shown],
+            has_failed=any(device.oom for device in shown),
+            has_page=html is not None,
+            has_settings=all(one.modelled is None or one.what_if is not None for one in tried),
+        )
+        last = () if as_json else last
         with screen() as console:
             if as_json:
                 _print_json(explained, console, path)
             else:
-                _print(explained, console, path, top)
+                print_answer(_answer(explained, path), console, full=full, last=last, top=10)
             readers = {html: PAGE.read_with, sqlite: MEMORY_REPORT.read_with}
             say_all(f"Wrote {path}  (open with {reader})" for path, reader in readers.items() if path is not None)
         if html is not None and open_:
             show_page(html)
-        if not as_json:
-            shown, tried = explained.finding.failed_first, explained.allocator
-            say_all(
-                after_snapshot(
-                    path,
-                    [device.device for device in shown],
-                    has_failed=any(device.oom for device in shown),
-                    has_page=html is not None,
-                    has_settings=all(one.modelled is None or one.what_if is not None for one in tried),
-                )
-            )
+        say_all(last)
     # Each device of the recording has to run on the GPU of --gpu-memory.
     if not all(one.what_if is None or one.what_if.runs for one in explained.allocator):
         raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
-def _answer_job(paths: Sequence[Path], *, device: int | None, dask: str | None, as_json: bool, top: int) -> None:
+def _answer_job(paths: Sequence[Path], *, device: int | None, dask: str | None, as_json: bool, full: bool) -> None:
     """Explain the recordings of a job."""
+    from tracer.answers.answer_of_job import answer_of_job
     from tracer.answers.ranks import explain_job
     from tracer.exporters.json_documents.job import job_json
-    from tracer.exporters.screen.job import print_job
+    from tracer.exporters.screen.answer import print_answer
     from tracer.sessions.jobs.read_recordings import read_job, recordings
 
     files = recordings(paths)
@@ -137,13 +140,13 @@ def _answer_job(paths: Sequence[Path], *, device: int | None, dask: str | None, 
         first = finding.unreadable[0]
         which = "The recording cannot" if len(files) == 1 else f"None of {len(files):,} recordings can"
         raise SnapshotError(f"{which} be read. {first.file}: {first.problem}")
+    last = () if as_json else after_job(finding.worst.file, finding.typical.file, paths)
     with screen() as console:
         if as_json:
             print_json(job_json(finding), console)
         else:
-            print_job(finding, console, top=top)
-    if not as_json:
-        say_all(after_job(finding.worst.file, finding.typical.file, paths))
+            print_answer(answer_of_job(finding), console, full=full, last=last, top=10)
+    say_all(last)
 
 
 def is_job(paths: Sequence[Path]) -> bool:
@@ -195,18 +198,12 @@ def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> N
     print_json(document, console)
 
 
-def _print(explained: ExplainedSnapshot, console: Console, path: Path, top: int) -> None:
+def _answer(explained: ExplainedSnapshot, path: Path) -> Answer:
+    from tracer.answers.answer_of_snapshot import answer_of_snapshot
     from tracer.blocks.from_snapshot.timeline import step_levels
-    from tracer.exporters.screen.snapshot import print_allocator, print_snapshot, print_steps
 
-    def print_more(index: int) -> None:
-        for device in explained.replayed.devices:
-            if device.state.device == index:
-                print_steps(index, step_levels(device), console, top)
-        print_allocator([finding for finding in explained.allocator if finding.device == index], console)
-
-    first = {allocator.device: allocator.first for allocator in explained.allocator}
-    print_snapshot(explained.finding, console, file=str(path), top=top, first=first, more=print_more)
+    steps = {device.state.device: step_levels(device) for device in explained.replayed.devices}
+    return answer_of_snapshot(explained.finding, explained.allocator, file=str(path), steps=steps)
 
 
 @contextmanager

@@ -6,14 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
+from tracer.answers.answer import Answer
 from tracer.answers.difference import PeakChange, PeakDiff
 from tracer.answers.rows import moment_words
-from tracer.answers.tables import WORDS, Cell, Place, Table, cell_text, columns, signed
+from tracer.answers.tables import WORDS, Cell, Place, Section, Table, cell_text, columns, signed
 from tracer.blocks.kinds import words_of
 from tracer.exporters.files import write_atomically
-from tracer.exporters.screen.text import print_table, say
 from tracer.units import format_bytes, some
 
 _OWN_PEAKS = "Growth compares the most that each row had in use at once, which may be at another moment than the peak."
@@ -95,27 +93,18 @@ def growth_sentences(diff: PeakDiff) -> tuple[str, ...]:
     return (_OWN_PEAKS,) if any(change.own_peaks and change.growth is not None for change in changes) else ()
 
 
-def print_peak_diffs(diffs: Sequence[PeakDiff], console: Console, *, before: str, after: str, top: int = 10) -> None:
-    """Print what changed between two peaks."""
-    say(console, f"{before} -> {after}", style="bold")
+def answer_of_diffs(diffs: Sequence[PeakDiff], *, before: str, after: str) -> Answer:
+    """Return what changed between two peaks, on each device."""
     if not diffs:
-        say(console, "Neither snapshot has a device with memory.")
-    for diff in diffs:
-        _print_peak_diff(diff, console, top)
-
-
-def _print_peak_diff(diff: PeakDiff, console: Console, top: int) -> None:
-    first, *others = answer_sentences(diff)
-    say(console)
-    say(console, first, style="bold")
-    for sentence in others:
-        say(console, sentence)
-    if not has_changed(diff):
-        return
-    for table in changes_tables(diff):
-        print_table(table, console, top=top)
-    for sentence in growth_sentences(diff):
-        say(console, sentence)
+        return Answer((f"{before} -> {after}", "Neither snapshot has a device with memory."))
+    changed = [diff for diff in diffs if has_changed(diff)]
+    sections = [Section(diff.after.device.capitalize(), (), tuple(changes_tables(diff))) for diff in changed]
+    return Answer(
+        happened=(f"{before} -> {after}", *(sentence for diff in diffs for sentence in answer_sentences(diff))),
+        remarks=tuple(dict.fromkeys(sentence for diff in changed for sentence in growth_sentences(diff))),
+        in_use=sections[0].tables[:2] if sections else (),
+        sections=tuple(sections),
+    )
 
 
 _MARKDOWN_ROWS = 12

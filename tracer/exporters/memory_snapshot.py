@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from tracer.answers.labels import UNKNOWN, Frame, Labels
+from tracer.answers.python_stacks import PythonStacks
 from tracer.arrays import Ints, Rows
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.capture.recording import Recording
 from tracer.exporters.files import write_atomically
-from tracer.exporters.python_stacks import PythonStacks
 from tracer.snapshot.columns import CACHING_ALLOCATOR
 from tracer.units import NS_PER_US
 

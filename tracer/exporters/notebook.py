@@ -10,11 +10,12 @@ from html import escape
 from importlib import import_module
 from pathlib import Path
 
+from tracer.answers.answer_of_run import headline
+from tracer.answers.answer_tables import categories_table, lines_table
 from tracer.answers.recording_findings import Findings
 from tracer.answers.tables import Table, cell_text
 from tracer.blocks.kinds import Kind, words_of
 from tracer.capture.sources.source_files import running_shell
-from tracer.exporters.screen.profile import categories_table, headline, lines_table
 from tracer.units import format_bytes
 
 NUM_ROWS = 10

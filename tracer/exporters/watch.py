@@ -14,13 +14,13 @@ from tracer.answers.paths import behind, source_place
 from tracer.answers.rows import Row
 from tracer.answers.step_findings import GrowthOverSteps
 from tracer.answers.tables import Table, columns
+from tracer.answers.values_read import values_lines
 from tracer.answers.watch_report import END_OF_RUN, Event, HolderName, OutlivedMemory, WatchReport
 from tracer.arrays import totals_by
 from tracer.blocks.from_snapshot.sites import NO_FRAMES
 from tracer.exporters.json_documents.header import json_header, record_values
 from tracer.exporters.json_documents.snapshot import oom_values
 from tracer.exporters.screen.text import table_lines
-from tracer.exporters.screen.values import values_lines
 from tracer.units import format_bytes, some
 
 _MAX_GROUPS, _MAX_KEPT = 12, 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from tracer.answers import files
@@ -15,6 +15,7 @@ from tracer.answers.operators.memory_report import memory_report
 from tracer.answers.operators.run_times import RunTimeRow, run_times
 from tracer.answers.recording_findings import Findings, find_on_other_device
 from tracer.answers.run_results import RunResults
+from tracer.answers.values_read import values_lines
 from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.collector import paused_gc
 from tracer.errors import OutputError, TracerError
@@ -29,7 +30,6 @@ from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import without_times
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.screen.terminal import say
-from tracer.exporters.screen.values import values_lines
 from tracer.exporters.sqlite_reports import write_memory_report, write_run_time_report
 from tracer.sessions.termination import FilesInTurn
 from tracer.units import format_bytes
@@ -86,8 +86,6 @@ class Output:
     write: Callable[[Material, Path], None]  # Takes a run's material and the file's path
     # Whether results allow it, and it was asked for
     needs: Callable[[RunResults], bool] = lambda results: results.findings is not None
-    # What there is to say of the file once it is written, or nothing.
-    detail: Callable[[RunResults, Path], str] = lambda results, path: ""
 
     @property
     def name(self) -> str:
@@ -231,13 +229,6 @@ def _write_recording(material: Material, path: Path) -> None:
     save_kept_run(path, kept_run(material.results))
 
 
-def _recording_size(results: RunResults, path: Path) -> str:
-    """Size of the file, in total and per profiler event."""
-    size_bytes, findings = path.stat().st_size, results.findings
-    num_events = sum(cycle.recording.num_events for cycle in findings.cycles) if findings is not None else 0
-    return format_bytes(size_bytes) + (f", {size_bytes / num_events:.1f} bytes an event" if num_events else "")
-
-
 def _write_peak_json(material: Material, path: Path) -> None:
     results, findings = material.results, material.findings
     document = peak_document(
@@ -253,9 +244,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
     write_json(path, document)
 
 
-_RECORDING = Output(
-    files.RECORDING, _write_recording, lambda results: results.keep_recording and _can_be_kept(results), _recording_size
-)
+_RECORDING = Output(files.RECORDING, _write_recording, lambda results: results.keep_recording and _can_be_kept(results))
 OUTPUTS = (
     Output(files.MAX_MEM, _write_max_mem),
     Output(files.PAGE, _write_page, _has_snapshot),
@@ -270,20 +259,11 @@ OUTPUTS = (
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One output after writing: its path and details, or the error that prevented it."""
+    """One output after writing: its path, or the error that prevented it."""
 
     output: Output
     path: Path
     error: TracerError | None = None
-    detail: str = ""
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The lines for a person about it."""
-        if self.error is not None:
-            return self.error.lines
-        detail = f"; {self.detail}" if self.detail else ""
-        return (f"Wrote {self.path}  (open with {self.output.file.read_with}{detail})",)
 
 
 def write_outputs(
@@ -317,7 +297,7 @@ def write_outputs(
         except TracerError as error:
             all_written.append(replace(file, error=error))
         else:
-            all_written.append(replace(file, detail=file.output.detail(results, file.path)))
+            all_written.append(file)
         tell(all_written[-1])
 
     with paused_gc(), FilesInTurn([file.path for file in due]) as turn:
@@ -332,15 +312,16 @@ def write_outputs(
     return tuple(all_written)
 
 
-def say_written(written: Written, *, quiet: bool) -> None:
-    """Say where an output is; of a failed one also where nothing else is said."""
-    for line in written.lines if written.error is not None or not quiet else ():
-        say(line)
+def say_if_failed(written: Written) -> None:
+    """Say on stderr that an output could not be written."""
+    if written.error is not None:
+        for line in written.error.lines:
+            say(line)
 
 
-def write_and_say(results: RunResults, save_dir: Path, *, quiet: bool) -> bool:
-    """Write every output, and say of each at once where it is; False if one could not be written."""
-    written = write_outputs(results, save_dir, tell=partial(say_written, quiet=quiet))
+def write_and_say(results: RunResults, save_dir: Path) -> bool:
+    """Write every output; False if one could not be written, which is said."""
+    written = write_outputs(results, save_dir, tell=say_if_failed)
     return all(file.error is None for file in written)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracer.answers.answer_of_run import headline
 from tracer.answers.failure import Failure, without_tracebacks
 from tracer.answers.null_run import caveat_of, notes_of
 from tracer.answers.run_results import RunResults
@@ -16,7 +17,6 @@ from tracer.capture.run_facts import RunOrigin
 from tracer.errors import RecordingError
 from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html
-from tracer.exporters.screen.profile import headline
 from tracer.sessions.on_null_gpu import values_read
 from tracer.sessions.output_files import Written, write_outputs
 from tracer.sessions.profile_session import ProfileSession

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tracer.answers.failure import failure_lines
 from tracer.answers.recording_findings import Findings, find_in_cycle, put_together
 from tracer.answers.run_history import RunHistory
 from tracer.answers.run_results import RunResults
@@ -16,7 +17,6 @@ from tracer.capture.run_facts import source_of
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
 from tracer.capture.sources.source_files import is_user_code
 from tracer.exporters.recording_file.kept_run_file import KeptCycle, KeptRun, SourceFile
-from tracer.exporters.screen.run import failure_lines
 
 
 def kept_run(results: RunResults) -> KeptRun:

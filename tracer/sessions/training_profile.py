@@ -11,8 +11,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from tracer.answers.answer import Answer
+from tracer.answers.answer_of_run import answer_of_run
+from tracer.answers.answer_tables import NUM_ROWS
 from tracer.answers.rows import Row
-from tracer.answers.run_results import RunResults
 from tracer.capture.device.device_blocks import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
@@ -22,14 +24,14 @@ from tracer.capture.objects.training_objects import Models, Optimizers, Training
 from tracer.capture.sources.source_files import project_root
 from tracer.errors import OutputError, Terminated, TracerError, UsageError
 from tracer.exporters.notebook import display_in_notebook
-from tracer.exporters.screen.next_commands import after_run
-from tracer.exporters.screen.profile import NUM_ROWS
-from tracer.exporters.screen.run import print_results, short_lines
-from tracer.exporters.screen.terminal import say, say_beside_bars, screen
+from tracer.exporters.screen.answer import print_answer
+from tracer.exporters.screen.next_commands import after_run, fit_words
+from tracer.exporters.screen.terminal import say, say_beside_bars, screen, text_of
 from tracer.nested import leaves
+from tracer.null_gpu.job.place import RankPlace
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
-from tracer.sessions.output_files import Written, left_from_earlier
+from tracer.sessions.output_files import Written, left_from_earlier, say_if_failed
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Voice
@@ -38,6 +40,7 @@ from tracer.units import format_bytes, some
 
 Screen = Literal["full", "short", "none"]
 _MORE = 1.002
+_LINES_OF_JOB = 8  # That follow the answer of the first rank
 
 
 class TrainingProfile(ProfileSession):
@@ -86,8 +89,8 @@ class TrainingProfile(ProfileSession):
             save_dir: Folder for the files.
             schedule: Which steps are profiled.
             device: What the profile is about; by default the accelerator that held most, else the CPU.
-            screen: What to say at the end, on rank 0 only: the answer in a few lines on stderr, `"short"`; all of it on
-                stdout, `"full"` or True; nothing, `"none"` or False.
+            screen: What to say at the end, on rank 0 only: the answer in 24 lines, `"short"`, on stderr, or on stdout
+                for a script; all of it on stdout, `"full"` or True; nothing, `"none"` or False.
             top: Rows of each table of the `"full"` screen.
             leave_out: Names of files that are not wanted, as in `--no-<name>`.
             keep_recording: Whether to write recording.npz, from which `main.py report` writes every file again.
@@ -296,7 +299,7 @@ class TrainingProfile(ProfileSession):
 
     def tell_meanwhile(self) -> None:
         """Say, while a script goes on, that files are written and the answer comes at the end."""
-        if self._shows_all and self.results is not None:
+        if self._screen != "none" and self._folder.is_of_first_rank and self.results is not None:
             written = some(len(self._folder.names), "file")
             say_beside_bars(f"Recorded: {written} in {self.folder}. The answer follows when the script ends.")
 
@@ -316,8 +319,6 @@ class TrainingProfile(ProfileSession):
         if has_failed is None:
             return ()
         assert self.results is not None
-        if self._shows_all and self.voice.is_of_script and (note := self._of_another_time()):
-            say(f"Note: {note}{f' See {explained_in}.' if explained_in is not None else ''}")
         if self.results.findings is None and not has_failed and self._if_too_short and not self._of_threads:
             self.voice.complain(self._what_is_missing())
             if self._num_steps_waited:
@@ -327,30 +328,40 @@ class TrainingProfile(ProfileSession):
                 )
         if self._folder.is_another:
             self.voice.complain(f"Another session is still using {self.folder.parent}: the files are in {self.folder}.")
-        if self._shows_all:
-            return self._print_all(self.results, num_steps)
         self._tell_of_earlier_files()
-        if self._screen == "short" and self._folder.is_of_first_rank and not display_in_notebook(self):
-            for line in short_lines(self.results, self.folder, self._folder.names):
-                say(line)
         for file in self.written:
-            if file.error is not None:
-                self.voice.complain(" ".join(file.lines))
-        return ()
+            if file.error is not None and self._screen == "full":
+                say_if_failed(file)
+            elif file.error is not None:
+                self.voice.complain(" ".join(file.error.lines))
+        if self._screen == "none" or not self._folder.is_of_first_rank:
+            return ()
+        note = self._of_another_time() if self.voice.is_of_script else ""
+        see = f" See {explained_in}." if note and explained_in is not None else ""
+        return self._print(answer_of_run(self.results, num_steps=num_steps, notes=(f"{note}{see}",) if note else ()))
 
-    def _print_all(self, results: RunResults, num_steps: int | None) -> tuple[str, ...]:
-        """Print notes and files on stderr, then the answer on stdout; return lines that say what to do next."""
-        lines_of_files = (line for file in self.written for line in file.lines)
-        for line in (*(f"Note: {note}" for note in results.notes), *lines_of_files):
-            say(line)
-        self._tell_of_earlier_files()
+    def _print(self, answer: Answer) -> tuple[str, ...]:
+        """Print the answer; return lines that are to stand last: on the files, and what to do next."""
+        assert self.results is not None
+        results, is_full = self.results, self._screen == "full"
+        fit = ""
+        if answer.is_alarming and results.failure is not None:
+            capacity = results.failure.allocator.get("device")
+            fit = fit_words(results.settings, results.origin.device_name, capacity)
+        is_of_job = RankPlace.here() is not None
+        last = after_run(self.folder, self._folder.names, fit=fit, is_full=is_full)
+        if not is_full and not self.voice.is_of_script:
+            if not display_in_notebook(self):
+                for line in (*text_of(lambda console: print_answer(answer, console, last=last)).splitlines(), *last):
+                    say(line)
+            return ()
         try:
             with screen() as console:
-                print_results(results, console, top=self._top, num_steps=num_steps)
+                print_answer(answer, console, full=is_full, top=self._top, last=last, below=_LINES_OF_JOB * is_of_job)
         except OutputError as problem:
             self.voice.complain(f"{problem} {problem.hint}")
             return ()
-        return after_run(self.folder, self._folder.names)
+        return last
 
     def _tell_of_earlier_files(self) -> None:
         if left := left_from_earlier(self.folder, self.written):
@@ -374,10 +385,6 @@ class TrainingProfile(ProfileSession):
             at_end_bytes,
             is_recorded=self._is_highest_recorded,
         )
-
-    @property
-    def _shows_all(self) -> bool:
-        return self._screen == "full" and self._folder.is_of_first_rank
 
     @property
     def is_incomplete(self) -> bool:

@@ -317,7 +317,7 @@ def test_a_first_step_makes_its_own_state_and_none_of_a_model_trained_before() -
 @pytest.mark.parametrize(
     ("num_calls", "kept"),
     [
-        (20, "114.00 MiB in 38 blocks (/home/me/model.py:7), some 6.00 MiB each,"),
+        (20, "114.00 MiB in 38 blocks (/home/me/model.py:7), some 6.00 MiB for each of the 19 before the last,"),
         (2, "6.00 MiB in 2 blocks (/home/me/model.py:7) of the first,"),
     ],
 )

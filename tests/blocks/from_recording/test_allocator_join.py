@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from tests.answer_screens import peak_screen
 from tests.blocks.from_recording.test_block_lifetimes import KEYS, WALK, events, with_flow, with_steps
 from tests.histories import Event, Key, known_of, levels_of, recording_of
 from tests.snapshot.allocator_model import SEGMENT_BYTES, AllocatorModel, rounded
@@ -39,7 +38,6 @@ from tracer.capture.objects.known_storages import Role
 from tracer.errors import SnapshotError
 from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
 from tracer.exporters.page.timeline_page import timeline_page
-from tracer.exporters.screen.profile import print_peak
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory
@@ -264,9 +262,7 @@ def test_the_page_and_the_screen_have_the_three_sizes() -> None:
         "At the peak 1000 B were requested, which the allocator rounded up, block by block, to 1.00 KiB.",
     )
     assert section.tables[0].rows == (("at the peak", 65536, 1024, 64512, 64512),)
-    words = Console(width=200, record=True, file=io.StringIO())
-    print_peak(findings, words)
-    assert "Requested: 1000 B. Allocated, after rounding up each block: 1.00 KiB." in words.export_text()
+    assert "Requested: 1000 B. Allocated, after rounding up each block: 1.00 KiB." in peak_screen(findings)
 
 
 # ---- drawn -----------------------------------------------------------------------------------------------------------

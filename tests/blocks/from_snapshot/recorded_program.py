@@ -15,11 +15,11 @@ from tracer.allocator.blocks import Block
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.answers.allocator.allocator_finding import AllocatorFinding, explain_allocator
 from tracer.answers.allocator.reserved import Reserved
+from tracer.answers.answer_of_snapshot import allocator_sections, settings_advice
 from tracer.answers.history_sections import first_changes_sections
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.why.first_changes import FirstChange, first_changes
 from tracer.capture.objects.known_storages import ObjectsAtFailure
-from tracer.exporters.screen.snapshot import print_allocator
 from tracer.exporters.screen.text import print_section
 from tracer.snapshot.load import snapshot_in_memory
 
@@ -154,9 +154,10 @@ def explain(objects: Any, **asked: Any) -> AllocatorFinding:
 
 def screen(*found: AllocatorFinding) -> str:
     console = Console(file=StringIO(), width=110)
-    print_allocator(found, console)
     for finding in found:
-        for section in first_changes_sections(finding.first):
+        for sentence in settings_advice(finding.what_if) if finding.what_if is not None else ():
+            console.print(sentence)
+        for section in (*allocator_sections(finding), *first_changes_sections(finding.first)):
             print_section(section, console)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from tests.answer_screens import answer_screen
 from tests.exporters.page.page_samples import peak_row
 from tracer.answers.difference import PeakDiff, SavedPeak, diff_peaks
 from tracer.answers.rows import Row
 from tracer.errors import SnapshotError
-from tracer.exporters.diff import print_peak_diffs
+from tracer.exporters.diff import answer_of_diffs
 from tracer.exporters.json_documents.peak import read_peak_json
 
 
@@ -36,9 +35,7 @@ def write(path: Path, content: Any) -> Path:
 
 
 def printed(diff: PeakDiff, *, width: int = 100, top: int = 10) -> str:
-    out = io.StringIO()
-    print_peak_diffs([diff], Console(file=out, width=width), before="a[red]", after="b", top=top)
-    return out.getvalue()
+    return answer_screen(answer_of_diffs([diff], before="a[red]", after="b"), width=width, top=top)
 
 
 def check_sums(diff: PeakDiff) -> None:

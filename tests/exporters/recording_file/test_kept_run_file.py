@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import re
@@ -17,11 +16,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
+from tests.answer_screens import answer_screen
 from tests.exporters.recording_file.samples import SETTINGS, kept_on_cpu, kept_on_cuda
 from tests.snapshot.fuzz import mutate_objects
 from tests.training_steps import ONE_OF_EACH, Recorded
+from tracer.answers.answer_of_run import answer_of_run
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode, CompiledGraph, CompiledNode
 from tracer.capture.sources.source_line import SourceLine
@@ -37,7 +37,6 @@ from tracer.exporters.recording_file.kept_run_file import (
     load_kept_run,
     save_kept_run,
 )
-from tracer.exporters.screen.run import print_results
 from tracer.sessions.output_files import write_outputs
 from tracer.sessions.stored_results import results_of
 
@@ -436,7 +435,7 @@ def explain(kept: KeptRun, folder: Path) -> None:
     """All that a report does, but for the page, whose writing costs more than all else."""
     results = results_of(kept)
     write_outputs(results, folder, leave_out=["memory-timeline"])
-    print_results(results, Console(file=io.StringIO()))
+    answer_screen(answer_of_run(results))
 
 
 @settings(max_examples=40)

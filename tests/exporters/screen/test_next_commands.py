@@ -56,8 +56,10 @@ def test_after_a_run() -> None:
     folder = Path("profile")
     page = "Next: open profile/memory_timeline.html in a browser, or "
     compare = "compare with another run by `torch-timeline diff profile OTHER`."
-    assert after_run(folder, FILES) == (page + compare,)
-    assert after_run(folder, FILES[:1]) == ("Next: " + compare,)
+    files = f"Files in profile: {', '.join(FILES)}"
+    assert after_run(folder, FILES) == (f"{files}.", page + compare)
+    assert after_run(folder, FILES, is_full=False)[0] == f"{files}; --full prints all tables."
+    assert after_run(folder, FILES[:1]) == (f"Files in profile: {FILES[0]}.", "Next: " + compare)
     assert after_run(folder, ()) == ()
 
 
@@ -106,11 +108,11 @@ def test_after_a_difference(tmp_path: Path) -> None:
     ],
 )
 def test_after_a_prediction(fits: bool | None, batch: bool, said: tuple[str, ...]) -> None:
-    (line,) = after_prediction(fits, None, (), has_largest_batch=batch)
+    (line,) = after_prediction(fits, None, (), has_largest_batch=batch, is_full=True)
     options = ("--on 24GiB", "--largest-batch", "--save-dir")
     assert {option for option in options if option in line} == set(said)
 
 
 def test_after_a_prediction_with_files_its_page() -> None:
-    (line,) = after_prediction(False, Path("out"), FILES, has_largest_batch=False)
+    _, line = after_prediction(False, Path("out"), FILES, has_largest_batch=False, is_full=True)
     assert line == "Next: open out/memory_timeline.html in a browser."

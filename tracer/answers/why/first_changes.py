@@ -73,6 +73,11 @@ _TIGHT: Final = 0.95
 """Of the capacity: where that much is reserved under a setting, the next larger request fails."""
 _WORTH_SAYING: Final = 0.1
 """Of the peak: a change that saves less is said below, and not with the peak."""
+_PRICES: Final = {
+    GivesUp.NOTHING: "it gives up nothing",
+    GivesUp.A_LITTLE: "results may be rounded otherwise",
+    GivesUp.TIME_OR_SIZE: "it costs time, or a smaller size",
+}
 _SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
 _OF_RESERVED_ALONE: Final = (*_SAID_BY_THE_ALLOCATOR, "cached memory")
 _SMALL_SHARE: Final = 0.1
@@ -96,11 +101,23 @@ class FirstChange:
     removed_bytes: int = 0  # Of what was in use, or asked for, as the last of these was made
     cause: str = ""  # Name of the cause that it removes
     sentence: str = ""  # What that cause is, with its bytes; empty where the change says it
+    gives_up: str = ""  # The price of the change; empty where a line is named, and not how to change it
 
     @property
     def order(self) -> str:
         """The change as a sentence begins, without its end."""
         return self.words[0].upper() + self.words[1:]
+
+    @property
+    def effect(self) -> str:
+        """What a replay with it needs, as the end of a sentence."""
+        reserved = self.reserved_before_bytes - self.reserved_bytes
+        allocated = self.allocated_before_bytes - self.allocated_bytes
+        size, is_said = max((reserved, "reserved"), (allocated, "in use"))
+        less = [f"{format_bytes(size)} less are {is_said} at the most"] if size > 0 else []
+        served = ["the failed request is then served"] if self.num_served else []
+        price = f"; {self.gives_up}" if self.gives_up else ""
+        return f"in a replay of the recording {', and '.join((*served, *less))}{price}"
 
     @property
     def saved_bytes(self) -> int:
@@ -122,13 +139,10 @@ class FirstChanges:
         return self.changes[0] if self.changes and self.changes[0].sentence else None
 
     @property
-    def much_is_saved(self) -> str:
-        """The decisive cause and its change, where that removes a good part of the peak; else empty."""
+    def saves_much(self) -> bool:
+        """Whether the decisive change removes a good part of the peak."""
         change = self.decisive
-        if change is None or change.saved_bytes < _WORTH_SAYING * change.reserved_before_bytes:
-            return ""
-        before, after = format_bytes(change.reserved_before_bytes), format_bytes(change.reserved_bytes)
-        return f"{change.sentence} {change.order}: in a replay {after} are reserved in place of {before}."
+        return change is not None and change.saved_bytes >= _WORTH_SAYING * change.reserved_before_bytes
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -137,10 +151,17 @@ class FirstChanges:
         return tuple(change.sentence for change in rest if change.sentence)
 
     @property
+    def words(self) -> str:
+        """The first change with its effect, or that nothing helps."""
+        if not self.changes:
+            return self.nothing_helps
+        return f"{self.changes[0].order}: {self.changes[0].effect}."
+
+    @property
     def nothing_helps(self) -> str:
         """What there is to say without any change."""
         most = "serves a failed request" if self.num_failed else f"lowers the peak by {LEAST_PERCENT} %"
-        return f"No change that was tried in a replay {most}."
+        return f"None that was tried in a replay {most}."
 
 
 def first_changes(
@@ -193,14 +214,10 @@ def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
     # Where the replay of the recording fails nowhere, as it began before, what the change saves has to be enough.
     if not change.num_served and (first.num_failed or change.saved_bytes < event.asked_bytes):
         return event
-    reserved = format_bytes(change.reserved_bytes)
-    most = f"the request is then served, with {reserved}" if change.num_served else f"{reserved} are"
-    served = (
-        f"in a replay of the recording {most} reserved at the most where "
-        f"{format_bytes(change.reserved_before_bytes)} were"
+    about = (event.allocators_advice,) if event.allocators_advice else ()
+    return replace(
+        event, why=(change.sentence, *about), change=f"{change.order}: {change.effect}.", decisive=change.cause
     )
-    sentences = (change.sentence, f"{change.order}: {served}.", event.allocators_advice)
-    return replace(event, advice=" ".join(filter(None, sentences)), decisive=change.cause)
 
 
 def _rank(
@@ -240,6 +257,7 @@ def _tried(cause: Cause, modelled: Modelled) -> FirstChange | None:
         serves_last=bool(before.unserved) and max(before.unserved) not in after.unserved,
         cause=cause.name,
         sentence=cause.sentence,
+        gives_up=_PRICES.get(cause.gives_up, ""),
     )
 
 

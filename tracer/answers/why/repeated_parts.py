@@ -70,11 +70,12 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
     if best is None or not case.is_much(best.held, percent=_LEAST_PERCENT):
         return
     num_over = best.num_calls - 1
-    each = f", some {format_bytes(case.bytes(best.held) // num_over)} each" if num_over > 1 else " of the first"
+    each = format_bytes(case.bytes(best.held) // num_over)
+    whose = f", some {each} for each of the {num_over} before the last" if num_over > 1 else " of the first"
     yield Cause(
         "repeated parts",
         f"{_named(case, best)} keep their activations for backward, all at once: "
-        f"{case.words(best.held)}{case.lines(best.held)}{each}, beside the input of each.",
+        f"{case.words(best.held)}{case.lines(best.held)}{whose}, beside the input of each.",
         f"{_switch(best.part.file)}, so that each is computed again when backward comes to it",
         lambda modelled: with_earlier_frees(modelled, best.rows, best.ends),
         case.largest_site(best.held) if _is_torchs(best) else Site(best.part.name, best.part.file, best.line),

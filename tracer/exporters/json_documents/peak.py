@@ -47,7 +47,7 @@ def peak_document(
     peak = peaks[cycle]
     stacks: list[list[str] | None] = [None] * len(peak.rows)
     if recordings:
-        from tracer.exporters.python_stacks import stacks_of_rows
+        from tracer.answers.python_stacks import stacks_of_rows
 
         stacks = stacks_of_rows(recordings[cycle], peak, num_rows=MAX_STACKS, num_frames=MAX_FRAMES)
     return {

@@ -75,8 +75,8 @@ def _device(device: DeviceFinding) -> dict[str, Any]:
 
 def oom_values(event: OutOfMemory) -> dict[str, Any]:
     """A failed allocation without what was in use then."""
-    values = record_values(event, without=("groups", "allocators_advice", "in_evaluation"))
-    return {**values, "decisive": event.decisive or None}
+    values = record_values(event, without=("groups", "why", "change", "allocators_advice", "in_evaluation"))
+    return {**values, "advice": event.advice, "decisive": event.decisive or None}
 
 
 def allocator_values(finding: AllocatorFinding) -> dict[str, Any]:

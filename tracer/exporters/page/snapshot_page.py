@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from tracer.allocator.fragmentation import address_ranges
+from tracer.answers.answer import cause_and_change, failure_words
+from tracer.answers.answer_of_snapshot import happened_on
 from tracer.answers.history_sections import (
     device_sections,
     failure_sections,
     first_changes_sections,
     host_sections,
-    oom_sentences,
 )
 from tracer.answers.peak import Peak
 from tracer.answers.rows import BY_LINE, group_rows
@@ -94,14 +95,21 @@ def snapshot_page(
         bands=timeline.stretches,
         peak=_peak(device),
         run=run,
-        alarm=oom_sentences(device.oom, f"device {device.device}"),
+        alarm=_alarm(device, first),
         notes=(*finding.notes, *device.notes, *left_out),
         sections=_sections(finding, shown, first),
         headline_notes=(
-            *([first.much_is_saved] if first is not None and first.much_is_saved and not device.oom else []),
+            *(sentence for part in cause_and_change(first if not device.oom else None) for sentence in part),
             *_rounded(device.peak),
         ),
     )
+
+
+def _alarm(device: DeviceFinding, first: FirstChanges | None) -> tuple[str, ...]:
+    if not device.oom:
+        return ()
+    why, change = failure_words(device.oom[-1], first)
+    return (happened_on(device), *why, *change)
 
 
 def _rounded(peak: Peak) -> tuple[str, ...]:

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.answers.caveats import counted as counted_words
-from tracer.answers.caveats import not_recorded
+from tracer.answers.answer import cause_and_change, failure_words
+from tracer.answers.answer_of_run import finding_sentences
+from tracer.answers.caveats import growth_sentences
 from tracer.answers.history_sections import (
     failure_section,
     first_changes_sections,
     host_sections,
-    oom_sentences,
     reserved_section,
 )
 from tracer.answers.line_memory import line_memory
 from tracer.answers.operators.run_times import RunTimeRow
 from tracer.answers.peak import Peak
+from tracer.answers.python_stacks import PythonStacks
 from tracer.answers.recording_findings import CycleFindings, Findings, counted_blocks
 from tracer.answers.rows import group_rows
 from tracer.answers.tables import Cell, Section, Table, columns
@@ -43,8 +44,6 @@ from tracer.exporters.page.model import (
     PageSpace,
     Series,
 )
-from tracer.exporters.python_stacks import PythonStacks
-from tracer.exporters.screen.profile import finding_sentences
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
@@ -101,13 +100,16 @@ def timeline_page(
         ),
         run=run,
         sources=() if source_of is None else annotated_files(line_memory(cycle), source_of, peak.peak_bytes),
-        alarm=() if failed is None else oom_sentences((failed.event,), peak.device),
-        headline_notes=(
-            *([first.much_is_saved] if first is not None and first.much_is_saved and failed is None else []),
-            *filter(None, [not_recorded(peak)]),
-            *([counted_words(peak)] if peak.unexplained_bytes else []),
+        alarm=()
+        if failed is None
+        else (
+            failed.event.happened(peak.device),
+            *(each for part in failure_words(failed.event, failed.first) for each in part),
         ),
-        notes=(*notes, *finding_sentences(findings)),
+        headline_notes=(
+            *(sentence for part in cause_and_change(first if failed is None else None) for sentence in part),
+        ),
+        notes=(*growth_sentences(findings.growth), *notes, *finding_sentences(findings)),
         sections=(
             *failure,
             *_reserved_section(peak),

@@ -54,17 +54,22 @@ def fit_words(settings: Mapping[str, object], device_name: str, capacity_bytes: 
     if not script or not card:
         return ""
     command = command_line("fit", "--on", card, *shlex.split(script), *shlex.split(own))
-    return f"The least change with which it fits, found without the GPU: {command}."
+    return f"find the least change with which it fits, without the GPU, by {command}"
 
 
-def after_run(folder: Path, written: Collection[str]) -> tuple[str, ...]:
-    """After a run, or a report on one."""
-    ideas = []
+def after_run(folder: Path, written: Collection[str], *, fit: str = "", is_full: bool = True) -> tuple[str, ...]:
+    """After a run, or a report on one: its files in a line, and what to do next.
+
+    Args:
+        fit: How to find what makes it fit; empty where memory did not run out.
+        is_full: Whether all tables were printed.
+    """
+    ideas = [fit] if fit else []
     if "memory_timeline.html" in written:
         ideas.append(f"open {folder / 'memory_timeline.html'} in a browser")
     if "peak.json" in written:
         ideas.append(f"compare with another run by {command_line('diff', folder, 'OTHER')}")
-    return _line(ideas)
+    return (*_files(folder, written, is_full=is_full), *_line(ideas))
 
 
 def after_snapshot(
@@ -112,7 +117,7 @@ def after_diff(before: Path, after: Path, *, has_page: bool) -> tuple[str, ...]:
 
 
 def after_prediction(
-    fits: bool | None, folder: Path | None, written: Collection[str], *, has_largest_batch: bool
+    fits: bool | None, folder: Path | None, written: Collection[str], *, has_largest_batch: bool, is_full: bool
 ) -> tuple[str, ...]:
     """After a prediction."""
     ideas = []
@@ -124,7 +129,13 @@ def after_prediction(
         ideas.append("add --save-dir DIR to get the page and the other files of a run")
     elif "memory_timeline.html" in written:
         ideas.append(f"open {folder / 'memory_timeline.html'} in a browser")
-    return _line(ideas)
+    files = () if folder is None else _files(folder, written, is_full=is_full)
+    return (*files, *_line(ideas))
+
+
+def _files(folder: Path, names: Collection[str], *, is_full: bool) -> tuple[str, ...]:
+    tables = "" if is_full else "; --full prints all tables"
+    return (f"Files in {folder}: {', '.join(names)}{tables}.",) if names else ()
 
 
 def _line(ideas: Sequence[str]) -> tuple[str, ...]:

@@ -76,7 +76,8 @@ def table_lines(table: Table, *, top: int | None = None) -> list[str]:
 def print_section(section: Section, console: Console, *, top: int | None = None) -> None:
     """Print a section's title, sentences and tables."""
     say(console)
-    say(console, section.title, style="bold red" if section.is_alarming else "bold")
+    if section.title:
+        say(console, section.title, style="bold red" if section.is_alarming else "bold")
     for index, sentence in enumerate(section.sentences):
         style = "bold" if section.is_alarming and not index else ""
         say(console, shorten_paths(sentence), style=style, indent=2)

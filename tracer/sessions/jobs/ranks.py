@@ -398,7 +398,7 @@ def summary_text(summary: RanksSummary) -> str:
 
 def shared_sentences(summary: RanksSummary) -> tuple[str, ...]:
     """Return sentences on the fullest GPU with memory of several ranks."""
-    from tracer.exporters.screen.job import gpu_sentences
+    from tracer.answers.answer_of_job import gpu_sentences
 
     return gpu_sentences(summary.gpus)
 

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from tracer.answers.failure import Failure, is_out_of_memory, without_gpu, without_tracebacks
-from tracer.answers.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere
+from tracer.answers.null_run import USE_CUDA, elsewhere
 from tracer.answers.prediction import OutOfMemoryAt, Prediction, Sizes
 from tracer.answers.run_results import RunResults
 from tracer.capture.device.allocator_history import record_from_start
@@ -247,7 +247,7 @@ def _prediction(
             assumptions.append(f"{format_bytes(card.memory_bytes)} is taken as an A100 with that memory.")
         aside = f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels"
         assumptions.append(f"{aside}; they are in no peak.")
-    assumptions += [note for note in results.notes if note not in (NO_TIMES, SET_ASIDE)]
+    assumptions += results.notes
     return Prediction(
         results=results,
         card=card,

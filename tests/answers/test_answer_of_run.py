@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 from dataclasses import replace
@@ -11,29 +10,24 @@ from functools import cache
 import pytest
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.answer_screens import peak_screen
 from tests.blocks.from_recording.test_attribution import BLOCK_BYTES, blocks, one_of_four, sharded, train
 from tests.training_steps import record
 from tests.truth.isolate import value_in_fresh_process
+from tracer.answers.answer_of_prediction import largest_words
+from tracer.answers.answer_tables import categories_table
+from tracer.answers.parallelism import _of_modules, parallelism_sentences, wide_sentence
 from tracer.answers.prediction import LargestBatch
 from tracer.answers.recording_findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.answers.rows import Row
+from tracer.answers.values_read import values_lines
 from tracer.blocks.kinds import meaning_of, words_of
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.run_facts import ValueRead, ValuesRead
 from tracer.capture.torch_names import in_buffers_of
-from tracer.exporters.screen.prediction import largest_words
-from tracer.exporters.screen.profile import (
-    _of_modules,
-    categories_table,
-    parallelism_sentences,
-    print_peak,
-    wide_sentence,
-)
-from tracer.exporters.screen.values import values_lines
 
 
 @cache
@@ -53,9 +47,7 @@ def cycle() -> CycleFindings:
 
 
 def screen_of(findings: Findings, num_steps: int | None = None) -> list[str]:
-    out = io.StringIO()
-    print_peak(findings, Console(file=out, width=120), num_steps=num_steps)
-    return [line.rstrip() for line in out.getvalue().splitlines()]
+    return [line.rstrip() for line in peak_screen(findings, num_steps).splitlines()]
 
 
 def phases_of(lines: list[str]) -> list[list[str]]:
@@ -137,7 +129,7 @@ def test_a_part_without_bytes_has_a_name_alone() -> None:
 def test_where_no_line_is_known_there_is_no_table_of_lines() -> None:
     """As of an nn.Sequential that torch's own modules are all of: kinds in brackets would be the first table again."""
     lines = screen_of(with_modules({"0": 6000, "2": 4000}))
-    assert "By line" not in lines and "By line: no line of your code made any of it." in lines
+    assert "By line" not in lines and "  By line: no line of your code made any of it." in lines
 
 
 @pytest.mark.parametrize(("num_places", "last"), [(5, 5), (6, 6), (9, "4 more places: 10 times")])

@@ -1,15 +1,16 @@
-"""The explanation of a snapshot, and of the caching allocator's model of it, as text on a terminal."""
+"""The answer of a snapshot, and of the caching allocator's model of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-
-from rich.console import Console
 
 from tracer.answers.allocator.allocator_finding import AS_RECORDED, AllocatorFinding, SettingsOutcome, WhatIf
 from tracer.answers.allocator.modelled import Modelled
+from tracer.answers.answer import Answer, cause_and_change, failure_words
+from tracer.answers.answer_tables import blocks_table
 from tracer.answers.history_sections import (
+    by_kind_table,
     device_sections,
     failure_sections,
     first_changes_sections,
@@ -17,71 +18,116 @@ from tracer.answers.history_sections import (
     host_sections,
     since_start,
 )
-from tracer.answers.paths import shorten_paths
 from tracer.answers.peak import Peak
 from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
-from tracer.answers.tables import Cell, Table, columns, signed
-from tracer.answers.why.first_changes import FirstChanges
+from tracer.answers.tables import Cell, Section, Table, columns, signed
 from tracer.blocks.from_snapshot.timeline import StepLevel
-from tracer.exporters.screen.text import exact, print_section, print_table, say
 from tracer.units import format_bytes, some
 
 MAX_DEVICES = 32
 """Shown in full; no machine has more, but a file may claim thousands."""
 
 
-def print_snapshot(
+def answer_of_snapshot(
     finding: SnapshotFinding,
-    console: Console,
+    allocator: Sequence[AllocatorFinding] = (),
     *,
     file: str,
-    top: int = 10,
-    first: Mapping[int, FirstChanges | None] | None = None,
-    more: Callable[[int], None] = lambda device: None,
-) -> None:
-    """Print what filled each device at its peak, those that ran out of memory before the others.
+    steps: Mapping[int, Sequence[StepLevel]] | None = None,
+) -> Answer:
+    """Return what filled the worst device at its peak, or as it ran out of memory, and the sections of all devices.
 
     Args:
-        first: What to try first on each device, by its index.
-        more: Prints what else there is to say of a device, given its index.
+        steps: Memory at the end of each step, by index of the device.
     """
-    say(console, file, style="bold")
-    for note in finding.notes:
-        say(console, f"Note: {note}", style="yellow")
+    if finding.worst is None:
+        said = (f"{file} has no device with memory.",)
+        return Answer(said, remarks=finding.notes, sections=host_sections(finding.pinned_bytes))
+    modelled = {one.device: one for one in allocator}
+    worst = finding.devices[finding.worst]
+    tried = modelled.get(worst.device)
+    first = None if tried is None else tried.first
+    why, change = cause_and_change(first)
+    if worst.oom:
+        why, change = failure_words(worst.oom[-1], first)
+    tables = (
+        (blocks_table(worst.oom[-1].groups),)
+        if worst.oom
+        else (by_kind_table(worst.peak), blocks_table(worst.peak.rows, "At the peak"))
+    )
+    asked: tuple[str, ...] = ()
+    if tried is not None and tried.modelled is None:
+        asked = tuple(tried.agreement)
+    if tried is not None and tried.modelled is not None and tried.what_if is not None:
+        asked = tuple(_explanations(tried.what_if, tried.modelled))
+        tables = (_what_if_table(tried.what_if), *tables)
+        change = (*change, *settings_advice(tried.what_if))
     devices = finding.failed_first
-    for device in devices[:MAX_DEVICES]:
-        _print_device(device, console, top, (first or {}).get(device.device))
-        more(device.device)
+    sections = [
+        section
+        for device in devices[:MAX_DEVICES]
+        for section in _sections(
+            device, modelled.get(device.device), (steps or {}).get(device.device, ()), is_said=device is worst
+        )
+    ]
     if others := devices[MAX_DEVICES:]:
         peak = format_bytes(max(device.peak.peak_bytes for device in others))
-        say(console)
-        say(console, f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
-    for section in host_sections(finding.pinned_bytes):
-        print_section(section, console, top=top)
+        sections.append(
+            Section(f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
+        )
+    return Answer(
+        happened=(happened_on(worst) if worst.oom else peak_sentence(worst),),
+        why=why,
+        change=change,
+        remarks=(*asked, *finding.notes, *worst.notes),
+        in_use=tables,
+        sections=(*sections, *host_sections(finding.pinned_bytes)),
+        is_alarming=bool(worst.oom),
+    )
 
 
-def _print_device(device: DeviceFinding, console: Console, top: int, first: FirstChanges | None) -> None:
+def happened_on(device: DeviceFinding) -> str:
+    """The last failure of a device, and how many there were."""
+    words = device.oom[-1].happened(f"device {device.device}")
+    return words if len(device.oom) == 1 else f"{words} It is the last of {len(device.oom)} failures."
+
+
+def peak_sentence(device: DeviceFinding) -> str:
+    """The peak of a device, which counts requested bytes, and what torch reports beside it."""
     peak = device.peak
-    say(console)
-    history = f"{some(device.entries, 'entry')} of history"
-    say(console, f"Device {device.device}: {history}, peak {_when(peak, device)}", style="bold")
-    say(console, f"requested  {exact(peak.peak_bytes)}", indent=2)
+    sizes = f"{format_bytes(peak.peak_bytes)} requested"
     if (memory := peak.fragmentation) is not None:
-        say(console, f"allocated  {exact(memory.allocated_bytes)}, after the allocator's rounding", indent=2)
-        say(console, f"reserved   {exact(memory.reserved_bytes)}, taken from the device", indent=2)
+        sizes += (
+            f", {format_bytes(memory.allocated_bytes)} allocated and {format_bytes(memory.reserved_bytes)} reserved"
+        )
+    before = f"; {format_bytes(peak.before_recording_bytes)} are from before the recording" * bool(
+        peak.before_recording_bytes
+    )
+    return f"Peak of device {device.device}: {sizes}, {_when(peak, device)}{before}."
+
+
+def _sections(
+    device: DeviceFinding, tried: AllocatorFinding | None, steps: Sequence[StepLevel], *, is_said: bool
+) -> Iterator[Section]:
+    peak = device.peak
+    exact = [("requested", peak.peak_bytes)]
+    if (memory := peak.fragmentation) is not None:
+        exact += [("allocated, after the allocator's rounding", memory.allocated_bytes)]
+        exact += [("reserved, taken from the device", memory.reserved_bytes)]
     if peak.before_recording_bytes:
-        before = exact(peak.before_recording_bytes)
-        say(console, f"of the requested bytes, {before} were there before the recording", indent=2)
-    for note in device.notes:
-        say(console, f"Note: {note}", style="yellow", indent=2)
-    if first is not None and first.much_is_saved and not device.oom:
-        say(console, shorten_paths(first.much_is_saved), style="bold", indent=2)
-    failures = failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=peak.rows)
-    for section in (*failures, *first_changes_sections(first)):
-        print_section(section, console, top=top)
-    print_table(groups_table("What filled it, by line and kind", peak.rows), console, top=top)
-    for section in device_sections(device):
-        print_section(section, console, top=top)
+        exact.append(("requested before the recording", peak.before_recording_bytes))
+    heads = (*columns("text", ""), *columns("bytes", "", adds_up=False), *columns("count", "bytes", adds_up=False))
+    sizes = Table("", heads, tuple((name, size, size) for name, size in exact))
+    history = f"{some(device.entries, 'entry')} of history"
+    yield Section(f"Device {device.device}: {history}, peak {_when(peak, device)}", device.notes, (sizes,))
+    yield from failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=peak.rows, is_advised=is_said)
+    yield from first_changes_sections(None if tried is None else tried.first)
+    yield Section("At the peak", (), (groups_table("What filled it, by line and kind", peak.rows),))
+    yield from device_sections(device)
+    if len(steps) > 1:
+        yield _steps_section(device.device, steps)
+    if tried is not None:
+        yield from allocator_sections(tried, is_said=is_said)
 
 
 def _when(peak: Peak, device: DeviceFinding) -> str:
@@ -91,38 +137,33 @@ def _when(peak: Peak, device: DeviceFinding) -> str:
     return f"after entry {peak.position:,}{since_start(peak.time_us, device.first_time_us)}{phase}"
 
 
-def print_steps(device: int, steps: Sequence[StepLevel], console: Console, top: int) -> None:
-    """How much was in use as each step was over; what lies between the shown ones is said."""
-    if len(steps) < 2:
-        return
+def _steps_section(device: int, steps: Sequence[StepLevel]) -> Section:
+    """How much was in use as each step was over."""
     changes: list[int | str] = ["", *(step.end_bytes - before.end_bytes for before, step in pairwise(steps))]
-    rows = [
+    rows = tuple(
         (n, step.end_bytes, change, step.peak_bytes)
         for n, (step, change) in enumerate(zip(steps, changes, strict=True), 1)
-    ]
-    heads = (*columns("count", "step"), *columns("bytes", "at its end"), *columns("change", "change"))
-    title = f"Device {device}, step by step of the optimizer"
-    print_table(Table(title, (*heads, *columns("bytes", "peak")), tuple(rows[:top])), console)
-    if len(rows) > top:
-        whole = signed(steps[-1].end_bytes - steps[0].end_bytes)
-        say(console, f"{some(len(rows) - top, 'more step')}; from the first to the last: {whole}", indent=2)
+    )
+    heads = (*columns("count", "step", adds_up=False), *columns("bytes", "at its end", adds_up=False))
+    heads = (*heads, *columns("change", "change"), *columns("bytes", "peak", adds_up=False))
+    whole = signed(steps[-1].end_bytes - steps[0].end_bytes)
+    said = f"{some(len(steps), 'step')}; from the first to the last: {whole}."
+    return Section(f"Device {device}, step by step of the optimizer", (said,), (Table("", heads, rows),))
 
 
-def print_allocator(findings: Sequence[AllocatorFinding], console: Console) -> None:
-    """Print, for each device, how far the model agrees, why so much is reserved, and what was asked about settings."""
-    for finding in findings:
-        if not finding.agreement and not finding.at_end.rows:
-            continue
-        say(console)
-        say(console, f"Allocator of device {finding.device}", style="bold")
-        for sentence in finding.agreement:
-            say(console, sentence, indent=2)
-        _print_reserved(finding, console)
-        if finding.what_if is not None and finding.modelled is not None:
-            _print_what_if(finding.what_if, finding.modelled, console)
+def allocator_sections(finding: AllocatorFinding, *, is_said: bool = False) -> Iterator[Section]:
+    """Yield how far the model agrees, why so much is reserved, and what was asked about settings."""
+    if not finding.agreement and not finding.at_end.rows:
+        return
+    tables = tuple(_reserved_tables(finding))
+    yield Section(f"Allocator of device {finding.device}", tuple(finding.agreement), tables)
+    if finding.what_if is not None and finding.modelled is not None:
+        what_if = finding.what_if
+        said = () if is_said else tuple(_explanations(what_if, finding.modelled))
+        yield Section("Other settings", said, (_what_if_table(what_if),))
 
 
-def _print_reserved(finding: AllocatorFinding, console: Console) -> None:
+def _reserved_tables(finding: AllocatorFinding) -> Iterator[Table]:
     """Both moments side by side, each with rows that sum to what was reserved."""
     moments = [moment for moment in (finding.at_peak, finding.at_end) if moment is not None]
     parts = [{(row.pool, row.stream, row.reason): row.bytes for row in moment.rows} for moment in moments]
@@ -144,10 +185,10 @@ def _print_reserved(finding: AllocatorFinding, console: Console) -> None:
     )
     footer = (*cells(sum(part.values()) for part in parts), "", "reserved")
     words = (*columns("label", "pool"), *columns("text", "why"))
-    print_table(Table("Why so much is reserved", (*heads, *words), rows, footer), console)
+    yield Table("Why so much is reserved", (*heads, *words), rows, footer)
 
 
-def _print_what_if(what_if: WhatIf, modelled: Modelled, console: Console) -> None:
+def _what_if_table(what_if: WhatIf) -> Table:
     on_gpu, is_limited = what_if.gpu_memory is not None, what_if.capacity is not None
     heads = (
         *(*columns("bytes", "peak", "saved"), *columns("count", "calls")),
@@ -170,10 +211,13 @@ def _print_what_if(what_if: WhatIf, modelled: Modelled, console: Console) -> Non
         saved = "" if row.settings == AS_RECORDED or has_failed else row.saved_bytes
         sizes = (outcome.reserved_peak_bytes, saved, outcome.num_driver_calls)
         rows.append((*sizes, *limited, *served, *fits, name))
-    print_table(Table("Reserved peak of the same requests under other settings", heads, tuple(rows)), console)
-    say(console)
-    for sentence in _explanations(what_if, modelled):
-        say(console, sentence, indent=2)
+    title = "Reserved peak of the same requests under other settings"
+    return Table(title, heads, tuple(rows))
+
+
+def settings_advice(what_if: WhatIf) -> tuple[str, ...]:
+    """What the settings that were asked about change."""
+    return (_advice(what_if),) if len(what_if.rows) > 1 else ()
 
 
 def _fits(row: SettingsOutcome, what_if: WhatIf) -> str:
@@ -198,8 +242,6 @@ def _explanations(what_if: WhatIf, modelled: Modelled) -> list[str]:
                 f"{format_bytes(failure.allocated_bytes)} in use of {format_bytes(failure.reserved_bytes)} reserved"
             )
             sentences.append(f"{name}: a request for {format_bytes(failure.size)} fails {where}, with {in_use}.")
-    if len(what_if.rows) > 1:
-        sentences.append(_advice(what_if))
     sentences.append(what_it_is_not(what_if))
     if what_if.gpu_memory is not None:
         sentences.append(_how_searched(what_if))

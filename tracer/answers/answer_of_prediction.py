@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
+from tracer.answers.answer import Answer
 from tracer.answers.fit import FitTrial
 from tracer.answers.null_run import CAVEAT
 from tracer.answers.paths import source_place
-from tracer.exporters.screen.text import say
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.units import MIB, format_bytes, format_range
 
@@ -182,37 +181,36 @@ def verdict(prediction: Prediction) -> str:
     return f"{subject}{fits} in {name}: {format_range(least, most)} are left."
 
 
-def print_prediction(prediction: Prediction, console: Console, *, top: int) -> None:
-    """The answer, the sizes, what fills it and what was assumed or is not counted. Readable in 80 columns."""
+def answer_of_prediction(prediction: Prediction, largest: LargestBatch | None = None) -> Answer:
+    """Return the verdict, the sizes, what fills the device, and what was assumed or is not counted."""
     # Not before there is a prediction: `fit` has the sentences of this file alone.
-    from tracer.exporters.screen.profile import print_parts
-    from tracer.exporters.screen.run import print_failure
-    from tracer.exporters.screen.values import print_values
+    from tracer.answers.answer_of_run import answer_of_run
 
-    need, findings = prediction.need, prediction.findings
-    say(console)
-    say(console, CAVEAT)
+    need, card, results = prediction.need, prediction.card, prediction.results
+    if prediction.is_whole:  # what failed is told by the verdict, and the peak is that of a run with enough memory
+        results = replace(results, failed_allocation=None)
+    of_run = answer_of_run(results)
     is_of_rank = prediction.rank is not None and prediction.failed_at is None
     at_end = " Whether the job fits is said at the end, after all ranks." if is_of_rank else ""
-    say(console, f"{verdict(prediction)}{at_end}", style="bold")
-    phase = findings.worst.peak.phase if findings is not None else None
+    allocated, reserved = format_bytes(need.peak_allocated_bytes), format_bytes(need.peak_reserved_bytes)
     until = "" if prediction.is_whole else ", up to where memory ran out"
-    say(console, f"Peak allocated: {format_bytes(need.peak_allocated_bytes)}, in {phase or 'no phase'}{until}.")
-    say(console, f"Peak reserved: {format_bytes(need.peak_reserved_bytes)}.")
-    if prediction.without_end is not None and prediction.card is not None:
-        for sentence in need_words(prediction.without_end, prediction.card.usable_bytes):
-            say(console, sentence)
-    failed = prediction.results.failed_allocation
-    is_shown = False
-    if failed is not None and not prediction.is_whole:
-        is_shown = print_failure(failed, findings, console, top)
-    if findings is not None:
-        print_parts(findings.worst.peak, console, top, categories=not is_shown)
-    say(console)
-    print_values(prediction.results.values_read, console)
-    say(console, "Assumed", style="bold")
-    for sentence in prediction.assumptions:
-        say(console, sentence, indent=2)
+    without_end = (
+        () if prediction.without_end is None or card is None else need_words(prediction.without_end, card.usable_bytes)
+    )
+    peak = (f"Peak reserved: {reserved}, with {allocated} allocated{until}.",)
+    return replace(
+        of_run,
+        happened=(
+            f"{verdict(prediction)}{at_end}",
+            *([largest_words(largest)] if largest is not None else []),
+            *of_run.happened,
+            *peak,
+            *without_end,
+        ),
+        remarks=tuple(dict.fromkeys((*prediction.assumptions, *of_run.remarks))),
+        caveat=CAVEAT,
+        is_alarming=prediction.fits is False,
+    )
 
 
 def largest_words(largest: LargestBatch) -> str:

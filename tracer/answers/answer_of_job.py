@@ -1,4 +1,4 @@
-"""A whole job on a terminal: ranks that are alike, and the odd ones."""
+"""The answer of a whole job: ranks that are alike, and the odd ones."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Iterator, Sequence
 from os.path import commonpath, relpath
 from pathlib import Path
 
-from rich.console import Console
-
+from tracer.answers.answer import Answer
 from tracer.answers.failure import without_gpu
 from tracer.answers.jobs import GpuSum, Holding, NullJob, RankRun, fullest, recorded_sums
 from tracer.answers.paths import behind
 from tracer.answers.ranks import JobFinding, RankPeak
 from tracer.answers.tables import Cell, Section, Table, columns
 from tracer.blocks.kinds import words_of
-from tracer.exporters.screen.text import print_section, print_table, say
 from tracer.units import format_bytes, format_range, some
 
 _MAX_NAMED = 12
 _MOST_NAMED = 3
 
 
-def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
-    """Print what was found out about a job."""
-    sums = recorded_sums(finding.ranks)
-    for line in (*alarm_sentences(finding), *answer_sentences(finding), *gpu_sentences(sums)):
-        say(console, line)
-    if finding.worst is not None:
-        say(console, f"Recording of {finding.worst.name}: {finding.worst.file}")
-    for section in job_sections(finding, sums):
-        print_section(section, console, top=top)
+def answer_of_job(finding: JobFinding) -> Answer:
+    """Return what was found out about recordings of a job."""
+    sums, alarm = recorded_sums(finding.ranks), alarm_sentences(finding)
+    recording = () if finding.worst is None else (f"Recording of {finding.worst.name}: {finding.worst.file}",)
+    sections = tuple(job_sections(finding, sums))
+    return Answer(
+        happened=(*alarm, *answer_sentences(finding), *gpu_sentences(sums), *recording),
+        in_use=tuple(table for section in sections for table in section.tables),
+        sections=sections,
+        is_alarming=bool(alarm),
+    )
 
 
 def job_sections(finding: JobFinding, gpus: Sequence[GpuSum]) -> Iterator[Section]:
@@ -147,14 +147,13 @@ def _rank_names(ranks: Sequence[RankPeak]) -> str:
 _NUM_DIFFERENCES = 3
 
 
-def print_null_job(job: NullJob, console: Console) -> None:
-    """Print the job, below the answer of its first rank."""
-    say(console)
-    for line in job_words(job):
-        say(console, line)
+def answer_of_null_job(job: NullJob) -> Answer:
+    """Return what is said of a job below the answer of its first rank."""
+    tables: tuple[Table, ...] = ()
     if any(run.peak_bytes is not None for run in job.runs):
         heads = (*columns("count", "bytes"), *columns("bytes", "peak", "reserved"), *columns("text", "ranks"))
-        print_table(Table("Ranks that ran, equal ones together", heads, tuple(map(_run_row, job.groups))), console)
+        tables = (Table("Ranks that ran, equal ones together", heads, tuple(map(_run_row, job.groups))),)
+    return Answer(tuple(job_words(job)), in_use=tables, sections=(Section("", (), tables),))
 
 
 def job_words(job: NullJob) -> list[str]:

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from tracer.answers.paths import source_place
-from tracer.exporters.screen.text import say
 from tracer.units import some
 
 if TYPE_CHECKING:
@@ -18,16 +15,6 @@ if TYPE_CHECKING:
 
 _NUM_LISTED, _NUM_PLACES = 5, 3
 _ITEM = "aten::_local_scalar_dense"
-
-
-def print_values(values: ValuesRead | None, console: Console) -> None:
-    """Print what was read from the device, and the first reads as a list; nothing where nothing was read."""
-    if values is None:
-        return
-    for sentence in values_sentences(values):
-        say(console, sentence)
-    for line in _list(values):
-        say(console, line, indent=2)
 
 
 def values_lines(values: ValuesRead | None) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.answers.test_ranks import peak
+from tracer.answers.answer_of_job import alarm_sentences, answer_sentences, job_sections, job_words
 from tracer.answers.jobs import NullJob, RankRun
 from tracer.answers.ranks import JobFinding, explain_job
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.json_documents.job import null_job_json
-from tracer.exporters.screen.job import alarm_sentences, answer_sentences, job_sections, job_words
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 

@@ -1,0 +1,26 @@
+"""Answers as a terminal shows them."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from tracer.answers.answer import Answer
+from tracer.answers.answer_of_run import finding_sentences, headline, peak_sections
+from tracer.answers.recording_findings import Findings
+from tracer.exporters.screen.answer import print_answer
+
+
+def answer_screen(answer: Answer, *, full: bool = True, width: int = 120, top: int = 10) -> str:
+    """An answer, all of it by default."""
+    out = io.StringIO()
+    print_answer(answer, Console(file=out, width=width), full=full, top=top)
+    return out.getvalue()
+
+
+def peak_screen(findings: Findings, num_steps: int | None = None) -> str:
+    """Everything that is said of a peak."""
+    sentences = (headline(findings, num_steps),)
+    sections = tuple(peak_sections(findings))
+    return answer_screen(Answer(sentences, remarks=tuple(finding_sentences(findings)), sections=sections))
