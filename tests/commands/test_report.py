@@ -41,17 +41,17 @@ def test_a_run_by_the_command_line_is_written_again_to_the_byte(tmp_path: Path) 
     """By another process, in another folder."""
     first, again = tmp_path / "first", tmp_path / "again"
     with own_state():
-        code, out, err = run(*TINY, *SHORT, "--keep-recording", "--save-dir", first)
+        code, out, err = run(*TINY, *SHORT, "--keep-recording", "--full", "--save-dir", first)
     assert code == 0
     assert names_in(first) == FILES
     assert "recording.npz" in err.splitlines()[-2]
     variables = {**os.environ, "COLUMNS": "80"}
-    command = [ROOT / "main.py", "report", "first", "--save-dir", "again"]
+    command = [ROOT / "main.py", "report", "first", "--save-dir", "again", "--full"]
     ended = run_python(*command, folder=tmp_path, variables=variables)
     assert (ended.returncode, names_in(again)) == (0, FILES - {"recording.npz"}), ended.stderr
     assert [name for name in names_in(again) if (again / name).read_bytes() != (first / name).read_bytes()] == []
     # Paths are shown from the working directory, which is another one here; what they say is the same.
-    assert out.split("\nBy ")[0] == ended.stdout.split("\nBy ")[0]
+    assert out.split("By line")[0] == ended.stdout.split("By line")[0]
     assert [line.split()[0] for line in ended.stderr.splitlines()] == ["Files", "Next:"]
 
 
