@@ -29,7 +29,7 @@ from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 
 _WRITTEN: Final = {"fit": FIT_JSON}
 """Files in --save-dir that are a command's document, where it has no --json."""
-_LEFT_OUT: Final = {"as_json", "quiet", "open_", "top", "module", "dask"}
+_LEFT_OUT: Final = {"as_json", "quiet", "open_", "full", "module", "dask"}
 """Parameters of the screen, and those that name what is in no file of the folder."""
 _PATHS: Final = ("<path>", "<file>")
 _MODEL: Final = "<where:what>"
