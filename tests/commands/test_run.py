@@ -118,7 +118,7 @@ def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> N
     assert lines[0] == "arguments ['--epochs', '3'] __main__"
     # Behind the script's last line; one line in the middle of it.
     assert lines[1] == "trained 19"
-    assert lines[2] == "" and lines[3].startswith("Peak: ")
+    assert lines[2].startswith("Peak: ") and len(lines[2:]) <= 22, "with two lines on stderr: 24"
     meanwhile = f"Recorded: 6 files in {tmp_path / 'out'}. The answer follows when the script ends."
     assert done.stderr.splitlines()[0] == meanwhile
     assert done.stderr.splitlines()[-1].endswith(f"`{from_checkout()} diff {tmp_path / 'out'} OTHER`.")
@@ -316,7 +316,7 @@ def test_a_loop_that_goes_on_in_another_thread_is_recorded_there_or_said_to_be_t
     done = run(tmp_path, script(tmp_path, IN_A_THREAD), str(in_main), str(in_thread))
     assert done.returncode == 0 and "trained" in done.stdout, done.stderr
     assert "fault" not in done.stderr and "torch.profiler of the program's own" not in done.stderr
-    assert ("recording began anew there" if is_explained else "this one is left out") in done.stderr
+    assert ("recording began anew there" if is_explained else "this one is left out") in " ".join(done.stdout.split())
     if is_explained:
         document = peak(tmp_path)
         assert (
