@@ -29,7 +29,7 @@ from tests.on_null_gpu.small_cards import leave_bytes
 from tests.truth.isolate import Elsewhere
 from tracer import TimelineTracer
 from tracer.answers.answer_of_run import headline
-from tracer.answers.failure import failure_lines
+from tracer.answers.failure_lines import failure_lines
 from tracer.answers.parallelism import parallelism_sentences
 from tracer.answers.recording_findings import CycleFindings
 from tracer.blocks.from_recording.allocator_join import reserved_ranges

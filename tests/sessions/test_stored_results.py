@@ -15,7 +15,7 @@ from torch import nn
 from tests.exporters.recording_file.samples import SHORT, on_cpu, on_cuda
 from tests.pieces import Pieces, raising
 from tests.training_steps import build_workload
-from tracer.answers.failure import failure_lines
+from tracer.answers.failure_lines import failure_lines
 from tracer.answers.run_results import RunResults
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.exporters.recording_file.kept_run_file import KeptRun, load_kept_run, save_kept_run

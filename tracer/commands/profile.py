@@ -350,7 +350,7 @@ def _stage(schedule: Schedule, num_done: int, total: int) -> str:
 
 def _write(folder: SessionFolder, results: RunResults, options: ProfileOptions) -> bool:
     """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
-    from tracer.answers.failure import failure_lines
+    from tracer.answers.failure_lines import failure_lines
     from tracer.sessions.output_files import left_from_earlier, say_if_failed
 
     say_all(failure_lines(results))

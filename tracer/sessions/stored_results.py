@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tracer.answers.failure import failure_lines
+from tracer.answers.failure_lines import failure_lines
 from tracer.answers.recording_findings import Findings, find_in_cycle, put_together
 from tracer.answers.run_history import RunHistory
 from tracer.answers.run_results import RunResults
