@@ -104,6 +104,7 @@ class Evidence(IntEnum):
     UNPROVED = 17, "nothing in the recording proves what it is"
     WORKSPACE_STACK = 18, "its stack is in code for a library's workspace"
     OPTIMIZER_STATE_STACK = 19, "its stack is where torch's optimizers create their state"
+    ACCUMULATE_GRAD_STACK = 20, "its stack is in the node that writes .grad"
     FREED_BY_ZERO_GRAD = 21, "freed by zero_grad"
     BACKWARD_TO_STEP = 22, "made in backward, alive when the optimizer's step ran"
     OUTLIVED_STEP = 23, "made in an optimizer's step, alive after it"

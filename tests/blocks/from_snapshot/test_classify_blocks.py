@@ -56,6 +56,13 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         Evidence.OPTIMIZER_STATE_STACK,
         Kind.OPTIMIZER_STATE,
         {**STEP, "in_state_setup": True},
+        {"in_state_setup": True, "in_accumulate": True},
+    ),
+    (
+        Evidence.ACCUMULATE_GRAD_STACK,
+        Kind.GRADIENT,
+        {**BACKWARD, "in_accumulate": True},
+        {**BACKWARD, "in_accumulate": True, "freed_by_zero_grad": True},
     ),
     (
         Evidence.FREED_BY_ZERO_GRAD,

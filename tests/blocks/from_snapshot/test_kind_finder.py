@@ -70,6 +70,7 @@ ROWS: list[tuple[list[Row], bool, str]] = [
     ([made(FORWARD), SILENT, *gone(FREE_FORWARD)], False, "not known"),  # without a stack it may be the engine's
     ([made(BACKWARD), *gone(FREE_BACKWARD)], False, "temporary"),
     ([made(BACKWARD), *gone(BACKWARD)], False, "not known"),
+    ([made([UNWIND, MALLOC, ACCUMULATE, ENGINE])], True, "gradient"),
     ([made(BACKWARD)], True, "not known"),
     ([made(BACKWARD), STEP_RAN], True, "gradient"),
     ([made(BACKWARD), *gone([UNWIND, ZERO, MAIN])], False, "gradient"),

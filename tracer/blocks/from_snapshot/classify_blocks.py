@@ -18,6 +18,7 @@ F = BlockFacts
 PROOFS: Final[tuple[Rule[F], ...]] = (
     Rule(Evidence.WORKSPACE_STACK, Kind.WORKSPACE, (F.in_workspace,)),
     Rule(Evidence.OPTIMIZER_STATE_STACK, Kind.OPTIMIZER_STATE, (F.in_state_setup,)),
+    Rule(Evidence.ACCUMULATE_GRAD_STACK, Kind.GRADIENT, (F.in_accumulate,)),
     Rule(
         Evidence.FREED_BY_ZERO_GRAD,
         Kind.GRADIENT,
