@@ -88,7 +88,7 @@ def test_a_model_that_was_trained_before() -> None:
                 program.make(20, STATE)
                 program.make(20, STATE)
     change = program.changes()["other models"]
-    assert "40.00 MiB of optimizer state" in change.sentence and "60.00 MiB in 3 blocks" in change.sentence
+    assert "40.00 MiB made in earlier steps" in change.sentence and "60.00 MiB in 3 blocks" in change.sentence
     assert change.allocated_before_bytes - change.allocated_bytes == 40 << 20
 
 

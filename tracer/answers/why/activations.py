@@ -114,15 +114,16 @@ def long_batch(case: Case) -> Iterator[Cause]:
     yield Cause(
         "long batch",
         f"{f'The call of the model at {called.file}:{called.line}' if is_other and called else 'This iteration'} is "
-        f"larger than those before: the same lines make blocks {times} times as large, "
+        f"larger than those before: of the same lines it has blocks at least {_LONGER} times as large, "
         f"{case.with_asked(held, asked)}.",
-        (
-            "call the model with smaller batches there, and backward for each (gradients add up)"
-            if case.trains_now
-            else "call the model with smaller batches there, and put their results together on the host"
+        "call the model with less at once there (a smaller batch, or shorter samples), and "
+        + (
+            "backward for each part (gradients add up)"
+            if case.trains_now and not case.is_without_grad(held)
+            else "put the results together on the host"
         )
         if is_other
-        else "make these in parts, or limit what they grow with: the number of boxes, points or pairs of a sample"
+        else "make these in parts, or limit what they grow with"
         if not case.in_model[held].any()
         else "limit the length (or size) of a sample, or put samples of alike length into a batch by their number of "
         "tokens",
@@ -302,8 +303,8 @@ def logits(case: Case) -> Iterator[Cause]:
     yield _cause(
         case,
         rows,
-        f"The logits ({which}) and what is made of them fill {case.with_asked(held, asked, 3)}: copies "
-        "in full precision, softmax or log-softmax over the vocabulary, their gradients.",
+        f"The logits ({which}) and blocks of their size or twice or half of it, such as copies, a softmax and "
+        f"gradients, fill {case.with_asked(held, asked, 3)}.",
         has_loss=has_loss,
         asks=asks,
     )
@@ -318,8 +319,8 @@ def _cause(case: Case, rows: Ints, sentence: str, *, has_loss: bool, asks: bool 
         f"compute the loss, or the log-probabilities, in {_PARTS} parts of the tokens, each recomputed in backward "
         "(torch.utils.checkpoint), or by an operator that never makes the logits whole (a fused linear cross entropy)"
         if trains
-        else f"take what is needed before the copy is made (logits[:, -1].float()), or go over {_PARTS} parts of the "
-        "batch"
+        else "take the positions that are needed before anything is made of them (logits[:, -1]), or go over "
+        f"{_PARTS} parts of the batch"
     )
     return Cause(
         "logits",

@@ -16,7 +16,7 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import Changed
 from tracer.answers.allocator.modelled import Modelled
-from tracer.answers.why.source import reaches_backward_behind
+from tracer.answers.why.source import is_without_grad, reaches_backward_behind
 from tracer.arrays import Bools, Interned, Ints
 from tracer.blocks.from_snapshot.block_facts import calls_of_models
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
@@ -263,6 +263,11 @@ class Case:
     def trains_now(self) -> bool:
         """True if a model in training mode failed, or graphs keep blocks and no model is known to evaluate."""
         return self.is_training or bool(self.in_graphs is not None and len(self.in_graphs) and not self.is_evaluating)
+
+    def is_without_grad(self, rows: Ints) -> bool:
+        """Whether the source says that the largest of some blocks was made where no gradients are recorded."""
+        row = int(rows[np.argmax(self.lives.requested_bytes[rows])])
+        return any(map(is_without_grad, self.own_lines(int(self.lives.stack[row]))))
 
     @property
     def has_no_graph(self) -> bool:

@@ -141,10 +141,11 @@ def other_models(case: Case) -> Iterator[Cause]:
     over = np.full(len(idle), min(int(ends[latest - 1]), case.entry))
     yield Cause(
         "other models",
-        f"Models and optimizers that were trained before stay on the device: {format_bytes(case.bytes(rows))} of "
-        f"optimizer state made in earlier steps, and parameters, {case.words(idle)}{case.lines(idle)} in all.",
-        "`del` model and optimizer (and all that holds them) when their training is over, or move them to the host "
-        '(.to("cpu"))',
+        "State of optimizers that no longer step stays on the device: "
+        f"{format_bytes(case.bytes(rows))} made in earlier steps, with parameters of its sizes "
+        f"{case.words(idle)}{case.lines(idle)} in all.",
+        "`del` model and optimizer and all that holds them when their training is over (gc.collect() where these hold "
+        'each other), or move them to the host (.to("cpu"))',
         lambda modelled: with_earlier_frees(modelled, idle, over),
         case.largest_site(idle),
     )

@@ -55,6 +55,8 @@ def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
     held = case.held(rows)
     if not len(rows) or not case.is_much(held) or (not case.is_evaluating and case.is_for_later_backward(held)):
         return
+    if case.is_without_grad(held):
+        return
     yield Cause(
         "gradients in evaluation",
         f"The model is called{_by(case, held)} without a backward behind it, and forward keeps {case.words(held)}"

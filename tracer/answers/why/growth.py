@@ -6,6 +6,7 @@ once in each, outside of modules: the batch, a loss, a token.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tracer.answers.allocator.modelled import Modelled
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.copies import are_copies_of_weights
 from tracer.answers.why.evaluation import frees_what_others_keep
-from tracer.answers.why.source import updates_itself
+from tracer.answers.why.source import source_at, updates_itself
 from tracer.arrays import Bools, Ints
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
@@ -38,6 +39,8 @@ _KEPT_OF_FORWARD: Final = 0.25
 _GRAPHS_BLOCKS: Final = 2
 """Blocks that an iteration leaves at least, where it leaves a graph."""
 _LEAST_CATS: Final = 8
+_JOINS: Final = re.compile(r"cat|stack|pad|append|extend|update|generate|cache", re.IGNORECASE)
+"""Names of functions that make one larger tensor of several, or that lead to one."""
 _LEAST_EVEN_CATS: Final = 3
 _UNEVEN: Final = 0.01
 _OF_LIBRARIES: Final = (
@@ -311,7 +314,7 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
         for mine in np.split(rows, edges)
         if len(mine) and _grows(np.append(lives.requested_bytes[mine], of_failure.get(int(case.stack[mine[0]]), [])))
     ]
-    chosen = [mine for mine in grown if len(case.held(mine))]
+    chosen = [mine for mine in grown if len(case.held(mine)) and _may_join(case, int(mine[-1]))]
     if not chosen:
         return
     all_rows = np.concatenate(chosen)
@@ -344,6 +347,13 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
         site,
         grows="memory grows",
     )
+
+
+def _may_join(case: Case, row: int) -> bool:
+    """Whether the line that made a block may join tensors to a larger one, as torch.cat does; the source tells."""
+    *_, frame = [None, *case.own_lines(int(case.lives.stack[row]))]
+    text = source_at(frame) if frame is not None else ""
+    return not text or bool(_JOINS.search(text))
 
 
 def _in_its_library(case: Case, rows: Ints) -> str:

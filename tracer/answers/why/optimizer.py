@@ -151,6 +151,8 @@ def gradient_of_embedding(case: Case) -> Iterator[Cause]:
 _PER_SAMPLE: Final = re.compile(r"/opacus/grad_sample/|/_functorch/vmap\.py$|/_functorch/apis\.py$|/backpack/")
 _SAMPLES_PARTS: Final = 4
 _LEAST_SIZES: Final = 2
+_LEAST_OF_WEIGHTS: Final = 0.25
+"""Of the bytes of these weights, as a share: so many have a gradient for each sample."""
 _MOST_WEIGHTS: Final = 8
 """The largest sizes of weights, by which the number of samples is looked for."""
 
@@ -192,4 +194,6 @@ def _num_samples(sizes: Ints, weights: Ints) -> int:
         return 0
     times, number = np.unique(size[of_size] // weight[of_weight, 0], return_inverse=True)
     filled = np.bincount(number, (size * count)[of_size]) * (np.bincount(number) >= _LEAST_SIZES)
+    # The bytes of a bias divide many a size: it says nothing alone.
+    filled *= np.bincount(number, weight[of_weight, 0]) >= _LEAST_OF_WEIGHTS * weight.sum()
     return int(times[filled.argmax()]) if filled.any() else 0

@@ -13,7 +13,7 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees
 from tracer.answers.why.case import MODULES, Case, Cause, GivesUp
-from tracer.answers.why.source import class_around
+from tracer.answers.why.source import class_around, loop_around
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import is_python, torch_file
 from tracer.blocks.from_snapshot.sites import Site
@@ -55,6 +55,7 @@ class _Repeated:
     part: _Part
     line: int  # A line inside of its forward
     num_calls: int  # In the call of the model that keeps most
+    times: int  # That its line makes a block in each
     rows: Ints  # Blocks that a checkpoint of each call, but for the last, lets go of when the call is over
     ends: Ints  # When that is, an entry for each
     held: Ints  # Those of them in use at the moment
@@ -72,11 +73,13 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
     num_over = best.num_calls - 1
     each = format_bytes(case.bytes(best.held) // num_over)
     whose = f", some {each} for each of the {num_over} before the last" if num_over > 1 else " of the first"
+    loop = loop_around(best.part.file, best.line) if best.times == 1 else 0
     yield Cause(
         "repeated parts",
-        f"{_named(case, best)} keep their activations for backward, all at once: "
+        f"{_named(case, best, loop)} keep their activations for backward, all at once: "
         f"{case.words(best.held)}{case.lines(best.held)}{whose}, beside the input of each.",
-        f"{_switch(best.part.file)}, so that each is computed again when backward comes to it",
+        f"{_switch(best.part.file, 'turn' if loop else 'call')}, so that each is computed again when backward "
+        "comes to it",
         lambda modelled: with_earlier_frees(modelled, best.rows, best.ends),
         case.largest_site(best.held) if _is_torchs(best) else Site(best.part.name, best.part.file, best.line),
         GivesUp.TIME_OR_SIZE,
@@ -155,7 +158,7 @@ def _told_apart(case: Case, part: _Part, lines: dict[int, int], rows: Ints, made
     is_inner = np.append(number[1:] == number[:-1], False)[: len(rows)]
     rows, end = rows[is_inner], end[is_inner]
     held = case.held(rows)
-    return _Repeated(part, line, num_calls, rows, end, held) if len(held) else None
+    return _Repeated(part, line, num_calls, times, rows, end, held) if len(held) else None
 
 
 def _are_alike(made_by: Ints, number: Ints) -> bool:
@@ -177,11 +180,13 @@ def _times_in_each(stack: Ints) -> int:
     return 0
 
 
-def _named(case: Case, repeated: _Repeated) -> str:
+def _named(case: Case, repeated: _Repeated, loop: int) -> str:
     """How many calls of which part; of one of torch's own, by the line that calls the model."""
     part, model = repeated.part, case.model_call(int(repeated.held[0]))
     if model is not None and _is_torchs(repeated):
         return f"{repeated.num_calls} parts that are alike, of the model called at {model.file}:{model.line},"
+    if loop:
+        return f"{repeated.num_calls} turns of the loop at {part.file}:{loop}"
     return f"{repeated.num_calls} calls of {part.name} ({part.file}:{repeated.line})"
 
 
@@ -189,8 +194,8 @@ def _is_torchs(repeated: _Repeated) -> bool:
     return torch_file(Frame(repeated.part.name, repeated.part.file, repeated.line)) is not None
 
 
-def _switch(file: str) -> str:
+def _switch(file: str, each: str) -> str:
     library = next(filter(_OWN_SWITCHES.get, PurePath(file.replace("\\", "/")).parts), "")
     if library:
         return _OWN_SWITCHES[library]
-    return "checkpoint each call (torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False))"
+    return f"checkpoint each {each} (torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False))"

@@ -142,7 +142,7 @@ def one_request(case: Case) -> Iterator[Cause]:
         f"The request{where} is what does not fit: {format_bytes(asked)} for a single tensor{beside}, where all "
         f"else in use comes to {format_bytes(in_use)}.",
         f"make it in parts (a loop over {num_parts} parts of its rows, each reduced before the next is made), or make "
-        "it smaller: a broadcast of two tensors has every pair of their rows",
+        "it smaller: where it is a broadcast of two tensors, it has every pair of their rows",
         lambda modelled: with_smaller_blocks(modelled, rows, num_parts, with_last_failure=True),
         site if site.file is not None else None,
         GivesUp.TIME_OR_SIZE,
@@ -202,7 +202,7 @@ def fragmentation(case: Case, modelled: Modelled) -> Iterator[Cause]:
         return
     yield Cause(
         "fragmentation",
-        f"{format_bytes(max(idle, 0))} of what is reserved lies in pieces between blocks in use.",
+        f"{format_bytes(max(idle, 0))} more is reserved than is ever in use: pieces between blocks, or whole segments.",
         "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         with_expandable_segments,
         gives_up=GivesUp.A_LITTLE,

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Final, TypeGuard
 
 from tracer.blocks.from_snapshot.sites import Site
+from tracer.snapshot.columns import Frame
 
 _MOST_SOURCE_BYTES: Final = 4 << 20
 _LEARNING: Final = ("backward", "manual_backward", "grad")
 """Names of calls that compute gradients: of a tensor, an engine, an accelerator; `torch.autograd.grad`."""
+_WITHOUT_GRAD: Final = ("no_grad", "inference_mode")
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def source_at(site: Site) -> str:
+def source_at(site: Frame | Site) -> str:
     """A line's text; empty where its file is not here."""
     return linecache.getline(site.file, site.line or 0).strip() if _is_here(site.file) else ""
 
@@ -94,6 +96,26 @@ def reaches_backward_behind(site: Site) -> bool:
             return True
         names.update(_receivers(statement))
     return False
+
+
+def is_without_grad(site: Frame | Site) -> bool:
+    """Whether a line is in a function or a block that records no gradients: `torch.no_grad`, `torch.inference_mode`."""
+    line = site.line or 0
+    if (tree := _tree_of(site.file)) is None:
+        return False
+    around = (node for node in ast.walk(tree) if isinstance(node, (*_FUNCTIONS, ast.With)) and _holds(node.body, line))
+    said = (at for node in around for at in (node.items if isinstance(node, ast.With) else node.decorator_list))
+    parts = (part for at in said for part in ast.walk(at))
+    return any(_dotted(part).rpartition(".")[2] in _WITHOUT_GRAD for part in parts)
+
+
+def loop_around(file: str, line: int) -> int:
+    """The first line of the innermost loop that a line is in, in its own function; 0 where there is none."""
+    if (tree := _tree_of(file)) is None:
+        return 0
+    statements = _statements(_function_around(tree, line))
+    loops = (at for at in statements if isinstance(at, (ast.For, ast.While)) and _holds(at.body, line))
+    return max((loop.lineno for loop in loops), default=0)
 
 
 def updates_itself(site: Site) -> bool:
