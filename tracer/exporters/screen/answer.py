@@ -101,6 +101,6 @@ def _short_cell(cell: Cell) -> Cell:
         return cell
     whole = shorten_paths(place_text(replace(cell, below=())))
     text = whole
-    while len(text) > _MOST_PLACE and "/" in text:  # the file's name stays
-        text = text.partition("/")[2]
+    while len(text) > _MOST_PLACE and (slash := re.search(r"[/\\]", text)):  # the file's name stays
+        text = text[slash.end() :]
     return text if text == whole else f".../{text}"
