@@ -86,7 +86,7 @@ def test_a_shared_default_is_no_mistake_where_a_command_has_no_use_for_it_or_its
         ),
         ("[tool.torch-timeline.snapshott]\ntop = 1\n", "[tool.torch-timeline.snapshott] names no command."),
         ("[tool.torch-timeline.snapshott]\ntop = 1\n", "Hint: Did you mean snapshot?"),
-        ("[tool.torch-timeline]\ntop = 'many'\n", "many is not a whole number in pyproject.toml."),
+        ("[tool.torch-timeline]\ndevice = 'many'\n", "many is not a whole number in pyproject.toml."),
         ("[tool.torch-timeline\n", "pyproject.toml cannot be read: "),
     ],
 )

@@ -227,7 +227,7 @@ def test_recordings_whose_names_tell_no_rank_are_runs_by_name(tmp_path: Path) ->
         write(tmp_path / f"{name}.pickle", snapshot(trace, [segment(BASE, 16 * MIB, [block(BASE, size)])]))
     status, out, _ = run("snapshot", tmp_path)
     assert status == 0
-    assert "Largest peak of 3 runs: " in out and "fp32.pickle, with a peak of 8.00 MiB." in " ".join(out.split())
+    assert "Largest peak of 3 runs:" in out and "fp32.pickle, with a peak of 8.00 MiB." in " ".join(out.split())
     rows = [line for line in out.splitlines() if line.rstrip().find(".pickle") > 0 and "16.00 MiB" in line]
     assert [Path(row.split()[4]).stem for row in rows] == ["bf16", "ctx_128", "fp32"]
     for words in ("rank 16", "no recording", "no rank", "odd", "Odd", "alike", "Groups of equal ranks"):

@@ -74,7 +74,7 @@ class RunResults(RunFacts):
             pandas = import_module("pandas")
         except ImportError as error:
             raise MissingPackageError("to_pandas() needs pandas.", hint="Install it, or take .rows.") from error
-        return pandas.DataFrame([row.values() for row in self.rows], columns=ROW_FIELDS)
+        return pandas.DataFrame([row.values() for row in self.rows], columns=list(ROW_FIELDS))
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
