@@ -75,9 +75,10 @@ _WORTH_SAYING: Final = 0.1
 """Of the peak: a change that saves less is said below, and not with the peak."""
 _PRICES: Final = {
     GivesUp.NOTHING: "it gives up nothing",
-    GivesUp.A_LITTLE: "results may be rounded otherwise",
+    GivesUp.A_LITTLE: "results may differ a little",
     GivesUp.TIME_OR_SIZE: "it costs time, or a smaller size",
 }
+_ANOTHER_SETTING: Final = "results stay the same"
 _SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
 _OF_RESERVED_ALONE: Final = (*_SAID_BY_THE_ALLOCATOR, "cached memory")
 _SMALL_SHARE: Final = 0.1
@@ -257,7 +258,7 @@ def _tried(cause: Cause, modelled: Modelled) -> FirstChange | None:
         serves_last=bool(before.unserved) and max(before.unserved) not in after.unserved,
         cause=cause.name,
         sentence=cause.sentence,
-        gives_up=_PRICES.get(cause.gives_up, ""),
+        gives_up=_ANOTHER_SETTING if cause.name == "fragmentation" else _PRICES.get(cause.gives_up, ""),
     )
 
 

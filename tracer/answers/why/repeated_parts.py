@@ -71,15 +71,17 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
     if best is None or not case.is_much(best.held, percent=_LEAST_PERCENT):
         return
     num_over = best.num_calls - 1
-    each = format_bytes(case.bytes(best.held) // num_over)
-    whose = f", some {each} for each of the {num_over} before the last" if num_over > 1 else " of the first"
-    loop = loop_around(best.part.file, best.line) if best.times == 1 else 0
+    share = format_bytes(case.bytes(best.held) // num_over)
+    whose = f", some {share} for each of the {num_over} before the last" if num_over > 1 else " of the first"
+    whole, _ = next(_around(case.stacks[int(case.stack[best.held[0]])]))
+    is_whole = whole == best.part  # the model itself, which its program calls once
+    loop = loop_around(best.part.file, best.line) if best.times == 1 or is_whole else 0
+    each = "turn" if loop else "part" if is_whole else "call"
     yield Cause(
         "repeated parts",
-        f"{_named(case, best, loop)} keep their activations for backward, all at once: "
+        f"{_named(case, best, loop, is_whole=is_whole)} keep their activations for backward, all at once: "
         f"{case.words(best.held)}{case.lines(best.held)}{whose}, beside the input of each.",
-        f"{_switch(best.part.file, 'turn' if loop else 'call')}, so that each is computed again when backward "
-        "comes to it",
+        f"{_switch(best.part.file, each)}, so that each is computed again when backward comes to it",
         lambda modelled: with_earlier_frees(modelled, best.rows, best.ends),
         case.largest_site(best.held) if _is_torchs(best) else Site(best.part.name, best.part.file, best.line),
         GivesUp.TIME_OR_SIZE,
@@ -180,14 +182,15 @@ def _times_in_each(stack: Ints) -> int:
     return 0
 
 
-def _named(case: Case, repeated: _Repeated, loop: int) -> str:
+def _named(case: Case, repeated: _Repeated, loop: int, *, is_whole: bool) -> str:
     """How many calls of which part; of one of torch's own, by the line that calls the model."""
     part, model = repeated.part, case.model_call(int(repeated.held[0]))
     if model is not None and _is_torchs(repeated):
         return f"{repeated.num_calls} parts that are alike, of the model called at {model.file}:{model.line},"
     if loop:
         return f"{repeated.num_calls} turns of the loop at {part.file}:{loop}"
-    return f"{repeated.num_calls} calls of {part.name} ({part.file}:{repeated.line})"
+    what = "parts that are alike of" if is_whole else "calls of"
+    return f"{repeated.num_calls} {what} {part.name} ({part.file}:{repeated.line})"
 
 
 def _is_torchs(repeated: _Repeated) -> bool:
