@@ -24,7 +24,7 @@ def report_of(**given: Any) -> WatchReport:
         limit_bytes=None,
         allocated_bytes=None,
         reserved_bytes=None,
-        out_of_memory=None,
+        failed=None,
         groups=(),
         outlived=(),
         notes=(),

@@ -164,21 +164,61 @@ for number in range(int(__import__("sys").argv[1])):
 )
 
 
-@pytest.mark.parametrize(("num_calls", "is_full"), [(2, False), (100, True)])
-def test_more_memory_after_the_recorded_steps_is_told_and_its_end_explained(
-    num_calls: int, is_full: bool, tmp_path: Path
-) -> None:
+def test_more_memory_after_the_recorded_steps_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FORGETS, "utf-8")
-    run = called(tmp_path, "run", "--on", "rtx4090:8GiB", "--save-dir", "out", "train.py", str(num_calls))
-    assert run.returncode == is_full, run.stderr
+    run = called(tmp_path, "run", "--on", "rtx4090:8GiB", "--save-dir", "out", "train.py", "2")
+    assert run.returncode == 0, run.stderr
     assert "Note: The script used more than the peak below: " in run.stdout
     assert peak_of(tmp_path / "out")["unexplained_bytes"] == 0
-    watch = tmp_path / "out" / "later" / "watch.txt"
-    assert watch.exists() == is_full == ("See out/later/watch.txt" in " ".join(run.stdout.split()))
-    if is_full:
-        said = watch.read_text("utf-8")
-        line = 1 + next(row for row, text in enumerate(FORGETS.splitlines()) if "kept.append" in text)
-        assert "Step 13, out of memory" in said and f"train.py:{line}" in said
+    assert not (tmp_path / "out" / "later" / "watch.txt").exists()
+
+
+GROWS = """
+import torch
+from torch import nn
+net = nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+seen = []
+for number in range(100):
+    output = net(torch.randn(16384, 1024, device="cuda"))
+    output.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    seen.append(output.detach())
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "line", "step"),
+    [(FORGETS, ("100",), "    kept.append(net", 13), (GROWS, (), "    output.square()", None)],
+    ids=["after the training", "in a later step"],
+)
+def test_memory_that_runs_out_after_the_recorded_steps_is_the_headline(
+    program: str, arguments: tuple[str, ...], line: str, step: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(program, "utf-8")
+    card = "rtx4090:8GiB" if program is FORGETS else "rtx4090:2GiB"
+    run = called(tmp_path, "run", "--on", card, "--save-dir", "out", "train.py", *arguments)
+    assert run.returncode == 1, run.stderr
+    number = 1 + next(row for row, text in enumerate(program.splitlines()) if text.startswith(line))
+    said = " ".join(run.stdout.split())
+    happened = f"Out of memory on cuda:0 at train.py:{number} ("
+    assert happened in said and "used more than the peak below" not in said
+    assert said.index(happened) < said.index("Peak of the recorded steps: ")
+    assert "Why: " in said and "Change: " in said and "recorded steps. See out/later/watch.txt" in said
+    assert len(run.stdout[run.stdout.index("Null GPU:") :].splitlines()) <= 24
+    peak = peak_of(tmp_path / "out")
+    assert (peak["failure"]["line"], peak["failure"]["is_peak"], peak["failure"]["rows"]) == (number, False, None)
+    assert peak["failure"]["allocated_bytes"] > peak["peak_bytes"]
+    assert peak["unexplained_bytes"] == 0 and sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"]
+    for sentence in (*peak["answer"]["happened"], *peak["answer"]["why"], *peak["answer"]["change"]):
+        assert sentence in re.sub(r"(step \d+) of \d+", r"\1", said)
+    (page,) = data_of_html((tmp_path / "out" / "memory_timeline.html").read_text("utf-8"))["pages"]
+    assert page["alarm"][0].startswith("Out of memory on cuda:0") and page["peak"]["bytes"] == peak["peak_bytes"]
+    assert page["alarm"][0] == peak["answer"]["happened"][0]
+    told = (tmp_path / "out" / "later" / "watch.txt").read_text("utf-8")
+    assert re.search(rf"Step {step or '[0-9]+'}, out of memory", told) and f"train.py:{number}" in told
+    assert "out of memory: OutOfMemoryError" not in run.stderr, "the answer has it"
 
 
 INFERENCE = """

@@ -17,16 +17,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.exporters.snapshot_samples import out_of_memory
 from tests.watched import report_of
 from tracer import watch_training
+from tracer.answers.failed_allocation import FailedAllocation
+from tracer.answers.out_of_memory import last_out_of_memory
+from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.step_findings import Fragmenting, GrowthOverSteps, StepFindings, Trend
 from tracer.answers.watch_report import END_OF_RUN, Event, OutlivedMemory
+from tracer.answers.watch_sentences import LET_GO, failure_in_words
 from tracer.blocks.from_snapshot.sites import NO_FRAMES
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.errors import Terminated
 from tracer.exporters.watch import short_watch_lines, watch_values
 from tracer.sessions.training_watch import TrainingWatch
+from tracer.snapshot.load import snapshot_in_memory
 
 MIB = 1 << 20
 
@@ -333,7 +339,7 @@ def test_a_leak_is_said_before_memory_that_has_run_out_and_no_setting_is_then(by
             allocated_bytes=456 * MIB,
             steps=StepFindings(14),
             outlived=(replace(LEAK, bytes_per_step=bytes_per_step),),
-            out_of_memory=event,
+            failed=SimpleNamespace(event=event),
         )
     )
     text = "\n".join(lines)
@@ -341,7 +347,24 @@ def test_a_leak_is_said_before_memory_that_has_run_out_and_no_setting_is_then(by
     is_leak = bytes_per_step > 0
     assert ("expandable_segments" in text) == (not is_leak)
     assert lines[2].startswith("Each step leaves 24.00 MiB more in use" if is_leak else "Out of memory at train")
-    assert ("without what each step leaves, see above, it would have fit" in text) == is_leak
+    assert ("Let go of what each step leaves, see above: without it this request would have fit" in text) == is_leak
+
+
+@pytest.mark.parametrize("bytes_per_step", [1 << 40, 0])
+def test_a_failure_has_what_grew_until_then_and_no_other_change_than_to_let_go_of_it(bytes_per_step: int) -> None:
+    (device,) = replay_snapshot(snapshot_in_memory(out_of_memory())).devices
+    failed = FailedAllocation(last_out_of_memory(device), None, None)
+    report = report_of(failed=failed, outlived=(replace(LEAK, bytes_per_step=bytes_per_step),))
+    said = failure_in_words(report)
+    assert said is not None and failure_in_words(report_of()) is None
+    if not bytes_per_step:
+        assert said == failed
+        return
+    assert [line.split(":")[0] for line in said.event.why] == [
+        "Each step leaves 1.00 TiB more in use than the one before",
+        "1.00 TiB more in each step",
+    ]
+    assert said.event.change == LET_GO and said.event.asked_bytes == failed.event.asked_bytes
 
 
 def test_small_change_is_not_listed_beside_a_leak() -> None:
@@ -384,4 +407,4 @@ def test_every_column_is_described() -> None:
 def test_where_memory_ran_out_is_said_if_it_is_known(frame: str, words: str) -> None:
     site = SimpleNamespace(frame=frame, file=None if frame == NO_FRAMES else "train.py", line=9)
     event = SimpleNamespace(site=site, asked_bytes=MIB, advice="", decisive="")
-    assert any(line.startswith(words) for line in short_watch_lines(report_of(out_of_memory=event)))
+    assert any(line.startswith(words) for line in short_watch_lines(report_of(failed=SimpleNamespace(event=event))))

@@ -76,7 +76,8 @@ def _happened(results: RunResults, num_steps: int | None) -> Iterator[str]:
         if failed is None:
             yield "Nothing was recorded."
     elif failed is None or failed.in_use is None:  # a failure in recorded steps has its own sizes
-        yield headline(findings, num_steps)
+        peak = headline(findings, num_steps)
+        yield peak if failed is None else peak.replace("Peak: ", "Peak of the recorded steps: ", 1)
     if findings is not None and failed is None:
         yield from share_sentence(findings.worst.peak, results.origin.device_bytes)
         yield from growth_sentences(findings.growth)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tracer.answers.out_of_memory import OutOfMemory
 from tracer.answers.rows import Row
 from tracer.answers.step_findings import StepFindings
 from tracer.arrays import totals_by
@@ -16,6 +15,10 @@ from tracer.capture.objects.holders import Holder
 from tracer.capture.run_facts import ValuesRead
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
+
+if TYPE_CHECKING:
+    from tracer.answers.failed_allocation import FailedAllocation
+    from tracer.answers.out_of_memory import OutOfMemory
 
 END_OF_RUN: Final = "the end of the run"  # The event of a run that has ended by itself
 
@@ -66,7 +69,7 @@ class WatchReport:
     allocated_bytes: int | None  # Bytes in use by the allocator at that moment; None without a caching allocator
     reserved_bytes: int | None  # Held from the driver at that moment; likewise
     # The last allocation that failed, explained; None if none did, or there is no history.
-    out_of_memory: OutOfMemory | None
+    failed: FailedAllocation | None
     groups: tuple[Row, ...]  # What was in use then, by line and kind; of the allocator's history
     outlived: tuple[OutlivedMemory, ...]  # What outlived the step after its own and is of no kind that stays
     notes: tuple[str, ...]  # What is missing or could not be read, in sentences
@@ -75,6 +78,11 @@ class WatchReport:
     found_before: tuple[WatchReport, ...] = ()
     caveat: str = ""  # What has to be said before anything else; empty for a run like any other
     values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
+
+    @property
+    def out_of_memory(self) -> OutOfMemory | None:
+        """The allocation that failed; None if none did, or there is no history."""
+        return None if self.failed is None else self.failed.event
 
     @property
     def has_findings(self) -> bool:

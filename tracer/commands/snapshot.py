@@ -194,6 +194,7 @@ def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> N
         file=str(path),
         allocator=explained.allocator,
         more={device.state.device: {"steps": json_value(step_levels(device))} for device in explained.replayed.devices},
+        answer=_answer(explained, path),
     )
     print_json(document, console)
 

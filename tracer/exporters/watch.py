@@ -10,45 +10,32 @@ import torch
 
 from tracer.answers.failure import without_gpu
 from tracer.answers.history_sections import place, ran_out_at
-from tracer.answers.paths import behind, source_place
+from tracer.answers.paths import behind
 from tracer.answers.rows import Row
-from tracer.answers.step_findings import GrowthOverSteps
 from tracer.answers.tables import Table, columns
 from tracer.answers.values_read import values_lines
-from tracer.answers.watch_report import END_OF_RUN, Event, HolderName, OutlivedMemory, WatchReport
+from tracer.answers.watch_report import END_OF_RUN, Event, OutlivedMemory, WatchReport
+from tracer.answers.watch_sentences import LET_GO, growth_lines, is_leak, kept_lines
 from tracer.arrays import totals_by
-from tracer.blocks.from_snapshot.sites import NO_FRAMES
 from tracer.exporters.json_documents.header import json_header, record_values
 from tracer.exporters.json_documents.snapshot import oom_values
 from tracer.exporters.screen.text import table_lines
 from tracer.units import format_bytes, some
 
-_MAX_GROUPS, _MAX_KEPT = 12, 5
-_LET_GO = "without what each step leaves, see above, it would have fit. No setting of the allocator helps for long."
+_MAX_GROUPS = 12
 
 
 def short_watch_lines(report: WatchReport) -> tuple[str, ...]:
     """Return the event, the problem and the holders of memory, for a terminal."""
     caveat = (report.caveat,) if report.caveat else ()
     last = report.found_before[-1:] if report.steps.growth is not None and not report.outlived else ()
-    earlier = (line for before in last for line in (f"Found after step {before.event.step:,}:", *_kept_lines(before)))
+    earlier = (line for before in last for line in (f"Found after step {before.event.step:,}:", *kept_lines(before)))
     return (
         *caveat,
         *_headline(report),
         *_findings(report, tuple(earlier)),
         *(f"Note: {note}" for note in report.notes),
     )
-
-
-def growth_lines(report: WatchReport) -> tuple[str, ...]:
-    """Return lines on memory that grows from step to step and on its holders; empty without growth."""
-    growth = report.steps.growth
-    per_step = sum(group.bytes_per_step for group in report.outlived if group.bytes_per_step > 0)
-    if growth is not None:
-        unit = "In-use memory" if report.allocated_bytes is not None else "Resident memory"
-        return (_growth_sentence(growth, unit), *_kept_lines(report))
-    first = (f"Each step leaves {format_bytes(per_step)} more in use than the one before:",) if per_step else ()
-    return (*first, *_kept_lines(report))
 
 
 def _findings(report: WatchReport, earlier: tuple[str, ...] = ()) -> Iterator[str]:
@@ -106,9 +93,7 @@ def _out_of_memory(report: WatchReport) -> Iterator[str]:
     event = report.out_of_memory
     if event is None:
         return
-    kept_bytes = sum(group.bytes for group in report.outlived if group.bytes_per_step > 0)
-    is_leak = kept_bytes >= event.asked_bytes and not event.decisive
-    advice = _LET_GO if is_leak else event.advice
+    advice = LET_GO if is_leak(report) else event.advice
     yield f"{ran_out_at(event.site)}, asked for {format_bytes(event.asked_bytes)}: {advice}"
 
 
@@ -116,46 +101,6 @@ def finding_lines(report: WatchReport) -> Iterator[str]:
     """A sentence for each finding, with the line where one is known."""
     yield from growth_lines(report)
     yield from _other_sentences(report)
-
-
-def _growth_sentence(growth: GrowthOverSteps, unit: str) -> str:
-    trend = growth.trend
-    sentence = (
-        f"{unit} grows by {format_bytes(trend.bytes_per_step)} a step (steps {trend.first_step:,} to "
-        f"{trend.last_step:,})"
-    )
-    if growth.end_step is None or growth.limit_bytes is None:
-        return f"{sentence}."
-    latest = ", at the latest" if growth.is_at_latest else ""
-    return f"{sentence}; at this rate {format_bytes(growth.limit_bytes)} are full in step {growth.end_step:,}{latest}."
-
-
-def _kept_lines(report: WatchReport) -> Iterator[str]:
-    per_step = sum(group.bytes_per_step for group in report.outlived if group.bytes_per_step > 0)
-    growing = [group for group in report.outlived if group.bytes_per_step > 0.01 * per_step]
-    for group in growing[:_MAX_KEPT]:
-        yield f"  {format_bytes(group.bytes_per_step)} more in each step: {_kept_words(group)}"
-    staying = [group for group in report.outlived if group.bytes_per_step <= 0 and group.holders]
-    for group in staying[: max(0, _MAX_KEPT - len(growing))]:
-        yield f"  Kept: {_kept_words(group)}"
-
-
-def _kept_words(group: OutlivedMemory) -> str:
-    is_known = group.frame and (group.line is not None or group.frame != NO_FRAMES)
-    origin = f"made in {group.frame}{behind(group.line)}" if is_known else ""
-    holders = " and ".join(holder_words(name) for name in group.holders[:2])
-    parts = [f"{format_bytes(group.bytes)} in {some(group.count, 'block')} of kind {group.what}"]
-    parts += [origin] if origin else []
-    parts += [f"held by {holders}"] if holders else []
-    return ", ".join(parts) + "."
-
-
-def holder_words(name: HolderName) -> str:
-    """`trainer.history[...] -> graph of the tensor, train.py:81 (local variable of main(), train.py:12)`."""
-    holder = name.holder
-    line = f", {source_place(*name.graph_line)}" if name.graph_line is not None else ""
-    also = "".join(f" and {path}" for path in holder.also)
-    return f"{holder.path}{line}" + (f" ({holder.variable})" if holder.variable else "") + also
 
 
 def _other_sentences(report: WatchReport) -> Iterator[str]:

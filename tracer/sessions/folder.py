@@ -137,7 +137,7 @@ class SessionFolder(OwnFolder):
         from tracer.sessions.output_files import write_outputs
 
         def note(written: Written) -> None:
-            self.written += (written,)
+            self.written = (*(file for file in self.written if file.path != written.path), written)
             tell(written)
 
         write_outputs(results, self.path, leave_out=leave_out, tell=note)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tracer.answers import files
+from tracer.answers.answer_of_run import answer_of_run
 from tracer.answers.files import OutputFile
 from tracer.answers.labels import labels_of
 from tracer.answers.operators.invocations import OpInstances, op_instances
@@ -240,6 +241,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         failed=results.failed_allocation,
         first=results.first_changes,
         pinned_bytes=results.history.pinned_bytes,
+        answer=answer_of_run(results),
     )
     write_json(path, document)
 
@@ -255,6 +257,8 @@ OUTPUTS = (
     Output(files.TIMING, _write_timing, lambda results: results.timings is not None),
     _RECORDING,
 )
+WITHOUT_FAILURE = frozenset(output.name for output in OUTPUTS) - {files.PAGE.name, files.PEAK.name}
+"""Outputs that are about the recorded steps alone, and the same if memory runs out after them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,7 @@ class ScriptProfile:
         self._ends_at_next_call = False
         self._ended_by = ""  # The class of the exception that ended the script
         self._are_all_counted = True
+        self._is_told_by_profile = False  # Whether the failure that ended the script is in the profile's answer
         self.is_in_child = False  # Whether this process was forked by the one that began; it is silent then
         self.has_failed_before = False  # Whether memory ran out before any session had begun
         self._forget_forks: Callable[[], object] = lambda: None
@@ -194,7 +195,7 @@ class ScriptProfile:
         if self.is_in_child:
             return ()
         for watch in (self._watch, self.later):
-            if watch is not None:
+            if watch is not None and not self._is_told_by_profile:
                 watch.tell()
         if isinstance(self.session, TrainingProfile):
             return self.session.tell(
@@ -250,6 +251,8 @@ class ScriptProfile:
             FROZEN.stop()
             if self.later is not None:
                 self.later.__exit__(kind, error, trace)
+                if error is not None and self.later.report is not None and isinstance(self.session, TrainingProfile):
+                    self._is_told_by_profile = self.session.failed_later(error, self.later.report)
 
     def _explain_without_session(self, error: BaseException) -> None:
         """Memory that ends before anything was trained: the allocator's history has it from the start."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -14,7 +15,11 @@ from torch import nn
 from tracer.answers.answer import Answer
 from tracer.answers.answer_of_run import answer_of_run
 from tracer.answers.answer_tables import NUM_ROWS
+from tracer.answers.failure import is_out_of_memory
 from tracer.answers.rows import Row
+from tracer.answers.watch_report import WatchReport
+from tracer.answers.watch_sentences import failure_in_words
+from tracer.arrays import numpys_own_names
 from tracer.capture.device.device_blocks import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
@@ -31,7 +36,7 @@ from tracer.nested import leaves
 from tracer.null_gpu.job.place import RankPlace
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
-from tracer.sessions.output_files import Written, left_from_earlier, say_if_failed
+from tracer.sessions.output_files import WITHOUT_FAILURE, Written, left_from_earlier, say_if_failed
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Voice
@@ -111,6 +116,7 @@ class TrainingProfile(ProfileSession):
             steps_are_found=self.voice.is_of_script,
         )
         self._is_announced = False
+        self._failed_after_step: int | None = None  # Steps that had ended when memory ran out behind the recorded ones
         self._has_failed: bool | None = None  # Whether the block raised; None where nothing is to be told, or all is
         self._peak_before_bytes = self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
         # The step, from 1, in which the allocator's peak last rose, and whether it was recorded.
@@ -297,6 +303,28 @@ class TrainingProfile(ProfileSession):
             keep_recording=self._keep_recording,
         )
 
+    def failed_later(self, error: BaseException, report: WatchReport) -> bool:
+        """Take memory that ran out after the recorded steps into the results, and write what says it again.
+
+        Args:
+            report: Of what watched those steps.
+
+        Returns:
+            Whether the answer has it.
+        """
+        results = self.results
+        if results is None or not is_out_of_memory(error) or report.device != results.device:
+            return False
+        if (failed := failure_in_words(report)) is None:
+            return False
+        self._failed_after_step = report.event.step
+        failure = replace(failure_of(error, self, is_raised=True), step=report.event.step)
+        self.results = shown = replace(results, failure=failure, failed_allocation=failed)
+        leave_out = {*self._leave_out, *WITHOUT_FAILURE}
+        with numpys_own_names():
+            self._guarded(lambda: self._folder.write(shown, leave_out=leave_out))
+        return True
+
     def tell_meanwhile(self) -> None:
         """Say, while a script goes on, that files are written and the answer comes at the end."""
         if self._screen != "none" and self._folder.is_of_first_rank and self.results is not None:
@@ -337,6 +365,8 @@ class TrainingProfile(ProfileSession):
         if self._screen == "none" or not self._folder.is_of_first_rank:
             return ()
         note = self._of_another_time() if self.voice.is_of_script else ""
+        if self._failed_after_step is not None:
+            note = f"Memory ran out after step {self._failed_after_step:,}, behind the recorded steps."
         see = f" See {explained_in}." if note and explained_in is not None else ""
         return self._print(answer_of_run(self.results, num_steps=num_steps, notes=(f"{note}{see}",) if note else ()))
 

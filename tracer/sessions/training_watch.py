@@ -25,6 +25,7 @@ from tracer.answers.files import WATCH_JSON
 from tracer.answers.null_run import caveat_of
 from tracer.answers.step_findings import explain_steps
 from tracer.answers.watch_report import END_OF_RUN, Event, WatchReport
+from tracer.answers.watch_sentences import growth_lines
 from tracer.blocks.from_snapshot.timeline import StepEnds
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
@@ -41,7 +42,7 @@ from tracer.exporters.files import write_atomically, write_json
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import say, say_beside_bars
-from tracer.exporters.watch import growth_lines, short_watch_lines, watch_lines, watch_values
+from tracer.exporters.watch import short_watch_lines, watch_lines, watch_values
 from tracer.nested import leaves
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched, ran_out_later

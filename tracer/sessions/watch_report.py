@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tracer.answers.failed_allocation import explain_failure, held_now
+from tracer.answers.failed_allocation import FailedAllocation, explain_failure, held_now
 from tracer.answers.null_run import caveat_of
-from tracer.answers.out_of_memory import OutOfMemory, device_out_of_memory
+from tracer.answers.out_of_memory import device_out_of_memory
 from tracer.answers.rows import Row, rows_of_lines
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.step_findings import StepFindings, explain_steps
@@ -88,7 +88,7 @@ class Moment:
             limit_bytes=limit_bytes,
             allocated_bytes=counters.allocated_bytes if counters is not None else None,
             reserved_bytes=counters.reserved_bytes if counters is not None else None,
-            out_of_memory=history.out_of_memory if history is not None else None,
+            failed=history.failed if history is not None else None,
             groups=history.groups if history is not None else (),
             outlived=outlived or (),
             notes=tuple(self.notes),
@@ -130,12 +130,14 @@ class Moment:
         replayed = replay_snapshot(columns, device=index, held_now={index: held_now(self._known(), str(self.device))})
         (device,) = replayed.devices
         alive = device.replay.lives.alive_after(len(device.state.trace) - 1)
-        event = None
+        failed = None
         if self.error is not None and ran_out == index:
             objects = look_at_failure(self.device, self.error, is_evaluating=self.is_evaluating)
             memory = device_memory(self.device)
-            event, *_ = explain_failure(device, objects, device_bytes=None if memory is None else memory[1])
-        return _History(device, rows_of_lines(device.blocks.take(alive)), event)
+            device_bytes = None if memory is None else memory[1]
+            event, first, seen = explain_failure(device, objects, device_bytes=device_bytes)
+            failed = FailedAllocation(event, first, None, seen)
+        return _History(device, rows_of_lines(device.blocks.take(alive)), failed)
 
     def _known(self) -> KnownStorages:
         """Storages that exist now: of models, optimizers and batches by name, of graphs, and all others."""
@@ -204,7 +206,7 @@ class Moment:
 class _History:
     device: ReplayedDevice
     groups: tuple[Row, ...]
-    out_of_memory: OutOfMemory | None
+    failed: FailedAllocation | None
 
     def line_of(self, address: int | None) -> SourceLine | None:
         """The line that made the block which lies at an address at the end."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracer.answers.answer import Answer, answer_values
 from tracer.answers.rows import Row
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.header import json_header
@@ -39,6 +40,7 @@ def peak_document(
     failed: FailedAllocation | None = None,
     first: FirstChanges | None = None,
     pinned_bytes: int = 0,
+    answer: Answer | None = None,
 ) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys."""
     from tracer.answers.peak import worst_of  # reading peak.json back does not wait for torch
@@ -58,6 +60,7 @@ def peak_document(
             computed=None if origin is None else origin.computed,
         ),
         "command": None if origin is None else origin.command,
+        "answer": None if answer is None else answer_values(answer),
         "device": peak.device,
         "peak_bytes": peak.peak_bytes,
         "allocator_peak_bytes": peak.allocator_peak_bytes,

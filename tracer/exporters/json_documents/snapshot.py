@@ -8,6 +8,7 @@ from typing import Any
 
 from tracer.answers.allocator.allocator_finding import AllocatorFinding, WhatIf
 from tracer.answers.allocator.reserved import Reserved
+from tracer.answers.answer import Answer, answer_values
 from tracer.answers.out_of_memory import OutOfMemory
 from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
 from tracer.exporters.json_documents.header import json_header, json_value, record_values
@@ -22,6 +23,7 @@ def snapshot_json(
     file: str,
     allocator: Sequence[AllocatorFinding] = (),
     more: Mapping[int, Mapping[str, Any]] | None = None,
+    answer: Answer | None = None,
 ) -> dict[str, Any]:
     """Return the JSON of a snapshot's findings; every device's groups sum to its `peak_requested_bytes`."""
     modelled = {
@@ -36,6 +38,7 @@ def snapshot_json(
         # A snapshot does not say which torch made it.
         **json_header("snapshot", VERSION),
         "file": file,
+        "answer": None if answer is None else answer_values(answer),
         "notes": list(finding.notes),
         "pinned_bytes": finding.pinned_bytes,
         "worst_device": None if worst is None else finding.devices[worst].device,
