@@ -109,7 +109,7 @@ def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
     )
     shown = json.loads(json.dumps(snapshot_json(explain_snapshot(loaded), file="s")))
     (device,) = shown["devices"]
-    assert list(shown)[6:] == ["file", "notes", "pinned_bytes", "worst_device", "devices"]
+    assert list(shown)[6:] == ["file", "answer", "notes", "pinned_bytes", "worst_device", "devices"]
     assert " ".join(device) == (
         "device entries first_time_us notes peak_entry peak_time_us peak_phase peak_requested_bytes "
         "peak_allocated_bytes reserved_at_peak_bytes before_recording_bytes start_requested_bytes "
