@@ -143,6 +143,7 @@ def _write_page(material: Material, path: Path) -> None:
         pinned_bytes=results.history.pinned_bytes,
         known=known,
         verdict=results.verdict,
+        answer=None if results.verdict else answer_of_run(results),
         source_of=results.source_of,
     )
     pages = [page]

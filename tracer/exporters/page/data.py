@@ -274,7 +274,8 @@ def headline(page: Page) -> tuple[str, ...]:
     """Sentences on the peak: when, of what, where its largest part was allocated, and what is missing."""
     if page.peak is None or page.peak.bytes == 0:
         return (f"Nothing was allocated on {page.device} while it was recorded.",)
-    sentences = (_when(page.peak, page.device), _what(page.peak), _where(page.peak))
+    own = page.happened or (_when(page.peak, page.device), _what(page.peak))
+    sentences = (*own, _where(page.peak))
     return (*(sentence for sentence in sentences if sentence), *page.headline_notes)
 
 

@@ -136,6 +136,7 @@ class Page:
     answer: tuple[str, ...] = ()  # What the page says first where it is not about one peak
     caveat: str = ""  # What has to be said before anything else; empty for a run like any other
     alarm: tuple[str, ...] = ()  # What ended the program, in sentences: the first things that the page says
+    happened: tuple[str, ...] = ()  # The sentences of the run's answer on the peak, in place of the page's own
     headline_notes: tuple[str, ...] = ()  # Sentences that belong to the answer itself
     notes: tuple[str, ...] = ()  # Sentences on what could not be measured
     sections: tuple[Section, ...] = ()  # Further findings, in their order

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.answers.answer import cause_and_change, failure_words
+from tracer.answers.answer import Answer, cause_and_change, failure_words
 from tracer.answers.answer_of_run import finding_sentences
 from tracer.answers.caveats import growth_sentences
 from tracer.answers.history_sections import (
@@ -66,6 +66,7 @@ def timeline_page(
     pinned_bytes: int = 0,
     known: KnownStorages | None = None,
     verdict: str = "",
+    answer: Answer | None = None,
     source_of: Callable[[str], str | None] | None = None,
 ) -> Page:
     """The page of one device of a run, for the cycle with its largest peak."""
@@ -106,10 +107,15 @@ def timeline_page(
             failed.event.happened(peak.device),
             *(each for part in failure_words(failed.event, failed.first) for each in part),
         ),
+        happened=() if answer is None else answer.happened[failed is not None :],
         headline_notes=(
             *(sentence for part in cause_and_change(first if failed is None else None) for sentence in part),
         ),
-        notes=(*growth_sentences(findings.growth), *notes, *finding_sentences(findings)),
+        notes=(
+            *([] if answer is not None and failed is None else growth_sentences(findings.growth)),
+            *notes,
+            *finding_sentences(findings),
+        ),
         sections=(
             *failure,
             *_reserved_section(peak),
