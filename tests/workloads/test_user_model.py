@@ -422,7 +422,9 @@ def test_a_transformers_model_built_from_a_config(tmp_path: Path) -> None:
     """)
     )
     inputs = ["--input", "input_ids=8:int64:0-32", "--input", "labels=8:int64:0-32", "--batch-size", "2"]
-    result = command("--model", f"{path}:build", *inputs, "--checkpoint", "--no-cuda-timing", save_dir=tmp_path / "out")
+    result = command(
+        "--model", f"{path}:build", *inputs, "--checkpoint", "--no-cuda-timing", "--full", save_dir=tmp_path / "out"
+    )
     assert result.exit_code == 0, result.output
     assert "Every parameter received a gradient." in result.output
     assert "Loss: 3." in result.output  # log(32) is 3.47: the model's own loss

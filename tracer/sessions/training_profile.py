@@ -380,10 +380,11 @@ class TrainingProfile(ProfileSession):
             fit = fit_words(results.settings, results.origin.device_name, capacity)
         is_of_job = RankPlace.here() is not None
         last = after_run(self.folder, self._folder.names, fit=fit, is_full=is_full)
+        if not is_full and display_in_notebook(self):
+            return ()
         if not is_full and not self.voice.is_of_script:
-            if not display_in_notebook(self):
-                for line in (*text_of(lambda console: print_answer(answer, console, last=last)).splitlines(), *last):
-                    say(line)
+            for line in (*text_of(lambda console: print_answer(answer, console, last=last)).splitlines(), *last):
+                say(line)
             return ()
         try:
             with screen() as console:

@@ -97,7 +97,7 @@ def _failure(failed: FailedAllocation, peak: Peak) -> dict[str, Any]:
 
 def saved_peak_document(peak: SavedPeak) -> dict[str, object]:
     """Return the part of a peak.json that a comparison reads back."""
-    rows = [row.values() for row in peak.rows]
+    rows = [row.values() | {"op": row.made_by} for row in peak.rows]
     return {"device": peak.device, "peak_bytes": peak.bytes, "phase": peak.phase, "rows": rows}
 
 
