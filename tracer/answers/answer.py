@@ -28,15 +28,14 @@ class Answer:
 
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:
-        """The sentences by what they tell, in order, with files as people name them."""
+        """The sentences by what they tell, in order, with whole paths, which are the same wherever they are read."""
         parts = {"caveat": (self.caveat,) if self.caveat else (), "happened": self.happened, "why": self.why}
-        parts |= {"change": self.change, "remarks": self.remarks}
-        return {name: tuple(map(shorten_paths, sentences)) for name, sentences in parts.items()}
+        return parts | {"change": self.change, "remarks": self.remarks}
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """All sentences of the short form."""
-        return tuple(sentence for sentences in self.parts.values() for sentence in sentences)
+        """All sentences of the short form, with files as people name them."""
+        return tuple(shorten_paths(sentence) for sentences in self.parts.values() for sentence in sentences)
 
 
 def answer_values(answer: Answer) -> dict[str, Any]:

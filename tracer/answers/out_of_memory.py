@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from tracer.allocator.fragmentation import Fragmentation, Usable, fragmentation_after, usable_after
 from tracer.answers.allocator.changed_requests import Trial, TriedRequests
-from tracer.answers.paths import source_place
+from tracer.answers.paths import whole_place
 from tracer.answers.rows import Row, rows_of_lines
 from tracer.arrays import totals_by
 from tracer.block_sizes import SMALL_BYTES, round_size, segment_size
@@ -286,7 +286,7 @@ class OutOfMemory:
     def happened(self, device: str) -> str:
         """The request, the limit, and how much is missing, in a sentence."""
         site = self.site
-        where = f" on {device}" + (f" at {source_place(site.file, site.line)} ({site.frame})" if site.file else "")
+        where = f" on {device}" + (f" at {whole_place(site.file, site.line)} ({site.frame})" if site.file else "")
         limit = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"
         missing = format_bytes(self.missing_bytes)
         lacks = f"; with all that is free in one piece, {missing} are still missing" if self.missing_bytes else ""

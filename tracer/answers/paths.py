@@ -44,6 +44,11 @@ def source_place(file: str, line: int | None) -> str:
     return short_path(file) if line is None else f"{short_path(file)}:{line}"
 
 
+def whole_place(file: str, line: int | None) -> str:
+    """The same with its whole path, for a sentence that is read elsewhere too; `shorten_paths` is for people."""
+    return source_place(file, line) if is_cell(file) or line is None else f"{file}:{line}"
+
+
 def behind(line: SourceLine | None) -> str:
     """File and line, to be put behind a sentence."""
     return f" ({source_place(line.file, line.line)})" if line is not None else ""

@@ -15,6 +15,7 @@ from tracer.answers.history_sections import (
     first_changes_sections,
     host_sections,
 )
+from tracer.answers.paths import shorten_paths
 from tracer.answers.peak import Peak
 from tracer.answers.rows import BY_LINE, group_rows
 from tracer.answers.snapshot_findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
@@ -109,7 +110,7 @@ def _alarm(device: DeviceFinding, first: FirstChanges | None) -> tuple[str, ...]
     if not device.oom:
         return ()
     why, change = failure_words(device.oom[-1], first)
-    return (happened_on(device), *why, *change)
+    return (shorten_paths(happened_on(device)), *why, *change)
 
 
 def _rounded(peak: Peak) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from tracer.answers.history_sections import (
 )
 from tracer.answers.line_memory import line_memory
 from tracer.answers.operators.run_times import RunTimeRow
+from tracer.answers.paths import shorten_paths
 from tracer.answers.peak import Peak
 from tracer.answers.python_stacks import PythonStacks
 from tracer.answers.recording_findings import CycleFindings, Findings, counted_blocks
@@ -104,7 +105,7 @@ def timeline_page(
         alarm=()
         if failed is None
         else (
-            failed.event.happened(peak.device),
+            shorten_paths(failed.event.happened(peak.device)),
             *(each for part in failure_words(failed.event, failed.first) for each in part),
         ),
         happened=() if answer is None else answer.happened[failed is not None :],

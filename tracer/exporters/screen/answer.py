@@ -65,7 +65,7 @@ def _prose(answer: Answer) -> Iterator[tuple[str, str]]:
         style = "bold red" if answer.is_alarming and name == "happened" else "bold" if name == "happened" else ""
         if name in ("why", "change"):
             sentences = (" ".join(sentences),) if sentences else ()
-        for sentence in sentences:
+        for sentence in map(shorten_paths, sentences):
             yield style, visible(f"{_LABELS.get(name, '')}{sentence}")
 
 
