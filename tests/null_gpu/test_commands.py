@@ -214,8 +214,8 @@ def test_memory_that_runs_out_after_the_recorded_steps_is_the_headline(
         assert sentence.replace(f"{tmp_path}/", "") in re.sub(r"(step \d+) of \d+", r"\1", said)
     (page,) = data_of_html((tmp_path / "out" / "memory_timeline.html").read_text("utf-8"))["pages"]
     assert page["alarm"][0].startswith("Out of memory on cuda:0") and page["peak"]["bytes"] == peak["peak_bytes"]
-    happened = [sentence.replace(f"{tmp_path}/", "") for sentence in peak["answer"]["happened"]]
-    assert [page["alarm"][0].replace(f"{tmp_path}/", ""), page["headline"][0]] == happened
+    told_first = [sentence.replace(f"{tmp_path}/", "") for sentence in peak["answer"]["happened"]]
+    assert [page["alarm"][0].replace(f"{tmp_path}/", ""), page["headline"][0]] == told_first
     told = (tmp_path / "out" / "later" / "watch.txt").read_text("utf-8")
     assert re.search(rf"Step {step or '[0-9]+'}, out of memory", told) and f"train.py:{number}" in told
     assert "out of memory: OutOfMemoryError" not in run.stderr, "the answer has it"
