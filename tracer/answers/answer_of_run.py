@@ -29,7 +29,7 @@ from tracer.answers.history_sections import failure_section, first_changes_secti
 from tracer.answers.parallelism import parallelism_sentences
 from tracer.answers.rows import moment_words
 from tracer.answers.tables import Section, Table
-from tracer.answers.values_read import values_lines, values_sentences
+from tracer.answers.values_read import values_listed, values_sentences
 from tracer.blocks.kinds import words_of
 from tracer.capture.torch_names import step_words
 from tracer.units import format_bytes, some
@@ -76,15 +76,18 @@ def _happened(results: RunResults, num_steps: int | None) -> Iterator[str]:
         if failed is None:
             yield "Nothing was recorded."
     elif failed is None or failed.in_use is None:  # a failure in recorded steps has its own sizes
-        peak = headline(findings, num_steps)
-        yield peak if failed is None else peak.replace("Peak: ", "Peak of the recorded steps: ", 1)
+        yield headline(findings, num_steps, of="" if failed is None else " of the recorded steps")
     if findings is not None and failed is None:
         yield from share_sentence(findings.worst.peak, results.origin.device_bytes)
         yield from growth_sentences(findings.growth)
 
 
-def headline(findings: Findings, num_steps: int | None = None) -> str:
-    """The peak in one sentence."""
+def headline(findings: Findings, num_steps: int | None = None, *, of: str = "") -> str:
+    """Return the peak in one sentence.
+
+    Args:
+        of: Words behind "Peak", where the program had another one: ` of the recorded steps`.
+    """
     peak, graph_bytes = findings.worst.peak, findings.graph_bytes
     if not peak.rows:
         return f"The recorded steps allocated nothing on {peak.device}. Where they train elsewhere, name it: --device."
@@ -92,7 +95,7 @@ def headline(findings: Findings, num_steps: int | None = None) -> str:
     when = moment_words(peak.phase, step_words(peak.step, num_steps) if peak.step else "")
     graphs = f", beside {format_bytes(graph_bytes)} of CUDA graphs" if graph_bytes else ""
     return (
-        f"Peak: {format_bytes(peak.peak_bytes)} on {peak.device} {when}{graphs}; "
+        f"Peak{of}: {format_bytes(peak.peak_bytes)} on {peak.device} {when}{graphs}; "
         f"{100 * size_bytes / peak.peak_bytes:.0f} % of it {words_of(largest)}."
     )
 
@@ -147,8 +150,8 @@ def _sections(results: RunResults) -> Iterator[Section]:
     yield from host_sections(results.history.pinned_bytes)
     if results.timings is not None:
         yield Section("Time", (), (timings_table(results.timings),), is_drawn=True)
-    if values := values_lines(results.values_read)[len(tuple(_values(results))) :]:
-        yield Section("Values read from the device", tuple(line.strip() for line in values))
+    if results.values_read is not None and (values := tuple(values_listed(results.values_read))):
+        yield Section("Values read from the device", values)
     said = []
     if results.unused_parameters == ():
         said.append("Every parameter received a gradient.")
@@ -156,10 +159,6 @@ def _sections(results: RunResults) -> Iterator[Section]:
         said.append(f"Loss: {results.losses[0]:#.5g} in the first step, {results.losses[-1]:#.5g} in the last.")
     if said:
         yield Section("The training", tuple(said), is_drawn=True)
-
-
-def _values(results: RunResults) -> Iterator[str]:
-    return values_sentences(results.values_read) if results.values_read is not None else iter(())
 
 
 def peak_sections(findings: Findings, *, has_parts: bool = True, room: tuple[str, ...] = ()) -> Iterator[Section]:

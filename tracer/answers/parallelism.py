@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from tracer.answers.paths import source_place
+from tracer.answers.paths import whole_place
 from tracer.answers.python_stacks import PythonStacks
 from tracer.answers.recording_findings import CycleFindings
 from tracer.answers.rows import Row
@@ -93,6 +93,6 @@ def wide_sentence(rows: Iterable[Row], peak_bytes: int) -> str | None:
     largest = max(found, key=lambda row: row.bytes / row.count)
     shape = " x ".join(f"{length:,}" for length in largest.shape or ())
     return (
-        f"In float32 beside {narrow.most_common(1)[0][0]}: {format_bytes(size_bytes)} at {source_place(file, line)}"
+        f"In float32 beside {narrow.most_common(1)[0][0]}: {format_bytes(size_bytes)} at {whole_place(file, line)}"
         + (f", the largest tensor {shape}." if shape else ".")
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.answers.paths import source_place
+from tracer.answers.paths import shorten_paths, whole_place
 from tracer.units import some
 
 if TYPE_CHECKING:
@@ -19,10 +19,14 @@ _ITEM = "aten::_local_scalar_dense"
 
 def values_lines(values: ValuesRead | None) -> tuple[str, ...]:
     """Return the lines on values for a text file."""
-    return (*values_sentences(values), *(f"  {line}" for line in _list(values))) if values is not None else ()
+    if values is None:
+        return ()
+    lines = (*values_sentences(values), *(f"  {line}" for line in values_listed(values)))
+    return tuple(map(shorten_paths, lines))
 
 
-def _list(values: ValuesRead) -> Iterator[str]:
+def values_listed(values: ValuesRead) -> Iterator[str]:
+    """Yield a line for each place where values were read, those that decided sizes first."""
     reads = sorted(values.reads, key=lambda read: not read.decides_size)
     num_listed = _NUM_LISTED + (len(reads) == _NUM_LISTED + 1)
     yield from map(_words, reads[:num_listed])
@@ -67,7 +71,7 @@ def _places(reads: Iterable[ValueRead]) -> str:
 
 
 def _place(read: ValueRead) -> str:
-    return source_place(read.file, read.line) if read.file else "a line outside Python"
+    return whole_place(read.file, read.line) if read.file else "a line outside Python"
 
 
 def _words(read: ValueRead) -> str:

@@ -41,10 +41,11 @@ def print_answer(
     below += sum(len(_wrapped(line, width)) for line in last)
     least = sum(_height(table, _LEAST_ROWS) for table in answer.in_use[:1])
     num_left = None if full else LINES - below - least
-    for style, text in lines:
+    for part, text in lines:
         num_lines = len(_wrapped(text, width))
-        if num_left is not None and text.startswith(_LABELS["remarks"]) and num_lines > num_left:
+        if num_left is not None and part == "remarks" and num_lines > num_left:
             continue
+        style = "" if part != "happened" else "bold red" if answer.is_alarming else "bold"
         num_left = None if num_left is None else num_left - num_lines
         if full:
             say(console, text, style=style)
@@ -60,13 +61,12 @@ def print_answer(
 
 
 def _prose(answer: Answer) -> Iterator[tuple[str, str]]:
-    """Yield the sentences with their styles; those of one cause, and of one change, are a paragraph."""
+    """Yield the sentences with the part they are of; those of one cause, and of one change, are a paragraph."""
     for name, sentences in answer.parts.items():
-        style = "bold red" if answer.is_alarming and name == "happened" else "bold" if name == "happened" else ""
         if name in ("why", "change"):
             sentences = (" ".join(sentences),) if sentences else ()
         for sentence in map(shorten_paths, sentences):
-            yield style, visible(f"{_LABELS.get(name, '')}{sentence}")
+            yield name, visible(f"{_LABELS.get(name, '')}{sentence}")
 
 
 def _wrapped(text: str, width: int) -> list[str]:
