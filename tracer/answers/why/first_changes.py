@@ -73,12 +73,12 @@ _TIGHT: Final = 0.95
 """Of the capacity: where that much is reserved under a setting, the next larger request fails."""
 _WORTH_SAYING: Final = 0.1
 """Of the peak: a change that saves less is said below, and not with the peak."""
+_SAME: Final = "results stay the same"
 _PRICES: Final = {
-    GivesUp.NOTHING: "it gives up nothing",
+    GivesUp.NOTHING: _SAME,
     GivesUp.A_LITTLE: "results may differ a little",
     GivesUp.TIME_OR_SIZE: "it costs time, or a smaller size",
 }
-_ANOTHER_SETTING: Final = "results stay the same"
 _SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
 _OF_RESERVED_ALONE: Final = (*_SAID_BY_THE_ALLOCATOR, "cached memory")
 _SMALL_SHARE: Final = 0.1
@@ -111,7 +111,7 @@ class FirstChange:
 
     @property
     def effect(self) -> str:
-        """What a replay with it needs, as the end of a sentence."""
+        """The memory that a replay with the change needs, as the end of a sentence."""
         reserved = self.reserved_before_bytes - self.reserved_bytes
         allocated = self.allocated_before_bytes - self.allocated_bytes
         size, is_said = max((reserved, "reserved"), (allocated, "in use"))
@@ -258,7 +258,7 @@ def _tried(cause: Cause, modelled: Modelled) -> FirstChange | None:
         serves_last=bool(before.unserved) and max(before.unserved) not in after.unserved,
         cause=cause.name,
         sentence=cause.sentence,
-        gives_up=_ANOTHER_SETTING if cause.name == "fragmentation" else _PRICES.get(cause.gives_up, ""),
+        gives_up=_SAME if cause.name == "fragmentation" else _PRICES.get(cause.gives_up, ""),
     )
 
 

@@ -39,7 +39,9 @@ _KEPT_OF_FORWARD: Final = 0.25
 _GRAPHS_BLOCKS: Final = 2
 """Blocks that an iteration leaves at least, where it leaves a graph."""
 _LEAST_CATS: Final = 8
-_JOINS: Final = re.compile(r"cat|stack|pad|append|extend|update|generate|cache", re.IGNORECASE)
+_JOINS: Final = re.compile(
+    r"\b(?:cat|concat(?:enate)?|[dhv]?stack|pad|append|extend|update|generate)\b|cache", re.IGNORECASE
+)
 """Names of functions that make one larger tensor of several, or that lead to one."""
 _LEAST_EVEN_CATS: Final = 3
 _UNEVEN: Final = 0.01
