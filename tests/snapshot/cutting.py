@@ -9,7 +9,7 @@ import numpy as np
 
 from tracer.arrays import Bools
 from tracer.snapshot.actions import BlockState
-from tracer.snapshot.columns import Annotations, Blocks, DeviceState, Segments, Snapshot, Trace
+from tracer.snapshot.columns import Annotations, DeviceState, Segments, Snapshot, StateBlocks, Trace
 from tracer.snapshot.replay import replay
 
 Table = TypeVar("Table", Trace, Annotations)
@@ -43,7 +43,7 @@ def _cut(state: DeviceState, snapshot: Snapshot, begin: int, entry: int) -> Devi
     return replace(
         state,
         trace=_taken(trace, np.arange(len(trace)) >= begin),
-        blocks=Blocks(
+        blocks=StateBlocks(
             address=address,
             size=size,
             requested_size=lives.requested_bytes[rows],

@@ -15,13 +15,13 @@ from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import (
     Annotations,
-    Blocks,
     DeviceState,
     Frame,
     Int32s,
     Segments,
     Snapshot,
     Stacks,
+    StateBlocks,
     Trace,
 )
 from tracer.snapshot.reader import MAX_DEVICES, RawSnapshot
@@ -60,7 +60,11 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
     segments, blocks, annotations = (_under(columns, f"{name}.") for name in ("segment", "block", "annotation"))
     segment_of_block = np.repeat(np.arange(len(segments["device"])), np.diff(segments["first_block"]))
     blocks |= {"stack": stack_of_id[blocks["stack"]], "stream": segments["stream"][segment_of_block]}
-    all_segments, all_blocks, all_notes = _of(Segments, segments), _of(Blocks, blocks), _of(Annotations, annotations)
+    all_segments, all_blocks, all_notes = (
+        _of(Segments, segments),
+        _of(StateBlocks, blocks),
+        _of(Annotations, annotations),
+    )
     devices, remarks = [], list[str]()
     for device in sorted({*raw.devices, *np.unique(segments["device"]).tolist()}):
         in_device = segments["device"] == device

@@ -41,7 +41,7 @@ class Trace(ColumnTable):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks(ColumnTable):
+class StateBlocks(ColumnTable):
     """The pieces of the segments when the snapshot was taken [pieces]."""
 
     address: Ints
@@ -121,7 +121,7 @@ class DeviceState:
     device: int
     trace: Trace
     segments: Segments
-    blocks: Blocks
+    blocks: StateBlocks
     annotations: Annotations
 
 

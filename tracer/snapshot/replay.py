@@ -16,7 +16,7 @@ from tracer.arrays import Bools, ColumnTable, Ints, in_use
 from tracer.block_sizes import recorded_divisions, round_sizes
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import Blocks, DeviceState, Int32s, Trace
+from tracer.snapshot.columns import DeviceState, Int32s, StateBlocks, Trace
 from tracer.snapshot.stacks import NO_STACK
 
 BEFORE = -1
@@ -128,7 +128,7 @@ class _Matching:
     In that order each block's history is a run of rows, and what follows a row decides what became of the block.
     """
 
-    def __init__(self, trace: Trace, blocks: Blocks, live: Ints) -> None:
+    def __init__(self, trace: Trace, blocks: StateBlocks, live: Ints) -> None:
         self._trace, self._blocks, self._live = trace, blocks, live
         freeing, self.frees_by_request = _completing_action(trace)
         entry = trace.where(Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
