@@ -138,7 +138,7 @@ def _when(peak: Peak, device: DeviceFinding) -> str:
 
 
 def _steps_section(device: int, steps: Sequence[StepLevel]) -> Section:
-    """How much was in use as each step was over."""
+    """Tabulate the bytes in use at the end of each step."""
     changes: list[int | str] = ["", *(step.end_bytes - before.end_bytes for before, step in pairwise(steps))]
     rows = tuple(
         (n, step.end_bytes, change, step.peak_bytes)
@@ -216,7 +216,7 @@ def _what_if_table(what_if: WhatIf) -> Table:
 
 
 def settings_advice(what_if: WhatIf) -> tuple[str, ...]:
-    """What the settings that were asked about change."""
+    """Return the sentence on the best of the settings that were asked about; none where nothing was asked."""
     return (_advice(what_if),) if len(what_if.rows) > 1 else ()
 
 

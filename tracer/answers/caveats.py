@@ -226,7 +226,7 @@ _OF_ANY_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 
 def share_sentence(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
-    """How much of the device is taken at the peak.
+    """Return the share of the device that is taken at the peak.
 
     Args:
         device_bytes: Memory of the device; None if not known.

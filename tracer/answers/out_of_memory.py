@@ -273,13 +273,13 @@ class OutOfMemory:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What there is for this process: reserved and free on the device; None where that is not known."""
+        """Memory that this process can have: reserved by it, or free on the device; None where that is not known."""
         free_bytes = self.device_free_bytes
         return None if free_bytes is None or self.cause == "limit" else self.reserved_bytes + free_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """How much is missing even if all free memory were in one piece; 0 where none is, or that is not known."""
+        """Bytes that are missing even if all free memory were in one piece; 0 where none are, or that is not known."""
         free_bytes = 0 if self.limit_bytes is None else self.limit_bytes - self.allocated_bytes
         return max(0, self.asked_bytes - free_bytes) if self.cause == "too little" else 0
 

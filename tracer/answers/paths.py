@@ -45,7 +45,7 @@ def source_place(file: str, line: int | None) -> str:
 
 
 def whole_place(file: str, line: int | None) -> str:
-    """The same with its whole path, for a sentence that is read elsewhere too; `shorten_paths` is for people."""
+    """A line of source with its whole path, for documents: `/home/me/train.py:14`; `shorten_paths` is for people."""
     return source_place(file, line) if is_cell(file) or line is None else f"{file}:{line}"
 
 

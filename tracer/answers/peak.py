@@ -143,10 +143,11 @@ def peak_of_cycle(
     Args:
         entry: Explain what was in use after this entry of the history, in place of the peak.
     """
-    recording, attribution, lifetimes, blocks = cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks
+    # Whoever explains a snapshot does not wait for torch.
     from tracer.blocks.from_recording.allocator_join import in_use_after, in_use_at, last_events
     from tracer.blocks.from_recording.blocks import as_in_history
 
+    recording, attribution, lifetimes, blocks = cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks
     made_at = position = peak_position(lifetimes)
     in_use = None
     if history is not None and entry is not None:

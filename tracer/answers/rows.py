@@ -83,7 +83,7 @@ class Row:
 
     @property
     def ties(self) -> tuple[Kind, str, str, int]:
-        """What orders rows of equal bytes."""
+        """The key by which rows of equal bytes are sorted."""
         return self.kind, self.site.frame, self.file or "", self.line or 0
 
     @property
@@ -92,7 +92,7 @@ class Row:
         return self.op or self.function
 
     def values(self) -> dict[str, Any]:
-        """What a peak.json has of it, by name."""
+        """The fields of a row in peak.json, by name."""
         return {name: getattr(self, name) for name in ROW_FIELDS}
 
 
@@ -151,7 +151,10 @@ ROW_KEYS: Final = (
     _value("dtype"),
     RowKey(("stack",), lambda blocks: blocks.stack, _stack),
 )
-"""What tells rows apart; a new one is a line here, a column of `Blocks` and a field of `Row`."""
+"""The keys of rows: blocks that differ in one are of two rows.
+
+A new key is a line here, a column of `Blocks`, which both makers fill, and a field of `Row`.
+"""
 BY_LINE: Final = ("evidence", "stack")
 """Merged where a line has one row: it says that of most bytes."""
 

@@ -1,4 +1,4 @@
-"""What a watched run says of memory that stays: how it grows, what is kept, by whom, and the failure in the end."""
+"""Sentences of a watched run on memory that stays: its growth, what is kept and by whom, and the failure."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Kind(IntEnum):
     GRADIENT = 5, "gradient", "of the parameters", ("#1a52d8", "#4b68fa")
     # Gradients of activations, intermediate results
     AUTOGRAD_DETAIL = 6, "autograd detail", "made during backward", ("#618ec5", "#3ea0ff")
-    # What FSDP gathers and reduces, and DDP's buckets
+    # Buffers that FSDP gathers and reduces into, and DDP's buckets
     COMMUNICATION = 13, "communication", "buffers of collectives", ("#74e6ff", "#a5e7fe")
     # Never seen as a tensor
     WORKSPACE = 7, "workspace", "operators' scratch memory", ("#f9a471", "#f37d17")

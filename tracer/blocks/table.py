@@ -22,7 +22,7 @@ NONE = -1
 
 
 class Phase(IntEnum):
-    """What a training step was doing."""
+    """A part of a training step."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -67,7 +67,7 @@ class Blocks(ColumnTable):
     name: PerBlock[Int]  # Of the live tensor observed at its address
     shape: PerBlock[Int]
     dtype: PerBlock[Int]
-    values: Sequence[Any]  # What these numbers stand for
+    values: Sequence[Any]  # The values behind these numbers
     sites: Sites | None  # The lines behind stacks
 
     @classmethod
@@ -76,7 +76,7 @@ class Blocks(ColumnTable):
         return tuple(field.name for field in fields(cls) if field.name not in ("values", "sites"))
 
     def value(self, number: int) -> Any:
-        """What a number stands for; None for -1."""
+        """The value behind a number; None for -1."""
         return self.values[number] if number >= 0 else None
 
     def alive_at(self, position: int) -> Rows:

@@ -1,4 +1,4 @@
-"""What each block of a recording is, and how that is known: one ordered table of rules, and the first that holds wins.
+"""Rules for the kind and the evidence of each block of a recording: an ordered table, whose first rule that holds wins.
 
 The strongest evidence comes first: that a live, named tensor lay at the block's address; then what autograd itself did
 with it; then torch's data flow, unless the block's life contradicts it; then the block's life alone.
@@ -32,7 +32,7 @@ RULES: tuple[Rule[F], ...] = (
     Rule(Evidence.LIBRARYS_STATE, Kind.WORKSPACE, (F.is_dropout_state,)),
     Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, (F.was_saved_before,)),
     Rule(Evidence.LIBRARYS, Kind.WORKSPACE, (F.is_librarys, Not(F.has_tensor))),
-    # What torch's data flow may say of storages from before: parameters only where nothing else names any.
+    # Storages from before, by torch's data flow: it names parameters only where nothing else names any.
     Rule(
         Evidence.DATA_FLOW,
         Kind.PARAMETER,

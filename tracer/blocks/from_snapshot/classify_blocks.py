@@ -1,4 +1,4 @@
-"""What a block of a snapshot is: one ordered table of rules, and the first that holds decides.
+"""Rules for the kind of a block of a snapshot: an ordered table, whose first rule that holds decides.
 
 A snapshot has no categories. Its stacks, its annotations and the lives of its blocks prove what some are; the rules
 that do stand first, in the order of their strength. Then those follow by which blocks prove something of each other,
@@ -14,7 +14,7 @@ from tracer.blocks.kinds import Evidence, Kind
 from tracer.blocks.rules import AnyOf, Not, Rule
 
 F = BlockFacts
-# What stacks, annotations and lives prove.
+# Proofs by stacks, annotations and lives.
 PROOFS: Final[tuple[Rule[F], ...]] = (
     Rule(Evidence.WORKSPACE_STACK, Kind.WORKSPACE, (F.in_workspace,)),
     Rule(Evidence.OPTIMIZER_STATE_STACK, Kind.OPTIMIZER_STATE, (F.in_state_setup,)),
@@ -57,7 +57,7 @@ PROOFS: Final[tuple[Rule[F], ...]] = (
     Rule(Evidence.MODULE_SETUP_STACK, Kind.PARAMETER, (F.in_module_setup, AnyOf(F.is_at_end, F.freed_in_step))),
     Rule(Evidence.COPIED_PARAMETER, Kind.PARAMETER, (F.in_parameter_copy,)),
 )
-# What blocks prove of each other, and what is likely.
+# Proofs by other blocks, and likely kinds.
 LIKELY: Final[tuple[Rule[F], ...]] = (
     Rule(Evidence.WORKSPACE_BRIEF, Kind.WORKSPACE, (F.is_brief_workspace, Not(F.has_cpp))),
     Rule(Evidence.WORKSPACE_KEPT, Kind.WORKSPACE, (F.is_workspace_kept,)),
