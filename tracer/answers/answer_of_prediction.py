@@ -197,14 +197,17 @@ def answer_of_prediction(prediction: Prediction, largest: LargestBatch | None = 
     without_end = (
         () if prediction.without_end is None or card is None else need_words(prediction.without_end, card.usable_bytes)
     )
-    peak = (f"Peak reserved: {reserved}, with {allocated} allocated{until}.",)
+    # Where both peaks are of one moment, the run's own sentences have these sizes.
+    moment = None if results.findings is None or results.origin.device_bytes is None else results.findings.worst.peak
+    is_said = moment is not None and not until and moment.reserved_then_bytes == need.peak_reserved_bytes
+    sizes = () if is_said else (f"Peak reserved: {reserved}, with {allocated} allocated{until}.",)
     return replace(
         of_run,
         happened=(
             f"{verdict(prediction)}{at_end}",
             *([largest_words(largest)] if largest is not None else []),
             *of_run.happened,
-            *peak,
+            *sizes,
             *without_end,
         ),
         remarks=tuple(dict.fromkeys((*prediction.assumptions, *of_run.remarks))),

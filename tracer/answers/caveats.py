@@ -231,7 +231,7 @@ def share_sentence(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
     Args:
         device_bytes: Memory of the device; None if not known.
     """
-    reserved = peak.allocator.reserved_bytes if peak.allocator is not None else peak.reserved_bytes
+    reserved = peak.reserved_then_bytes
     if device_bytes is None or not peak.rows:
         return ()
     share = 100 * max(peak.peak_bytes, reserved) / device_bytes
@@ -245,7 +245,7 @@ def room_sentences(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
     Args:
         device_bytes: Memory of the device; None if not known.
     """
-    taken = max(peak.peak_bytes, peak.allocator.reserved_bytes if peak.allocator is not None else peak.reserved_bytes)
+    taken = max(peak.peak_bytes, peak.reserved_then_bytes)
     if device_bytes is None or not peak.rows or not is_small(taken, device_bytes):
         return ()
     fixed = {kind.name for kind in _OF_ANY_BATCH}

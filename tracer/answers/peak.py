@@ -86,6 +86,11 @@ class Peak:
         return self.time_ns // NS_PER_US if self.time_ns >= 0 else -1
 
     @property
+    def reserved_then_bytes(self) -> int:
+        """Bytes reserved at that moment, by the allocator's own history where it is there; else by its counter."""
+        return self.allocator.reserved_bytes if self.allocator is not None else self.reserved_bytes
+
+    @property
     def unexplained_bytes(self) -> int:
         """Bytes that were counted and are in no row; negative if rows show more than was counted."""
         return self.allocator_peak_bytes - self.peak_bytes
