@@ -12,11 +12,9 @@ from tracer.capture.step_columns import StepTable
 
 def report_of(**given: Any) -> WatchReport:
     """A report that says nothing, but for what is given."""
-    event = Event("asked for", 3, 5)
     empty = WatchReport(
         device="cuda:0",
-        event=event,
-        events=(event,),
+        events=(Event("asked for", 3, 5),),
         error="",
         error_line=None,
         columns=StepTable().columns(),

@@ -166,7 +166,7 @@ def test_in_a_notebook_nothing_is_printed(
         with session:
             session.step()
     assert capsys.readouterr() == ("", "")
-    assert len(displayed) > 1 and "<br>Written: " in displayed[-1]._repr_html_()  # type: ignore[attr-defined]
+    assert len(displayed) > 1 and "<br>Files in " in displayed[-1]._repr_html_()  # type: ignore[attr-defined]
 
 
 def test_the_magic_says_what_it_does_not_know() -> None:

@@ -19,8 +19,8 @@ from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, TracerError
 from tracer.sessions import training_profile
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.session import ScriptVoice
-from tracer.sessions.training_profile import Screen, TrainingProfile, profile_training
+from tracer.sessions.session import Screen, ScriptVoice
+from tracer.sessions.training_profile import TrainingProfile, profile_training
 from tracer.sessions.training_watch import TrainingWatch
 
 SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)

@@ -9,7 +9,6 @@ import random
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,19 @@ from tracer.answers.failed_allocation import FailedAllocation
 from tracer.answers.out_of_memory import last_out_of_memory
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.step_findings import Fragmenting, GrowthOverSteps, StepFindings, Trend
-from tracer.answers.watch_report import END_OF_RUN, Event, OutlivedMemory
-from tracer.answers.watch_sentences import LET_GO, failure_in_words
-from tracer.blocks.from_snapshot.sites import NO_FRAMES
+from tracer.answers.watch_report import (
+    END_OF_RUN,
+    LET_GO,
+    Event,
+    OutlivedMemory,
+    answer_of_watch,
+    failure_in_words,
+    growth_sentences,
+)
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.errors import Terminated
-from tracer.exporters.watch import short_watch_lines, watch_values
+from tracer.exporters.json_documents.watch import watch_values
 from tracer.sessions.training_watch import TrainingWatch
 from tracer.snapshot.load import snapshot_in_memory
 
@@ -138,16 +143,16 @@ def test_what_grows_on_the_cpu_is_named_by_its_looks_and_its_holder(
     assert "history[...]" in (tmp_path / "watch.txt").read_text()
 
 
-def test_the_last_report_repeats_what_earlier_ones_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was held is gone by the end, and its holder is still in the files, with the step."""
+def test_the_last_report_repeats_who_held_what_is_gone_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = keep_a_mebibyte_a_step(200, tmp_path, monkeypatch, cleared_after=150)
     assert (values["event"]["step"], values["kept"]) == (200, [])
     (before,) = values["found_before"]
     assert before["event"]["step"] == 64
     assert [holder["path"] for kept in before["kept"] for holder in kept["holders"]] == ["history[...]"]
-    text = (tmp_path / "watch.txt").read_text()
-    assert "Found after step 64, memory grows from step to step\nResident memory grows by 1.00 MiB a step" in text
-    assert "held by history[...] (local variable of keep_a_mebibyte" in text
+    (remark,) = (line for line in values["answer"]["remarks"] if line.startswith("After step 64 it was found: "))
+    assert "Resident memory grows by 1.00 MiB a step" in remark
+    assert "held by history[...] (local variable of keep_a_mebibyte" in remark
+    assert remark.replace("/", "")[:60] in (tmp_path / "watch.txt").read_text().replace("/", "")
 
 
 @pytest.mark.usefixtures("usual_signals")
@@ -300,77 +305,61 @@ def test_what_a_rank_has_found_is_in_the_summary_of_all(tmp_path: Path, monkeypa
 
 def test_each_finding_is_one_sentence() -> None:
     trend = Trend(1.5 * MIB, 20, 400, 700 * MIB)
-    lines = "\n".join(
-        short_watch_lines(
-            report_of(
-                allocated_bytes=700 * MIB,
-                limit_bytes=1000 * MIB,
-                steps=StepFindings(
-                    400,
-                    growth=GrowthOverSteps(trend, 1000 * MIB, 600),
-                    fragmenting=Fragmenting(trend, 100 * MIB),
-                    num_retries=1,
-                ),
-            )
+    answer = answer_of_watch(
+        report_of(
+            allocated_bytes=700 * MIB,
+            limit_bytes=1000 * MIB,
+            steps=StepFindings(
+                400,
+                growth=GrowthOverSteps(trend, 1000 * MIB, 600),
+                fragmenting=Fragmenting(trend, 100 * MIB),
+                num_retries=1,
+            ),
         )
     )
-    assert (
-        "In-use memory grows by 1.50 MiB a step (steps 20 to 400); at this rate 1000.00 MiB are full in step 600."
-        in (lines)
+    assert answer.why == (
+        "In-use memory grows by 1.50 MiB a step (steps 20 to 400); at this rate 1000.00 MiB are full in step 600.",
     )
-    for part in (
-        "Reserved memory grows by 1.50 MiB a step to 700.00 MiB, while no more than 100.00 MiB are in use",
-        "The cache was emptied for a request 1 time",
-    ):
-        assert part in lines
+    assert [remark[:60] for remark in answer.remarks] == [
+        "Reserved memory grows by 1.50 MiB a step to 700.00 MiB, while no more than"[:60],
+        "The cache was emptied for a request 1 time: each one waits for the device."[:60],
+    ]
 
 
 LEAK = OutlivedMemory("activation", "train", SourceLine("train.py", 9), 288 * MIB, 24, 24 * MIB, ())
-
-
-@pytest.mark.parametrize("bytes_per_step", [24 * MIB, 0])
-def test_a_leak_is_said_before_memory_that_has_run_out_and_no_setting_is_then(bytes_per_step: int) -> None:
-    event = SimpleNamespace(site=SimpleNamespace(frame="train", file="train.py", line=15), asked_bytes=32 * MIB)
-    event.decisive, event.advice = "", "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-    lines = short_watch_lines(
-        report_of(
-            event=Event("out of memory", 14, 5),
-            error="OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB. GPU 0 has expandable_segments",
-            allocated_bytes=456 * MIB,
-            steps=StepFindings(14),
-            outlived=(replace(LEAK, bytes_per_step=bytes_per_step),),
-            failed=SimpleNamespace(event=event),
-        )
-    )
-    text = "\n".join(lines)
-    assert lines[0] == "Step 15, out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB"
-    is_leak = bytes_per_step > 0
-    assert ("expandable_segments" in text) == (not is_leak)
-    assert lines[2].startswith("Each step leaves 24.00 MiB more in use" if is_leak else "Out of memory at train")
-    assert ("Let go of what each step leaves, see above: without it this request would have fit" in text) == is_leak
 
 
 @pytest.mark.parametrize("bytes_per_step", [1 << 40, 0])
 def test_a_failure_has_what_grew_until_then_and_no_other_change_than_to_let_go_of_it(bytes_per_step: int) -> None:
     (device,) = replay_snapshot(snapshot_in_memory(out_of_memory())).devices
     failed = FailedAllocation(last_out_of_memory(device), None, None)
-    report = report_of(failed=failed, outlived=(replace(LEAK, bytes_per_step=bytes_per_step),))
-    said = failure_in_words(report)
+    report = report_of(
+        events=(Event("out of memory", 14, 5),),
+        error="OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB. GPU 0 has expandable_segments",
+        failed=failed,
+        outlived=(replace(LEAK, bytes_per_step=bytes_per_step),),
+    )
+    said, answer = failure_in_words(report), answer_of_watch(report)
     assert said is not None and failure_in_words(report_of()) is None
+    assert answer.is_alarming and answer.happened == (
+        "Step 15, out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB",
+        failed.event.happened("cuda:0"),
+    )
     if not bytes_per_step:
-        assert said == failed
+        assert said == failed and answer.change == (failed.event.change,) * bool(failed.event.change)
         return
     assert [line.split(":")[0] for line in said.event.why] == [
         "Each step leaves 1.00 TiB more in use than the one before",
         "1.00 TiB more in each step",
     ]
-    assert said.event.change == LET_GO and said.event.asked_bytes == failed.event.asked_bytes
+    assert answer.why == said.event.why and answer.change == (LET_GO,)
+    assert said.event.asked_bytes == failed.event.asked_bytes
 
 
 def test_small_change_is_not_listed_beside_a_leak() -> None:
     small = replace(LEAK, bytes_per_step=4, what="held")
-    lines = short_watch_lines(report_of(allocated_bytes=MIB, outlived=(LEAK, small)))
-    assert not any("of kind held" in line for line in lines)
+    sentences = growth_sentences(report_of(allocated_bytes=MIB, outlived=(LEAK, small)))
+    assert len(sentences) == 2 and "of kind activation" in sentences[1]
 
 
 @pytest.mark.parametrize("grows", [True, False])
@@ -379,32 +368,27 @@ def test_a_run_that_has_ended_says_its_peak_and_what_was_found_while_it_was_ther
     table = StepTable()
     for step, peak_bytes in enumerate((470 * MIB, 476 * MIB)):
         table.add({"step": step + 1, "peak_bytes": peak_bytes})
-    before = report_of(event=Event("memory grows from step to step", 32, 5), outlived=(LEAK,))
-    lines = short_watch_lines(
+    before = report_of(events=(Event("memory grows from step to step", 32, 5),), outlived=(LEAK,))
+    answer = answer_of_watch(
         report_of(
-            event=Event(END_OF_RUN, 40, 5),
+            events=(Event(END_OF_RUN, 40, 5),),
             columns=table.columns(),
             allocated_bytes=0,
             limit_bytes=1000 * MIB,
             reserved_bytes=494 * MIB,
             steps=StepFindings(40, growth=growth),
-            found_before=(before,) * grows,
+            found_before=before if grows else None,
         )
     )
-    assert lines[1] == "Peak on cuda:0: 476.00 MiB of 1000.00 MiB allocated; 0 B at the end, reserved 494.00 MiB."
-    assert ("Found after step 32:" in lines and any("train.py:9" in line for line in lines)) == grows
+    assert answer.happened == (
+        "After step 40, the end of the run",
+        "Peak on cuda:0: 476.00 MiB of 1000.00 MiB allocated; 0 B at the end, reserved 494.00 MiB.",
+    )
+    said = [remark for remark in answer.remarks if remark.startswith("After step 32 it was found: ")]
+    assert len(said) == grows and all("train.py:9" in remark for remark in said)
 
 
 def test_every_column_is_described() -> None:
     described = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
     missing = [name for name in (*watch_values(report_of()), *StepColumns.__slots__) if f"`{name}`" not in described]
     assert missing == []
-
-
-@pytest.mark.parametrize(
-    ("frame", "words"), [(NO_FRAMES, "Out of memory (no stack was recorded of where)"), ("f", "Out of memory at f ")]
-)
-def test_where_memory_ran_out_is_said_if_it_is_known(frame: str, words: str) -> None:
-    site = SimpleNamespace(frame=frame, file=None if frame == NO_FRAMES else "train.py", line=9)
-    event = SimpleNamespace(site=site, asked_bytes=MIB, advice="", decisive="")
-    assert any(line.startswith(words) for line in short_watch_lines(report_of(failed=SimpleNamespace(event=event))))

@@ -167,14 +167,14 @@ def _make_profile(
     from tracer.sessions.training_watch import TrainingWatch
 
     settings = {**({"on": on.on} if on.on is not None else {}), **script.settings}
-    common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": settings}
-    watched = partial(TrainingWatch, screen=not quiet, **common)
+    shown = "none" if quiet else "full" if full else "short"
+    common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": settings, "screen": shown}
+    watched = partial(TrainingWatch, **common)
     if schedule is None:
         return ScriptProfile(partial(watched, save_dir=save_dir), is_inference=is_inference)
     profiled = partial(
         TrainingProfile,
         save_dir=save_dir,
-        screen="none" if quiet else "full" if full else "short",
         keep_recording=keep_recording,
         schedule=schedule,
         **common,

@@ -10,23 +10,41 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self, get_args
 
 import torch
 
+from tracer.answers.answer import Answer
+from tracer.answers.answer_tables import NUM_ROWS
 from tracer.arrays import numpys_own_names
 from tracer.capture.device import devices
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private.torch_modules import outermost_called
-from tracer.errors import Terminated, TracerError
+from tracer.errors import OutputError, Terminated, TracerError, UsageError
 from tracer.exporters.notebook import Paragraph, display_in_notebook
-from tracer.exporters.screen.terminal import say, say_beside_bars
+from tracer.exporters.screen.answer import print_answer
+from tracer.exporters.screen.terminal import say, say_beside_bars, screen, text_of
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.termination import Termination, signals_deferred
+
+Screen = Literal["full", "short", "none"]
+
+
+def checked_screen(screen: Screen | bool) -> Screen:
+    """The screen of a name, or of True for all and False for nothing.
+
+    Raises:
+        UsageError: There is no such screen.
+    """
+    if isinstance(screen, bool):
+        return "full" if screen else "none"
+    if screen not in get_args(Screen):
+        raise UsageError(f"There is no screen {screen!r}.", hint=f"Use {', '.join(get_args(Screen))}.")
+    return screen
 
 
 class Session:
@@ -245,6 +263,40 @@ class Voice:
         """Warn, at the line that ends the block; in a notebook, below the cell."""
         if not display_in_notebook(Paragraph(sentence)):
             warn_at_users_line(sentence)
+
+    def answer(
+        self,
+        answer: Answer,
+        shown: object,
+        *,
+        last: Sequence[str],
+        is_full: bool,
+        top: int = NUM_ROWS,
+        below: int = 0,
+    ) -> tuple[str, ...]:
+        """Print an answer: all of it on stdout; its short form on stderr, or on stdout for a script.
+
+        Args:
+            shown: What a notebook displays in place of the short form.
+            last: Lines on the files, and on what to do next.
+            below: How many lines there will be below.
+
+        Returns:
+            Lines that the caller prints last; none where they are printed, or no answer was.
+        """
+        if not is_full and display_in_notebook(shown):
+            return ()
+        if not is_full and not self.is_of_script:
+            for line in (*text_of(lambda console: print_answer(answer, console, last=last)).splitlines(), *last):
+                say(line)
+            return ()
+        try:
+            with screen() as console:
+                print_answer(answer, console, full=is_full, top=top, last=last, below=below)
+        except OutputError as problem:
+            self.complain(f"{problem} {problem.hint}")
+            return ()
+        return tuple(last)
 
 
 class ScriptVoice(Voice):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,8 +17,7 @@ from tracer.answers.answer_of_run import answer_of_run
 from tracer.answers.answer_tables import NUM_ROWS
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.rows import Row
-from tracer.answers.watch_report import WatchReport
-from tracer.answers.watch_sentences import failure_in_words
+from tracer.answers.watch_report import WatchReport, failure_in_words
 from tracer.arrays import numpys_own_names
 from tracer.capture.device.device_blocks import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
@@ -27,11 +26,9 @@ from tracer.capture.objects.known_storages import Parameter
 from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.source_files import project_root
-from tracer.errors import OutputError, Terminated, TracerError, UsageError
-from tracer.exporters.notebook import display_in_notebook
-from tracer.exporters.screen.answer import print_answer
+from tracer.errors import OutputError, Terminated, TracerError
 from tracer.exporters.screen.next_commands import after_run, fit_words
-from tracer.exporters.screen.terminal import say, say_beside_bars, screen, text_of
+from tracer.exporters.screen.terminal import say, say_beside_bars
 from tracer.nested import leaves
 from tracer.null_gpu.job.place import RankPlace
 from tracer.sessions.folder import SessionFolder
@@ -39,11 +36,10 @@ from tracer.sessions.jobs.ranks import Rank, announce, peak_of
 from tracer.sessions.output_files import WITHOUT_FAILURE, Written, left_from_earlier, say_if_failed
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
-from tracer.sessions.session import Voice
+from tracer.sessions.session import Screen, Voice, checked_screen
 from tracer.sessions.session_results import ShownResults, failure_of, run_results
 from tracer.units import format_bytes, some
 
-Screen = Literal["full", "short", "none"]
 _MORE = 1.002
 _LINES_OF_JOB = 8  # That follow the answer of the first rank
 
@@ -106,7 +102,7 @@ class TrainingProfile(ProfileSession):
             OutputError: The folder cannot be written to.
             TracerError: There is no such screen.
         """
-        self._screen, self._top = _checked(screen), top
+        self._screen, self._top = checked_screen(screen), top
         self.voice = voice or Voice()
         super().__init__(
             model,
@@ -378,21 +374,9 @@ class TrainingProfile(ProfileSession):
         if answer.is_alarming and results.failure is not None:
             capacity = results.failure.allocator.get("device")
             fit = fit_words(results.settings, results.origin.device_name, capacity)
-        is_of_job = RankPlace.here() is not None
+        below = _LINES_OF_JOB if RankPlace.here() is not None else 0
         last = after_run(self.folder, self._folder.names, fit=fit, is_full=is_full)
-        if not is_full and display_in_notebook(self):
-            return ()
-        if not is_full and not self.voice.is_of_script:
-            for line in (*text_of(lambda console: print_answer(answer, console, last=last)).splitlines(), *last):
-                say(line)
-            return ()
-        try:
-            with screen() as console:
-                print_answer(answer, console, full=is_full, top=self._top, last=last, below=_LINES_OF_JOB * is_of_job)
-        except OutputError as problem:
-            self.voice.complain(f"{problem} {problem.hint}")
-            return ()
-        return last
+        return self.voice.answer(answer, self, last=last, is_full=is_full, top=self._top, below=below)
 
     def _tell_of_earlier_files(self) -> None:
         if left := left_from_earlier(self.folder, self.written):
@@ -436,14 +420,6 @@ class TrainingProfile(ProfileSession):
     def _if_too_short(self) -> str:
         """Return a hint for a loop that ended before anything was recorded; "" for a script without steps."""
         return self.voice.if_too_short if self.num_steps_done or not self.voice.is_of_script else ""
-
-
-def _checked(screen: Screen | bool) -> Screen:
-    if isinstance(screen, bool):
-        return "full" if screen else "none"
-    if screen not in get_args(Screen):
-        raise UsageError(f"There is no screen {screen!r}.", hint=f"Use {', '.join(get_args(Screen))}.")
-    return screen
 
 
 def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import itertools
 import signal
-import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tracer.answers.failure import is_out_of_memory, without_gpu
-from tracer.answers.files import WATCH_JSON
+from tracer.answers.files import SNAPSHOT, WATCH_JSON
 from tracer.answers.null_run import caveat_of
 from tracer.answers.step_findings import explain_steps
-from tracer.answers.watch_report import END_OF_RUN, Event, WatchReport
-from tracer.answers.watch_sentences import growth_lines
+from tracer.answers.watch_report import (
+    END_OF_RUN,
+    OUT_OF_MEMORY,
+    Event,
+    WatchReport,
+    answer_of_watch,
+    growth_sentences,
+)
 from tracer.blocks.from_snapshot.timeline import StepEnds
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
@@ -38,21 +43,22 @@ from tracer.capture.sources.source_files import forget_files
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.capture.torch_private import torch_history
 from tracer.errors import Terminated
-from tracer.exporters.files import write_atomically, write_json
+from tracer.exporters.files import remove, write_atomically, write_json
+from tracer.exporters.json_documents.watch import watch_values
 from tracer.exporters.memory_snapshot import write_memory_snapshot
-from tracer.exporters.notebook import Paragraph, display_in_notebook
-from tracer.exporters.screen.terminal import say, say_beside_bars
-from tracer.exporters.watch import short_watch_lines, watch_lines, watch_values
+from tracer.exporters.notebook import Paragraph
+from tracer.exporters.screen.answer import print_answer
+from tracer.exporters.screen.terminal import say, say_beside_bars, text_of
 from tracer.nested import leaves
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched, ran_out_later
-from tracer.sessions.session import Session, Voice
+from tracer.sessions.session import Screen, Session, Voice, checked_screen
 from tracer.sessions.watch_report import Moment
 
 MAX_ENTRIES: Final = 100_000
 """Entries of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""
-WATCH_TEXT, WATCH_SNAPSHOT = "watch.txt", "memory_snapshot.pkl"
-_OUT_OF_MEMORY: Final = "out of memory"
+WATCH_TEXT: Final = "watch.txt"
+_FILES: Final = (WATCH_TEXT, WATCH_JSON, SNAPSHOT.file_name)
 _GROWS: Final = "memory grows from step to step"
 """The event of a report that nobody asked for."""
 _MAX_EVENTS: Final = 20
@@ -70,8 +76,9 @@ class TrainingWatch(Session):
 
     The allocator's history is on as a ring: it keeps the last entries and forgets the older ones. A few counters are
     read at each step. When memory runs out, an exception or SIGTERM ends the block, a signal or `write` asks for it,
-    or memory is seen to grow from step to step, watch.txt, watch.json and memory_snapshot.pkl are written at once: what
-    is in use, of which kind, by which line, who holds what should be gone, and when memory ends at this rate.
+    or memory is seen to grow from step to step, watch.txt, watch.json and memory_snapshot.pkl are written: what is in
+    use, of which kind, by which line, who holds what should be gone, and when memory ends at this rate. An error of
+    memory that the program catches is explained when its step ends.
 
     A device without a history, such as the CPU, is watched by its counters alone, and the report says what is missing.
     Observing changes nothing: losses, parameters and random states are those of a run without it.
@@ -93,7 +100,7 @@ class TrainingWatch(Session):
         device: torch.device | str | None = None,
         max_entries: int = MAX_ENTRIES,
         on_signal: int | None = getattr(signal, "SIGUSR1", None),
-        screen: Literal["short", "none"] | bool = "short",
+        screen: Screen | bool = "short",
         settings: Mapping[str, object] | None = None,
         voice: Voice | None = None,
         is_later: bool = False,
@@ -108,20 +115,21 @@ class TrainingWatch(Session):
             max_entries: Most entries of the allocator's history that are kept.
             on_signal: Asks for the files while the run goes on, if nobody else handles it; None for no signal. They are
                 written when the model is next called, an optimizer steps, or the step ends.
-            screen: Whether to say on stderr what was found, on rank 0 only: `"short"` or True, `"none"` or False.
+            screen: What to say, on rank 0 only, as for `profile_training`.
             settings: What to remember of the run.
             voice: What is said, and when, where a program does not call the watch itself.
             is_later: Whether it watches what comes after recorded steps: it reports only if memory runs out or grows.
 
         Raises:
             OutputError: The folder cannot be written to.
+            UsageError: There is no such screen.
         """
         self.voice, self._is_later = voice or Voice(), is_later
         objects = TrainingObjects(model, optimizer)
         super().__init__(objects, device=device)
         self._folder = SessionFolder(save_dir)
         self.report: WatchReport | None = None
-        self._says = screen in (True, "short") and self._folder.is_of_first_rank
+        self._screen = checked_screen(screen) if self._folder.is_of_first_rank else "none"
         self._settings = dict(settings or {})
         self._history = AllocatorHistory(
             self.device, max_entries=max_entries, stacks_of_frees=False, is_timed=not caveat_of(self.device)
@@ -138,18 +146,15 @@ class TrainingWatch(Session):
         )
         self._batch: list[tuple[str, weakref.ref[Tensor]]] = []
         self._events: list[Event] = []
-        self._found_before: list[WatchReport] = []
+        self._found_before: WatchReport | None = None
         self._earlier: Mapping[str, Alike] | None = None
         self._on_signal = on_signal
         self._on = ExitStack()  # Switches all off
         self._asked_by: signal.Signals | None = None
         self._is_on = self._is_writing = self._growth_is_told = False
         self._next_look = _FIRST_LOOK
-        self._ran_out_at = -1
-        self._untold: WatchReport | None = None
-        self._before_untold: WatchReport | None = None  # Report in the files before `_untold` replaced it
         self._num_raised = 0  # Errors of full memory that Python has seen, when the last step ended
-        self._last_lines: list[str] = []
+        self._untold: WatchReport | None = None  # The last report of a script, until that has ended
         self.voice.of_optimizers(objects)
 
     # ---------------------------------------------------------------------------------------------------- on and off
@@ -160,14 +165,13 @@ class TrainingWatch(Session):
 
     def _switch_on(self) -> None:
         if self._is_later:
-            self._remove_files()  # an earlier run's
+            for name in _FILES:  # an earlier run's
+                remove(self.folder / name)
         forget_files()
         watches: tuple[Any, ...] = (self._history, self._hooks, torch_history.RAISED)
         for watch in watches:
             self._on.callback(watch.stop)
             watch.start()
-        _watch_out_of_memory(self.device, self)
-        self._on.callback(_watched.discard, self)
         self._num_raised = torch_history.RAISED.number
         self._is_on = True
         is_main = threading.current_thread() is threading.main_thread()
@@ -199,15 +203,14 @@ class TrainingWatch(Session):
                 self._write(END_OF_RUN, with_history=self._grows(), is_last=True)
             return
         if is_out_of_memory(error):
-            event = _OUT_OF_MEMORY
+            event = OUT_OF_MEMORY
         elif isinstance(error, Terminated):
             event = str(error)
         elif isinstance(error, KeyboardInterrupt):
             event = "interrupted"
         else:
             event = f"ended by {type(error).__name__}"
-        is_told = event == _OUT_OF_MEMORY and self._ran_out_at == self.num_steps_done
-        self._write(event, error, keep_snapshot=is_told, is_last=True)
+        self._write(event, error, is_last=True)
 
     def _write_before_the_end(self, error: Terminated) -> None:
         if self._is_on:
@@ -240,13 +243,8 @@ class TrainingWatch(Session):
         self._write_if_asked()
 
     def _end_step(self) -> None:
-        is_raised, self._num_raised = self._is_raised, torch_history.RAISED.number
-        if self._untold is not None and is_raised:  # the program has caught the step's error
-            self._say(self._lines_of(self._untold))
-        elif self._untold is not None:
-            self._forget(self._untold)
-        self._untold = None
-        num_failures = self._reader.num_failures
+        num_raised, num_failures = self._num_raised, self._reader.num_failures
+        self._num_raised = torch_history.RAISED.number
         row = self._reader.end_of_step(self.num_steps_done, time.time_ns())
         self._table.add(row)
         if "num_allocations" in row:
@@ -257,9 +255,9 @@ class TrainingWatch(Session):
             self._objects.forget_names()
         if self.num_steps_done == _BASELINE_STEP and not self._history.is_offered:
             self._earlier = unnamed_tensors(self.device)
-        has_failed = self._reader.num_failures > num_failures and is_raised
-        if has_failed and self._ran_out_at < self.num_steps_done - 1:
-            self._write(f"{_OUT_OF_MEMORY}, and the program went on")
+        # A library such as cuDNN tries a request again with less: an error that reaches Python has failed.
+        if self._reader.num_failures > num_failures and self._num_raised > num_raised:
+            self._write(f"{OUT_OF_MEMORY}, and the program went on")
         if self.num_steps_done >= self._next_look:
             self._next_look *= _LOOK_AGAIN
             if not self._growth_is_told and self._grows():
@@ -306,50 +304,13 @@ class TrainingWatch(Session):
         self._write_within_loop(why)
         return self.report if self.report is not before else None
 
-    def out_of_memory(self) -> None:
-        """The allocator is about to raise: what there is now is gone when the exception has been caught."""
-        if not self._is_on:
-            return
-        if self._untold is not None and not self._is_raised:  # a library tries the request again
-            self._forget(self._untold)
-        if self._ran_out_at == self.num_steps_done:
-            return
-        self._ran_out_at = self.num_steps_done
-        self._write_within_loop(_OUT_OF_MEMORY)
-
-    @property
-    def _is_raised(self) -> bool:
-        """Whether an error of full memory has reached Python since the last step ended."""
-        return torch_history.RAISED.number > self._num_raised
-
-    def _forget(self, report: WatchReport) -> None:
-        """Take back what was written of a request that a library has tried again with less: nothing failed."""
-        self._untold, self._ran_out_at = None, -1
-        self._events = [event for event in self._events if event != report.event]
-        self._found_before = [found for found in self._found_before if found.event != report.event]
-        self.report = self._before_untold
-        if self.report is not None:
-            self._write_texts(self.report)
-        else:
-            self._remove_files()
-
-    def _remove_files(self) -> None:
-        for name in (WATCH_TEXT, WATCH_JSON, WATCH_SNAPSHOT):
-            (self.folder / name).unlink(missing_ok=True)
-
     def _write_within_loop(self, event: str) -> None:
         if self._is_on:
             with self._never_the_loops_fault():
                 self._write(event)
 
     def _write(
-        self,
-        what: str,
-        error: BaseException | None = None,
-        *,
-        with_history: bool = True,
-        keep_snapshot: bool = False,
-        is_last: bool = False,
+        self, what: str, error: BaseException | None = None, *, with_history: bool = True, is_last: bool = False
     ) -> None:
         """Explain and write, unless that is being done, or was done too often."""
         if self._is_writing or (len(self._events) >= _MAX_EVENTS and error is None):
@@ -360,21 +321,19 @@ class TrainingWatch(Session):
             if with_history:
                 self._history.dump()
             snapshot = self._history.snapshot if with_history else None
-            self._before_untold, self.report = self.report, self._moment(error, snapshot).explained()
-            if self.report.has_findings:
-                self._found_before.append(self.report.findings_alone())
-            self._tell(self.report, is_last=is_last)
-            self._write_texts(self.report)
-            if snapshot is not None and not keep_snapshot:
-                write_memory_snapshot(dict(snapshot), self.folder / WATCH_SNAPSHOT)
-            self._leave(self.report)
+            self.report = report = self._moment(error, snapshot).explained()
+            if report.has_growth:
+                self._found_before = report
+            self._tell(report, is_last=is_last)
+            text = text_of(lambda console: print_answer(answer_of_watch(report), console, full=True))
+            write_atomically(self.folder / WATCH_TEXT, text)
+            write_json(self.folder / WATCH_JSON, watch_values(report))
+            if snapshot is not None:
+                write_memory_snapshot(dict(snapshot), self.folder / SNAPSHOT.file_name)
+            self._leave(report)
         finally:
             self._history.snapshot = None
             self._is_writing = False
-
-    def _write_texts(self, report: WatchReport) -> None:
-        write_atomically(self.folder / WATCH_TEXT, "\n".join(watch_lines(report)) + "\n")
-        write_json(self.folder / WATCH_JSON, watch_values(report))
 
     def _leave(self, report: WatchReport) -> None:
         """Leave the rank's figures so far for the summary of all ranks.
@@ -400,32 +359,26 @@ class TrainingWatch(Session):
 
     def tell(self) -> None:
         """Print the last report of a script, when that has ended; once."""
-        lines, self._last_lines = self._last_lines, []
-        self._say(lines)
+        report, self._untold = self._untold, None
+        if report is not None:
+            self._say(report)
 
     def _tell(self, report: WatchReport, *, is_last: bool) -> None:
-        """Say it at once; of memory that has run out only when its error ends the run, or the step ends without it.
-
-        A script's last report waits for its last line and its traceback.
-        """
-        if self.voice.is_of_script and is_last:
-            self._last_lines = self._lines_of(report)
-            return
-        if self.voice.is_of_script and report.event.what == _GROWS and self._says:
-            say_beside_bars(f"After step {report.event.step:,}: {growth_lines(report)[0]}")
+        """Say it at once; a script's last report waits for its last line and its traceback."""
+        if not self.voice.is_of_script:
+            self._say(report)
+        elif is_last:
+            self._untold = report
+        elif self._screen != "none":
+            say_beside_bars(f"After step {report.event.step:,}: {(*growth_sentences(report), report.event.what)[0]}")
             say_beside_bars(f"Written: {self.folder / WATCH_TEXT}. The report follows when the script ends.")
-            return
-        is_raised_now = report.event.what == _OUT_OF_MEMORY and not is_last
-        self._untold = report if is_raised_now else None
-        if not is_raised_now:
-            self._say(self._lines_of(report))
 
-    def _lines_of(self, report: WatchReport) -> list[str]:
-        return [*short_watch_lines(report), f"Written: {self.folder / WATCH_TEXT}, {WATCH_JSON}."] if self._says else []
-
-    def _say(self, lines: Sequence[str]) -> None:
-        if lines and not display_in_notebook(Paragraph("\n".join(lines))):
-            for line in lines:
+    def _say(self, report: WatchReport) -> None:
+        if self._screen != "none":
+            answer = answer_of_watch(report)
+            files = f"Files in {self.folder}: {WATCH_TEXT}, {WATCH_JSON}."
+            shown = Paragraph("\n".join((*answer.sentences, files)))
+            for line in self.voice.answer(answer, shown, last=[files], is_full=self._screen == "full"):
                 say(line)
 
     def _moment(self, error: BaseException | None, snapshot: Mapping[str, Any] | None) -> Moment:
@@ -441,7 +394,7 @@ class TrainingWatch(Session):
             earlier_step=_BASELINE_STEP,
             notes=list(self._missing()),
             settings=self._settings,
-            found_before=tuple(self._found_before),
+            found_before=self._found_before,
             is_evaluating=self._is_evaluating(error),
         )
 
@@ -472,29 +425,6 @@ class TrainingWatch(Session):
             yield f"The allocator of {self.device.type} has no history: no line says what made a block."
         if not self._reader.has_allocator and devices.is_accelerator(self.device):
             yield f"The allocator of {self.device.type} has no counters that can be read."
-
-
-_watched: weakref.WeakSet[TrainingWatch] = weakref.WeakSet()
-_attached: set[str] = set()
-
-
-def _watch_out_of_memory(device: torch.device, watch: TrainingWatch) -> None:
-    """Have the allocator tell every watch before it raises; torch takes such an observer once and for all."""
-    _watched.add(watch)
-    if device.type in _attached or not devices.is_accelerator(device):
-        return
-    with suppress(RuntimeError):  # a build without the device
-        if torch_history.on_out_of_memory(device, _tell_all):
-            _attached.add(device.type)
-
-
-def _tell_all() -> None:
-    """Tell every watch; an error must not reach the allocator, which is in the middle of a request."""
-    try:
-        for watch in list(_watched):
-            watch.out_of_memory()
-    except Exception:
-        sys.excepthook(*sys.exc_info())
 
 
 watch_training = TrainingWatch

@@ -17,7 +17,7 @@ from tracer.answers.out_of_memory import device_out_of_memory
 from tracer.answers.rows import Row, rows_of_lines
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.step_findings import StepFindings, explain_steps
-from tracer.answers.watch_report import Event, HolderName, OutlivedMemory, WatchReport
+from tracer.answers.watch_report import OUT_OF_MEMORY, Event, HolderName, OutlivedMemory, WatchReport
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.timeline import StepEnds, outlived_groups
 from tracer.capture.device.device_blocks import device_blocks
@@ -68,7 +68,7 @@ class Moment:
     earlier_step: int = 0
     notes: list[str] = field(default_factory=list)  # Sentences on what is missing
     settings: Mapping[str, object] = field(default_factory=dict)  # What to remember of the run
-    found_before: tuple[WatchReport, ...] = ()  # Findings of the earlier reports of the run
+    found_before: WatchReport | None = None  # The latest report with growth or holders before
     is_evaluating: bool = False  # What is trained is in evaluation mode
 
     def explained(self) -> WatchReport:
@@ -79,7 +79,6 @@ class Moment:
         counters, error = read_counters(self.device), self.error
         return WatchReport(
             device=str(self.device),
-            event=self.events[-1],
             events=self.events,
             error=error_words(error) if error is not None else "",
             error_line=error_line(error) if error is not None else None,
@@ -93,7 +92,7 @@ class Moment:
             outlived=outlived or (),
             notes=tuple(self.notes),
             settings=self.settings,
-            found_before=self.found_before,
+            found_before=self.found_before if not outlived else None,
             caveat=(caveat := caveat_of(self.device)),
             values_read=values_read() if caveat else None,
         )
@@ -122,22 +121,23 @@ class Moment:
         assert self.snapshot is not None
         columns = snapshot_in_memory(dict(self.snapshot))
         ran_out = device_out_of_memory(columns)
-        if self.events[-1].what.startswith("out of memory") and ran_out is not None:
-            self.device = torch.device(self.device.type, ran_out)
+        is_failure = False
+        if self.events[-1].what.startswith(OUT_OF_MEMORY) and ran_out is not None:
+            self.device, is_failure = torch.device(self.device.type, ran_out), True
         index = self.device.index
         if not any(state.device == index for state in columns.devices):
             return None
         replayed = replay_snapshot(columns, device=index, held_now={index: held_now(self._known(), str(self.device))})
         (device,) = replayed.devices
-        alive = device.replay.lives.alive_after(len(device.state.trace) - 1)
-        failed = None
-        if self.error is not None and ran_out == index:
+        if not is_failure:
+            alive = device.replay.lives.alive_after(len(device.state.trace) - 1)
+            return _History(device, rows_of_lines(device.blocks.take(alive)), None)
+        objects = None
+        if self.error is not None:  # one that the program has caught has let go of what it held
             objects = look_at_failure(self.device, self.error, is_evaluating=self.is_evaluating)
-            memory = device_memory(self.device)
-            device_bytes = None if memory is None else memory[1]
-            event, first, seen = explain_failure(device, objects, device_bytes=device_bytes)
-            failed = FailedAllocation(event, first, None, seen)
-        return _History(device, rows_of_lines(device.blocks.take(alive)), failed)
+        memory = device_memory(self.device)
+        event, first, seen = explain_failure(device, objects, device_bytes=None if memory is None else memory[1])
+        return _History(device, event.groups, FailedAllocation(event, first, None, seen))
 
     def _known(self) -> KnownStorages:
         """Storages that exist now: of models, optimizers and batches by name, of graphs, and all others."""

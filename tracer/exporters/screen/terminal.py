@@ -38,15 +38,19 @@ def screen(*, is_shown: bool = True) -> Iterator[Console]:
     text = _Text(sys.stdout)
     yield _VisibleConsole(file=text, highlight=False)
     if is_shown:
-        # Tables pad their last column.
-        _answer("\n".join(line.rstrip(" ") for line in text.getvalue().split("\n")))
+        _answer(_unpadded(text.getvalue()))
 
 
 def text_of(print_on: Callable[[Console], None]) -> str:
     """Return the printed text as a file has it."""
     file = io.StringIO()
     print_on(_VisibleConsole(file=file, highlight=False))
-    return file.getvalue()
+    return _unpadded(file.getvalue())
+
+
+def _unpadded(text: str) -> str:
+    """The text without the spaces that tables have behind their last column."""
+    return "\n".join(line.rstrip(" ") for line in text.split("\n"))
 
 
 def print_json(document: Mapping[str, Any], console: Console) -> None:

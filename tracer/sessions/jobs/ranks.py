@@ -412,9 +412,9 @@ def _end(rank: RankMessage) -> str:
 
 def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> RankMessage:
     """The report of a watched rank: its peak so far, the memory in use now by kind, and the findings."""
-    from tracer.exporters.watch import finding_lines
+    from tracer.answers.watch_report import growth_sentences, other_sentences
 
-    finding = " ".join(line.strip() for line in islice(finding_lines(report), 2))
+    finding = " ".join(islice((*growth_sentences(report), *other_sentences(report)), 2))
     return replace(
         _memory_of(rank),
         device=report.device,
