@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
 
 ONLY_GPU_SKIPS = "ONLY_GPU_TESTS_SKIP"
 """The variable that `.ci/run` sets."""
@@ -28,3 +32,11 @@ def refused(reason: str) -> str:
     if ONLY_GPU_SKIPS not in os.environ or any(words in reason for words in _ALLOWED):
         return ""
     return f"Skipped, where only what needs a GPU may skip ({ONLY_GPU_SKIPS} is set): {reason}"
+
+
+def by_default(cases: Iterable[Any], chosen: Container[Any]) -> list[Any]:
+    """Parameters of a test, of which those that are not chosen are slow. A tuple is several."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in chosen else pytest.mark.slow)
+        for case in cases
+    ]

@@ -143,15 +143,15 @@ def imports(source: str, known: set[str], *, levels: int = 0) -> Iterator[tuple[
 
     Models import each other relatively, so that their folder can have any name.
     """
-    tree = ast.parse(source)
+    nodes = nodes_of(source)
     typing_only = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
         for statement in node.body
         for inner in ast.walk(statement)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -187,11 +187,10 @@ def private_torch(source: str) -> list[str]:
                 name = f"{node.module}.{alias.name}"
                 found += [name] if _is_private(name) else []
     for node in nodes:
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr):
             name = ast.unparse(node)
-            if name.split(".")[0] in bound and node.attr.startswith("_") and _is_private(node.attr):
-                found.append(name)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr") and len(node.args) > 1:
+            found += [name] if name.split(".")[0] in bound else []
+        elif isinstance(node, ast.Call) and _called(node) in ("getattr", "hasattr") and len(node.args) > 1:
             owner, attribute = node.args[:2]
             if ast.unparse(owner).split(".")[0] in bound and isinstance(attribute, ast.Constant):
                 found += [str(attribute.value)] if _is_private(str(attribute.value)) else []
@@ -209,19 +208,24 @@ def private_attributes(source: str) -> list[str]:
             own.add(node.target.id)
     found = []
     for node in nodes:
-        name, shown = "", ""
+        name = ""
         if isinstance(node, ast.Attribute):
-            name, shown = node.attr, ast.unparse(node)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _BY_NAME and node.args:
+            name = node.attr
+        elif isinstance(node, ast.Call) and _called(node) in _BY_NAME and node.args:
             last = node.args[0] if isinstance(node.func, ast.Attribute) else node.args[min(1, len(node.args) - 1)]
             if isinstance(last, ast.Constant) and str(last.value).isidentifier():
-                name, shown = str(last.value), ast.unparse(node)
+                name = str(last.value)
         elif isinstance(node, ast.ImportFrom):
             private = [alias.name for alias in node.names if _is_private(f"{node.module}.{alias.name}")]
             found += [f"{node.module}.{name}" for name in private if node.module != "__future__"]
         if name and _is_private(name) and name not in own | PUBLIC_ENOUGH:
-            found.append(shown)
+            found.append(ast.unparse(node))
     return found
+
+
+def _called(node: ast.Call) -> str:
+    """The name of a called function or method, without what it is of."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 # Calls that read an attribute by its name; of methods, `__dict__.get("_parameters")` too.

@@ -73,7 +73,10 @@ def test_known(): assert False
 
 @pytest.mark.parametrize(
     ("variables", "outcome"),
-    [({}, "4 skipped, 1 xfailed"), ({ONLY_GPU_SKIPS: "1"}, "2 failed, 1 skipped, 1 xfailed, 1 error")],
+    [
+        pytest.param({}, "4 skipped, 1 xfailed", marks=pytest.mark.slow),
+        ({ONLY_GPU_SKIPS: "1"}, "2 failed, 1 skipped, 1 xfailed, 1 error"),
+    ],
 )
 def test_where_everything_is_installed_only_what_needs_a_gpu_may_skip(
     tmp_path: Path, variables: dict[str, str], outcome: str
@@ -112,6 +115,7 @@ def test_well(): pass
 """
 
 
+@pytest.mark.slow  # waits for the limit in a run of its own
 def test_a_test_that_hangs_fails_and_the_others_run(tmp_path: Path) -> None:
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert options["faulthandler_timeout"] >= 600

@@ -49,6 +49,7 @@ def test_links_lead_from_page_to_page(site: Path) -> None:
     assert 'href="files.html"' in (site / "CONTRIBUTING.html").read_text()
 
 
+@pytest.mark.slow  # a second site
 def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
     targets = ("nowhere.md", "recipes.md#no-heading", "../benchmarks/results.md#no-figure")
     for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "README.md"):

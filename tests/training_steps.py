@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 from models.fno_workload import FnoSettings, build_fno_workload
+from tests.skips import by_default
 from tracer.answers.recording_findings import CycleFindings, find_in_cycle
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
@@ -679,3 +681,7 @@ def rebinding_optimizer() -> Workload:
     """Parameters that the optimizer made inside the recording."""
     model = mlp()
     return training(model, mlp_batch, optimizer=_RebindingDescent(model.parameters()))
+
+
+each_workload = pytest.mark.parametrize("name", by_default(WORKLOADS, ONE_OF_EACH))
+"""A law of all recordings: by default on one of each kind."""

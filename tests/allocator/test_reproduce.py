@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.allocator.recorded import GIB, MIB, Program, device_of, reproduced, without_head
+from tests.skips import by_default
 from tests.snapshot.dumps import REAL_DATA, entry, freed, snapshot
 from tracer.allocator.reproduce import Matched
 from tracer.allocator.settings import AllocatorSettings
@@ -37,7 +38,7 @@ def test_rules_of_another_torch_do_not_come_out() -> None:
     assert other.first_difference is not None
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", by_default(range(6), {0, 3}))
 @pytest.mark.parametrize("options", OF_TORCH_2_12.values(), ids=OF_TORCH_2_12)
 def test_what_was_there_before_is_rebuilt_from_the_end(options: dict[str, Any], seed: int) -> None:
     """The ring buffer lost the head: addresses, segments, peaks and the last blocks come out all the same."""

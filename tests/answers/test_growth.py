@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training_steps import WORKLOADS, Recorded
+from tests.training_steps import Recorded, each_workload
 from tracer.answers.caveats import growth_sentences
 from tracer.answers.growth import GrowingPlace, Growth, PlaceInCode, Survivors, find_growth
 from tracer.answers.recording_findings import Findings
@@ -266,7 +266,7 @@ def test_screen_and_page_say_it() -> None:
 LASTING = {Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE}
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_survivors_are_those_of_a_plain_loop(recorded: Callable[[str], Recorded], name: str) -> None:
     for found in recorded(name).cycles:
         lifetimes, attribution = found.lifetimes, found.attribution

@@ -20,7 +20,7 @@ from tests.blocks.from_recording.test_attribution import profiled, recorded
 from tests.blocks.from_snapshot.recorded_program import fragmented
 from tests.exporters.recording_file.samples import on_cpu, on_cuda
 from tests.histories import START_NS, Event, Key, known_of, levels_of, recording_of
-from tests.training_steps import WORKLOADS, Recorded, build_workload, record
+from tests.training_steps import Recorded, build_workload, each_workload, record
 from tracer.answers.caveats import (
     compiled_sentences,
     counted,
@@ -148,7 +148,7 @@ def test_an_example_by_hand() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str], Recorded]) -> None:
     for found in recorded(name).cycles:
         lifetimes, kinds = found.lifetimes, found.blocks.kind.tolist()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests.histories import Event, Key, known_of, recording_of
 from tests.pieces import Pieces, tiny_fno
-from tests.training_steps import WORKLOADS, Recorded
+from tests.training_steps import Recorded, each_workload
 from tracer.answers.peak import Peak
 from tracer.answers.recording_findings import Findings, find_in_cycle
 from tracer.answers.rows import Row, group_rows
@@ -60,7 +60,7 @@ def counted_by_hand(recording: Recording, device: int) -> int:
     return peak
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_on_every_workload_rows_blocks_and_allocator_agree_to_the_byte(
     name: str, recorded: Callable[[str], Recorded]
 ) -> None:
@@ -206,7 +206,7 @@ def test_a_session_on_a_model_without_tensors_explains_the_cpu() -> None:
     assert sum(row.bytes for row in peak.rows if row.phase != "before recording") == 400
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_on_every_workload_no_two_rows_are_equal(name: str, recorded: Callable[[str], Recorded]) -> None:
     for cycle in recorded(name).cycles:
         rows = cycle.peak.rows

@@ -105,7 +105,12 @@ def llama(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("wrapped", "more"), [(True, {}), (False, {"num_items_in_batch": torch.tensor(7)}), (True, {"return_dict": False})]
+    ("wrapped", "more"),
+    [
+        (True, {}),
+        pytest.param(False, {"num_items_in_batch": torch.tensor(7)}, marks=pytest.mark.slow),
+        pytest.param(True, {"return_dict": False}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_language_model_makes_its_logits_in_chunks(wrapped: bool, more: dict[str, Any]) -> None:
     class Wrapper(nn.Module):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import run_python
+from tests.skips import by_default
 from tracer.errors import OutputError
 from tracer.exporters.files import check_folder
 
@@ -49,14 +50,17 @@ def test_a_file_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     assert found.returncode == 1 and "trained" in found.stdout
 
 
-@pytest.mark.parametrize("arguments", [("elsewhere",), ("elsewhere", "deleted")], ids=["changed", "deleted"])
+@pytest.mark.parametrize("arguments", [pytest.param(("elsewhere",), marks=pytest.mark.slow), ("elsewhere", "deleted")])
 def test_a_program_may_leave_its_folder(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     found = run(tmp_path, "--save-dir", "out", arguments=arguments)
     assert found.returncode == 0 and "Peak: " in found.stdout and "train.py:" in found.stdout, found.stderr
     assert (tmp_path / "out" / "peak.json").is_file() and f"Files in {tmp_path / 'out'}: max_mem.txt" in found.stderr
 
 
-@pytest.mark.parametrize("command", ["run train.py", "doctor", "predict --on h100 train.py", "--n-active-steps 1"])
+@pytest.mark.parametrize(
+    "command",
+    by_default(["run train.py", "doctor", "predict --on h100 train.py", "--n-active-steps 1"], {"run train.py"}),
+)
 def test_a_working_folder_that_is_gone_is_a_sentence(tmp_path: Path, command: str) -> None:
     """torch itself ends the process there: oneMKL does not find its library."""
     (tmp_path / "gone").mkdir()

@@ -53,6 +53,7 @@ def test_it_fits_or_it_does_not() -> None:
 
 
 @needs_null_gpu
+@pytest.mark.slow  # of a run, as of main.py with --on
 def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
     said = as_json(*GPT, "--save-dir", str(tmp_path))
     peak = read_peak_json(tmp_path / "peak.json")

@@ -179,6 +179,7 @@ def test_stderr_names_each_file_in_one_line(done: tuple[Ended, Path]) -> None:
     assert after.startswith(f"Next: open {folder / 'memory_timeline.html'} in a browser, or compare with another run ")
 
 
+@pytest.mark.slow  # a process that loads torch; the files and lines are those of the run above
 def test_the_program_as_a_process(tmp_path: Path) -> None:
     """It prints no messages of torch's, and writes only the files that are asked for."""
     command = [sys.executable, str(ROOT / "main.py"), *TINY, *SHORT, "--save-dir", "results", "--no-cuda-timing"]

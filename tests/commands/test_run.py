@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import main
 from tests.engines.test_start import READY
 from tests.processes import run_python
+from tests.skips import by_default
 from tracer.command_line import role
 from tracer.commands.run import followed
 from tracer.commands.script import Script, _of_script
@@ -132,7 +133,7 @@ def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> N
     assert 7 in lines_of
 
 
-@pytest.mark.parametrize("device", ["cuda:9", "xpu:9", "tpu!"])
+@pytest.mark.parametrize("device", by_default(["cuda:9", "xpu:9", "tpu!"], {"cuda:9"}))
 def test_a_device_that_is_not_there_is_said_before_the_script_trains(device: str, tmp_path: Path) -> None:
     done = run(tmp_path, "--device", device, script(tmp_path, TRAIN))
     assert done.returncode == (2 if device == "tpu!" else 1)
@@ -188,6 +189,7 @@ def test_an_exception_is_the_scripts_own_and_the_files_are_there(tmp_path: Path)
     assert peak(tmp_path)["peak_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_a_script_that_gives_numpy_its_old_names_back_is_explained(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, OLD_NAMES + TRAIN))
     assert done.returncode == 0, done.stderr
@@ -210,6 +212,7 @@ def test_an_exception_that_is_no_exception_is_without_our_frames(tmp_path: Path)
     assert "tracer" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_profile_function_of_a_script_is_given_back(tmp_path: Path) -> None:
     own = "import sys\ndef own(*call): pass\nsys.setprofile(own)\n"
     done = run(tmp_path, "-q", script(tmp_path, own + TRAIN + "print(sys.getprofile() is own)"))
@@ -225,6 +228,7 @@ if "ANEW" not in os.environ:
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_at_once_is_explained(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, SHORT_TRAIN + "import os; os._exit(5)"))
     assert done.returncode == 5, done.stderr
@@ -259,6 +263,7 @@ def test_frames_that_are_hidden_are_not_in_a_traceback() -> None:
     assert files == ["train.py", "train.py", Path(__file__).name]
 
 
+@pytest.mark.slow
 def test_a_first_step_that_fails_is_explained(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, TRAIN.replace("    loss.backward()", "    raise ValueError('no data')")))
     assert done.returncode == 1
@@ -308,7 +313,9 @@ print("trained")
 """
 
 
-@pytest.mark.parametrize(("in_main", "in_thread", "is_explained"), [(2, 4, True), (2, 2, False)])
+@pytest.mark.parametrize(
+    ("in_main", "in_thread", "is_explained"), [(2, 4, True), pytest.param(2, 2, False, marks=pytest.mark.slow)]
+)
 def test_a_loop_that_goes_on_in_another_thread_is_recorded_there_or_said_to_be_too_short(
     in_main: int, in_thread: int, is_explained: bool, tmp_path: Path
 ) -> None:
@@ -369,7 +376,9 @@ def test_an_end_of_address_space_in_the_script_is_a_sentence_below_its_traceback
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's here")
-@pytest.mark.parametrize("command", [("run", "train.py"), ("--n-active-steps", "1")])
+@pytest.mark.parametrize(
+    "command", [("run", "train.py"), pytest.param(("--n-active-steps", "1"), marks=pytest.mark.slow)]
+)
 def test_too_little_address_space_is_a_sentence(command: tuple[str, ...], tmp_path: Path) -> None:
     """torch's libraries take 3 GB of it: a process that has loaded them already would not show it."""
     script(tmp_path, TRAIN)
@@ -417,6 +426,7 @@ def test_children_that_train_are_ranks_and_of_several_groups_the_first(tmp_path:
         assert sum(row["bytes"] for row in document["rows"]) == document["peak_bytes"] == ranks[rank]["peak_bytes"]
 
 
+@pytest.mark.slow
 def test_an_error_of_a_child_that_torch_starts_ends_its_rank(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, CHILDREN.replace("(256, False)", "(256, True)")))
     assert done.returncode == 1
@@ -433,8 +443,13 @@ def test_processes_that_train_nothing_are_told(tmp_path: Path) -> None:
     ("before", "status"),
     [
         ("import sys; sys.argv = []\n", 0),
-        ("import io, sys, tqdm; sys.stderr = io.StringIO(); sys.stderr.close()\n", 0),
-        ("import sys; sys.stderr = None\n", 1),
+        *(
+            pytest.param(f"import {words}\n", status, marks=pytest.mark.slow)
+            for words, status in (
+                ("io, sys, tqdm; sys.stderr = io.StringIO(); sys.stderr.close()", 0),
+                ("sys; sys.stderr = None", 1),
+            )
+        ),
     ],
 )
 def test_a_script_may_empty_argv_and_close_stderr(before: str, status: int, tmp_path: Path) -> None:
@@ -461,6 +476,7 @@ with ThreadPoolExecutor(2) as pool:
 """
 
 
+@pytest.mark.slow
 def test_of_two_threads_that_train_at_once_one_is_recorded(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, BESIDE))
     assert done.returncode == 0 and "internal fault" not in done.stderr, done.stderr
@@ -477,6 +493,7 @@ os.system("ls")
 """
 
 
+@pytest.mark.slow
 def test_other_processes_are_counted_by_how_they_were_started(tmp_path: Path) -> None:
     """A fork by `subprocess` itself is no other process, and `ls` trains nothing."""
     done = run(tmp_path, script(tmp_path, STARTS))

@@ -68,6 +68,7 @@ def job(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow  # as that of planted ranks, read by processes
 def test_a_folder_of_ranks(tmp_path: Path) -> None:
     status, out, _ = run("snapshot", job(tmp_path / "job"), "--json")
     found = json.loads(out)
@@ -119,6 +120,7 @@ def test_what_is_about_one_recording_is_refused(tmp_path: Path) -> None:
         assert status == 1 and f"{option[0]} is about one recording" in err
 
 
+@pytest.mark.slow  # waits for it
 def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CONNECT_S", 0.5)
     status, _, err = run("snapshot", job(tmp_path / "job"), "--dask", "tcp://127.0.0.1:1")
@@ -151,6 +153,7 @@ def test_planted_ranks_are_found_and_a_broken_file_costs_only_itself(tmp_path: P
     assert "is truncated" in broken["problem"]
 
 
+@pytest.mark.slow  # two processes
 def test_a_process_that_dies_costs_only_its_own_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "num_processes_for", lambda files: 2)
     files = recordings([job(tmp_path / "job")])[1:6]

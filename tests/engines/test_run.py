@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import run_python
+from tests.skips import by_default
 from tracer.engines.run import engine_reports, run_engine
 from tracer.errors import TracerError
 
@@ -29,7 +30,7 @@ run_engine([sys.executable, "-c", engine], Path(fifo).with_name("engine.txt"))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", by_default([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], {signal.SIGKILL}))
 def test_no_process_of_an_engine_outlives_the_command(tmp_path: Path, number: signal.Signals) -> None:
     """The FIFO ends when the last process that could write to it has ended."""
     fifo = tmp_path / "fifo"

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tests.processes import run_python
+from tests.skips import by_default
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.sessions.schedule import Schedule
 
@@ -58,6 +59,7 @@ def hf_trainer(tmp_path: Path, *callbacks: Any, **arguments: Any) -> Any:
 
 
 @needs("transformers", "accelerate")
+@pytest.mark.slow
 def test_a_trainer_that_raised_is_closed_by_hand_or_at_the_next_beginning(tmp_path: Path) -> None:
     from transformers import TrainerCallback
 
@@ -192,7 +194,7 @@ def callback_of(trainer: str, name: str, *arguments: Any, **options: Any) -> Any
 
 
 @BOTH
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", by_default([1, 2], {2}))
 def test_a_training_is_profiled_step_by_step(trainer: str, parameter: str, accumulate: int, tmp_path: Path) -> None:
     callback = callback_of(trainer, "TimelineCallback", tmp_path / "out", schedule=SHORT, keep_recording=True)
     trained_by(trainer, tmp_path, callback, accumulate=accumulate)

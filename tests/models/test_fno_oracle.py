@@ -14,6 +14,7 @@ from models.fno_workload import relative_l2_loss
 
 pytestmark = [
     pytest.mark.oracle,
+    pytest.mark.slow,  # their import takes two seconds; tests/models/test_fno.py has ours alone
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(
         find_spec("neuralop") is None, reason="needs the neuraloperator package (dependency group `oracle`)"
@@ -25,7 +26,6 @@ TOLERANCE = 2e-5
 SKIPS = ("linear", "identity", "soft-gating", None)
 
 
-# Its import takes two seconds of a processor, which processes that run none of these tests do without.
 def their_fno(**options):
     from neuralop import models
 

@@ -61,6 +61,7 @@ def test_a_copy_of_cudart_that_a_wheel_has_renamed_is_the_null_gpus() -> None:
 
 
 @needs_null_gpu
+@pytest.mark.slow
 def test_where_cpp_cannot_be_read_the_functions_of_c_are(tmp_path: Path) -> None:
     """Debian's package gcc says `cannot execute 'cc1plus'`, and clang without a library's headers reads C++ without."""
     toolchain = find_toolchain(read_torch(torch_folder()))

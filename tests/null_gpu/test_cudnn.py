@@ -100,6 +100,7 @@ def test_where_cudnn_cannot_be_asked_there_is_one_engine(variables: dict[str, st
     assert said("workspaces", "H100", variables) == sizes
 
 
+@pytest.mark.slow
 def test_a_named_folder_is_asked_and_not_the_one_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pip lays it out, without the libraries that cuDNN loads besides: those are torch's."""
     folder = tmp_path / "nvidia" / "cudnn" / "lib"

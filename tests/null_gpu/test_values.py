@@ -18,6 +18,8 @@ LARGE = (
     "objects_are_detected",
     "compiled_code_stays_compiled",
     "a_profile_has_the_same_rows",
+    "boxes_are_suppressed",
+    "memory_is_the_same",
 )
 TOGETHER = programs_in("value_programs.py", but=(*LARGE, "what_was_read"))
 

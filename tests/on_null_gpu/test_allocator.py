@@ -11,6 +11,7 @@ import torch
 
 from tests.allocator.recorded import device_of, reproduced
 from tests.on_null_gpu.small_cards import leave_bytes
+from tests.skips import by_default
 from tests.truth.isolate import Elsewhere
 from tracer.allocator.reproduce import Reproduction
 from tracer.capture.torch_private.torch_cuda import set_allocator_settings
@@ -95,9 +96,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_model_decides_as_torchs_allocator_does(elsewhere: Elsewhere, case: Case) -> None:
+# Those with several rules at once; the others are each a part of one.
+QUICK = {
+    *("streams and waiting frees", "on a small device", "private pool", "expandable on a small device"),
+    *("max split and expandable", "divisions by size", "garbage collection of little"),
+}
+
+
+@pytest.mark.parametrize("name", by_default(CASES, QUICK))
+def test_the_model_decides_as_torchs_allocator_does(elsewhere: Elsewhere, name: str) -> None:
     """Addresses, segments, what is released and when, failures, and every block at the end."""
+    case = CASES[name]
     found, peak_bytes, num_retries, num_failures = elsewhere(replayed, case)
     assert found.is_exact, found
     assert found.addresses.recorded > 1000 and found.releases.recorded > 5

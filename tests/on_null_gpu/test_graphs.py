@@ -207,7 +207,7 @@ def assert_laws(told: Told) -> None:
     assert told.is_same_when_read_back and told.is_as_before
 
 
-@pytest.mark.parametrize("make", [whole_step, two_of_one_pool])
+@pytest.mark.parametrize("make", [whole_step, pytest.param(two_of_one_pool, marks=pytest.mark.slow)])
 def test_a_graph_captured_before_the_recorded_steps_is_explained(elsewhere: Elsewhere, make: Make) -> None:
     told = elsewhere(profiled, make)
     assert_laws(told)
@@ -224,13 +224,14 @@ def test_a_graph_captured_before_the_recorded_steps_is_explained(elsewhere: Else
     assert "In the memory of" in told.screen
 
 
-@pytest.mark.parametrize("make", [deleted, reset])
+@pytest.mark.parametrize("make", [deleted, pytest.param(reset, marks=pytest.mark.slow)])
 def test_of_a_graph_that_is_gone_nothing_is_said(elsewhere: Elsewhere, make: Make) -> None:
     told = elsewhere(profiled, make)
     assert_laws(told)
     assert told.pools == () and told.uncounted_bytes == 0 and "CUDA graph" not in told.screen
 
 
+@pytest.mark.slow
 def test_what_make_graphed_callables_captures_is_of_one_pool(elsewhere: Elsewhere) -> None:
     told = elsewhere(profiled, graphed_callable)
     assert_laws(told)
@@ -240,6 +241,7 @@ def test_what_make_graphed_callables_captures_is_of_one_pool(elsewhere: Elsewher
     assert {row["category"] for row in pool["rows"]} >= {"ACTIVATION", "AUTOGRAD_DETAIL"}
 
 
+@pytest.mark.slow
 def test_a_graph_of_inference_has_no_backward(elsewhere: Elsewhere) -> None:
     told = elsewhere(profiled, teacher)
     assert_laws(told)

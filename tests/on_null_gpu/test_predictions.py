@@ -130,6 +130,7 @@ def layers() -> nn.Module:
 LAYERS = WorkloadOptions(model=f"{__name__}:layers", model_input=["512x1024"], batch_size=16, optimizer="sgd")
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_asked_what_it_would_need(elsewhere: Elsewhere) -> None:
     """The need is that of memory without end, and the place that of the card."""
     told = elsewhere(model, LAYERS, 200 * MIB)
@@ -177,8 +178,13 @@ for number in range(100):
     ("before", "more", "num_steps"),
     [
         ("", "", 3),  # the optimizer's state comes in the first step: the second and the third are alike
-        ("kept = torch.empty(1 << 20, device='cuda') if number == 2 else None", "", 4),  # not after the third
-        ("", "+ number", 10),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("kept = torch.empty(1 << 20, device='cuda') if number == 2 else None", "", 4),  # not after the third
+                ("", "+ number", 10),
+            )
+        ),
     ],
 )
 def test_a_script_runs_until_its_memory_repeats(

@@ -640,6 +640,7 @@ def test_a_device_that_was_named_is_explained_whatever_others_hold(elsewhere: El
     assert found.other_devices == {"cuda:1": found.counted[1]}
 
 
+@pytest.mark.slow
 def test_a_model_split_over_both(elsewhere: Elsewhere) -> None:
     found = elsewhere(train_split, 8192, 8, 4096)
     assert_laws(found, 0)
@@ -665,8 +666,13 @@ def test_steps_that_allocate_nothing_are_told_what_the_device_holds(elsewhere: E
     assert found.by_category == {"HELD": 20480, "PARAMETER": 4608}
 
 
-@pytest.mark.parametrize("step", [0, 2])
-@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+@pytest.mark.parametrize(
+    ("where", "step"),
+    [
+        *(("forward", 0), ("backward", 2), ("optimizer", 2)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("backward", 0), ("optimizer", 0), ("forward", 2))),
+    ],
+)
 def test_out_of_memory_is_explained_with_the_allocators_numbers(elsewhere: Elsewhere, where: str, step: int) -> None:
     found = elsewhere(run_out_in, where, step)
     assert found.device == "cuda:0"
@@ -708,10 +714,12 @@ def test_a_failure_right_behind_the_recorded_steps_is_explained(elsewhere: Elsew
     assert elsewhere(run_out_behind_the_recorded_steps) == (4, True)
 
 
+@pytest.mark.slow
 def test_a_failure_behind_a_recording_that_was_dropped_is_explained(elsewhere: Elsewhere) -> None:
     assert elsewhere(run_out_behind_a_dropped_recording) == (1, 1 << 40)
 
 
+@pytest.mark.slow
 def test_a_session_that_begins_on_the_cpu_goes_over_to_the_history_of_the_gpu(elsewhere: Elsewhere) -> None:
     device, has_history, notes = elsewhere(begin_on_the_cpu)
     assert (device, has_history) == ("cuda:0", True)
@@ -732,7 +740,7 @@ def test_training_on_the_cpu_beside_a_tensor_of_the_gpu_and_after_it(elsewhere: 
     ("mode", "cause"),
     [
         ("training", r"The model is called at \S+ without a backward behind it"),
-        ("evaluation", r"Memory grows: each of \d+ iterations left 8\.12 MiB"),
+        pytest.param("evaluation", r"Memory grows: each of \d+ iterations left 8\.12 MiB", marks=pytest.mark.slow),
     ],
 )
 def test_a_validation_with_gradients_on_is_told_of_no_grad(mode: str, cause: str, elsewhere: Elsewhere) -> None:
@@ -743,6 +751,7 @@ def test_a_validation_with_gradients_on_is_told_of_no_grad(mode: str, cause: str
     assert again == advice
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_it_without_gradients(elsewhere: Elsewhere) -> None:
     advice, first, again = elsewhere(run_out_while_validating, with_gradients=False)
     assert "no_grad" not in advice + first
@@ -752,9 +761,9 @@ def test_nothing_is_said_of_it_without_gradients(elsewhere: Elsewhere) -> None:
 @pytest.mark.parametrize(
     ("number", "raised", "is_handled_by_program"),
     [
-        (signal.SIGTERM, Terminated, False),
+        pytest.param(signal.SIGTERM, Terminated, False, marks=pytest.mark.slow),
         (signal.SIGINT, KeyboardInterrupt, False),
-        (signal.SIGALRM, TimeoutError, True),
+        pytest.param(signal.SIGALRM, TimeoutError, True, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_while_autograds_thread_runs_python_ends_the_step_and_not_the_recording(

@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.skips import by_default
 from tests.snapshot.explained import explain_snapshot
 from tests.truth.isolate import Elsewhere
 from tracer.answers.allocator.allocator_finding import explain_allocator, with_model
@@ -140,8 +142,11 @@ def test_allocated_is_what_torch_counts_with_a_rest_that_it_does_not_split_off(e
     assert counted_bytes == modelled_bytes == 54 << 20 > rounded_bytes
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+# Each model and each optimizer once or twice.
+QUICK = {("layers", "Adam"), ("convolutions", "momentum"), ("recurrent", "fused AdamW"), ("layers", "SGD")}
+
+
+@pytest.mark.parametrize(("model", "optimizer"), by_default(product(MODELS, OPTIMIZERS), QUICK))
 def test_parameters_and_state_from_before_the_history_are_told_apart(
     elsewhere: Elsewhere, model: str, optimizer: str
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.on_null_gpu.small_cards import leave_bytes
+from tests.skips import by_default
 from tests.snapshot.explained import explain_snapshot
 from tests.truth.isolate import Elsewhere
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
@@ -290,7 +291,7 @@ def test_a_request_that_cudnn_tries_again_with_less_is_no_failure(elsewhere: Els
     assert events == [("out of memory, and the program went on", 5), ("the end of the run", 5)]
 
 
-@pytest.mark.parametrize("where", ["forward", "optimizer"])
+@pytest.mark.parametrize("where", by_default(["forward", "optimizer"], {"optimizer"}))
 def test_kinds_are_right_without_a_profiler(elsewhere: Elsewhere, where: str) -> None:
     found = elsewhere(runs_out_in, where)
     kinds = found["by_kind"]

@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tests.training_steps import ONE_OF_EACH, WORKLOADS, record, torch_timeline
+from tests.skips import by_default
+from tests.training_steps import WORKLOADS, record, torch_timeline
 from tests.truth.isolate import Elsewhere
 from tracer.answers.recording_findings import CycleFindings
 from tracer.blocks.from_recording.memory_timeline import memory_timeline
@@ -135,10 +136,10 @@ def timelines_differ(name: str, device: str) -> str:
     return "" if np.array_equal(our_sizes, np.array(their_sizes)) else "rows of other sizes"
 
 
-NAMES = [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in sorted(WORKLOADS)]
+QUICK = {"fno_2d_new_zeros", "checkpointing_reentrant", "lbfgs", "inference_mode", "sparse_and_resize"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(sorted(WORKLOADS), QUICK))
 def test_the_peak_is_the_allocators_and_its_history_has_every_block(elsewhere: Elsewhere, name: str) -> None:
     found = elsewhere(profiled, name, "cuda:0")
     assert found.rows_bytes == found.peak_bytes == found.counted_bytes
@@ -150,7 +151,7 @@ def test_the_peak_is_the_allocators_and_its_history_has_every_block(elsewhere: E
     assert found.notes == ()
 
 
-@pytest.mark.parametrize("name", ["checkpointing", "checkpointing_reentrant"])
+@pytest.mark.parametrize("name", by_default(["checkpointing", "checkpointing_reentrant"], {"checkpointing"}))
 def test_what_is_made_again_in_backward_has_a_line_on_a_device_too(elsewhere: Elsewhere, name: str) -> None:
     """There the engine has a thread of its own, on which nothing lies above what a checkpoint calls."""
     on_cpu, on_device = (elsewhere(profiled, name, device).blocks for device in ("cpu", "cuda:0"))
@@ -161,7 +162,7 @@ def test_what_is_made_again_in_backward_has_a_line_on_a_device_too(elsewhere: El
         assert block in on_cpu
 
 
-@pytest.mark.parametrize("name", ["fno_2d_torch_zeros", "checkpointing"])
+@pytest.mark.parametrize("name", by_default(["fno_2d_torch_zeros", "checkpointing"], {"checkpointing"}))
 def test_the_timeline_is_torchs_own(elsewhere: Elsewhere, name: str) -> None:
     assert elsewhere(timelines_differ, name, "cuda:0") == ""
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
+from tests.skips import by_default
 from tests.truth.isolate import value_in_fresh_process
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
@@ -166,7 +167,10 @@ CASES: dict[str, tuple[Step, int, Schedule, list[list[int]]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = {"one step", "all of it", "a region that stays open", "what a profiler would keep, and another step"}
+
+
+@pytest.mark.parametrize("case", by_default(CASES, QUICK))
 def test_the_first_step_is_recorded_until_another_one_has_been(case: str, tmp_path: Path) -> None:
     step, num_steps, schedule, steps = CASES[case]
     found = value_in_fresh_process(steps_found, step, num_steps, str(tmp_path), schedule)

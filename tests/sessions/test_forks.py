@@ -45,6 +45,7 @@ for number in range(6):
 
 
 @pytest.mark.parametrize("options", [(), pytest.param(("--watch",), marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_child_that_exits_ends_itself_alone(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     done = run_python(ROOT / "main.py", "run", *options, "--save-dir", "out", "train.py", folder=tmp_path)

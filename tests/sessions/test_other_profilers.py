@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from tests.skips import by_default
 from tests.truth.isolate import value_in_fresh_process
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.sessions.profile_session import ProfileSession
@@ -58,7 +59,7 @@ def beside_each(kind: str) -> list[tuple[int, list[int]]]:
     return [beside(begins, kind) for begins in (0, 1, 2, 3, 6)]
 
 
-@pytest.mark.parametrize("kind", ["torch", "legacy"])
+@pytest.mark.parametrize("kind", by_default(["torch", "legacy"], {"torch"}))
 def test_a_profiler_of_the_programs_own_goes_first(kind: str) -> None:
     """In front of ours, in its wait, in its warm-up, in its recording and behind it."""
     returned = value_in_fresh_process(beside_each, kind)

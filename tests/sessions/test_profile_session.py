@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tests.pieces import Pieces, mlp_with_state, noise, raising, random_states, seeded, tiny_fno
 from tests.sessions.loops import assert_all_off, plain_run
+from tests.skips import by_default
 from tracer.answers.failure import Failure
 from tracer.answers.run_history import RunHistory
 from tracer.answers.run_results import RunResults
@@ -68,7 +69,7 @@ def everything(workload: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", by_default(BUILDS, {"adamw"}))
 def test_a_profiled_run_ends_bit_for_bit_where_an_unprofiled_one_does(name: str) -> None:
     """Timing pass and analysis included."""
     seeded()
@@ -227,7 +228,7 @@ class TwoHeads(nn.Module):
         return self.used(self.body(x))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("make_optimizer", [torch.optim.AdamW, None], ids=["optimizer", "gradients alone"])
+@pytest.mark.parametrize("make_optimizer", by_default([torch.optim.AdamW, None], {None}))
 def test_parameters_without_a_gradient_are_named(make_optimizer: Any) -> None:
     results = run_profile(Pieces(TwoHeads(), make_optimizer), schedule=SHORT, timing=False)
     assert results.unused_parameters == ("unused.weight", "unused.bias")
@@ -243,7 +244,13 @@ def test_where_nobody_looked_nothing_is_claimed() -> None:
 
 @pytest.mark.parametrize(
     ("piece", "step", "cycles"),
-    [("forward", 0, 0), ("next_batch", 3, 1), ("backward", 3, 1), ("optimizer_step", 3, 1), ("forward", 4, 2)],
+    [
+        *(("forward", 0, 0), ("backward", 3, 1)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("next_batch", 3, 1), ("optimizer_step", 3, 1), ("forward", 4, 2))
+        ),
+    ],
 )
 def test_what_was_recorded_before_a_failure_is_explained(piece: str, step: int, cycles: int) -> None:
     """Steps 1 and 3 are recorded. One that fails before it allocated anything adds nothing, and takes nothing."""
@@ -346,7 +353,9 @@ def test_no_memory_for_a_second_copy_is_a_note(error: BaseException, where: str)
     assert "no memory left" in results.notes[0]
 
 
-@pytest.mark.parametrize(("num_more", "is_timed"), [(0, False), (1, True), (3, True)])
+@pytest.mark.parametrize(
+    ("num_more", "is_timed"), [(0, False), pytest.param(1, True, marks=pytest.mark.slow), (3, True)]
+)
 def test_the_timing_pass_makes_do_with_the_batches_that_are_left(num_more: int, is_timed: bool) -> None:
     batches = iter([noise() for _ in range(SHORT.num_steps + num_more)])
     results = run_profile(Pieces(batch=lambda: next(batches)), schedule=SHORT)

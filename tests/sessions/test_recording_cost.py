@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.skips import by_default
 from tracer.sessions import schedule, timeline_tracer
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
@@ -121,7 +122,10 @@ def test_behind_a_cycle_that_took_long_to_read_there_is_no_other(
     assert "Recording ended with step 4, with 2 of 4 steps recorded: reading them took 6 s" in "".join(session.notes)
 
 
-@pytest.mark.parametrize(("cycles", "steps"), [(0.0, [2]), (1.7, [2, 1]), (2.2, [2, 2])])
+@pytest.mark.parametrize(
+    ("cycles", "steps"),
+    [pytest.param(0.0, [2], marks=pytest.mark.slow), (1.7, [2, 1]), pytest.param(2.2, [2, 2], marks=pytest.mark.slow)],
+)
 def test_no_more_events_are_recorded_than_can_be_read_soon(
     cycles: float, steps: list[int], clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +139,7 @@ def test_no_more_events_are_recorded_than_can_be_read_soon(
     assert ("in all would take long to read" in "".join(session.notes)) == (steps != [2, 2])
 
 
-@pytest.mark.parametrize("kind", ["takes", "events", "evaluates", "loads"])
+@pytest.mark.parametrize("kind", by_default(["takes", "events", "evaluates", "loads"], {"takes", "loads"}))
 def test_a_schedule_that_was_asked_for_is_recorded_whole(
     kind: str, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,8 +207,8 @@ def loads(folder: Path, at: range) -> Callable[[int, nn.Module], None]:
     ("kind", "at", "cycles"),
     [
         ("evaluates", range(2, 3), [2, 2]),  # the first step that is to be recorded
-        ("loads", range(2, 3), [2, 2]),
-        ("evaluates", range(3, 4), [1]),  # behind a whole one
+        pytest.param("loads", range(2, 3), [2, 2], marks=pytest.mark.slow),
+        pytest.param("evaluates", range(3, 4), [1], marks=pytest.mark.slow),  # behind a whole one
         ("loads", range(99), [2]),  # all: dropped three times, then recorded to where it ends behind a whole step
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.skips import by_default
 from tests.truth.isolate import value_in_fresh_process
 from tracer.changes.applied import AppliedChanges
 from tracer.errors import TracerError
@@ -358,6 +359,7 @@ def modules_made_late(folder: Path) -> set[str | None]:
     return {row.module for row in profile.session.findings.worst.peak.rows if row.module is not None}
 
 
+@pytest.mark.slow
 def test_a_module_that_a_model_gets_in_its_first_call_has_its_dotted_name(tmp_path: Path) -> None:
     returned = value_in_fresh_process(modules_made_late, tmp_path)
     assert "target.net.0" in returned and not [name for name in returned if name is not None and "_" in name]
@@ -385,7 +387,7 @@ def training_without_ends_of_steps(folder: Path, may_end_early: bool) -> tuple[b
     return session.fault is None, num_calls, " ".join(session.notes), rest
 
 
-@pytest.mark.parametrize("may_end_early", [True, False])
+@pytest.mark.parametrize("may_end_early", by_default([True, False], {True}))
 def test_a_training_whose_steps_are_not_found_is_not_recorded_as_one_step(may_end_early: bool, tmp_path: Path) -> None:
     """A schedule that was asked for is recorded for a minute: a step of it may take long."""
     is_well, num_calls, notes, rest = value_in_fresh_process(training_without_ends_of_steps, tmp_path, may_end_early)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.skips import by_default
 from tracer.capture.device.memory_counters import CounterReading
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import Terminated
@@ -81,10 +82,10 @@ ALL = {output.file_name for output in OUTPUTS if output.name in FILES}
 @pytest.mark.parametrize(
     ("number", "stage"),
     [
-        (signal.SIGINT, "wait"),
+        *((number, "recording") for number in ENDS),
+        pytest.param(signal.SIGINT, "wait", marks=pytest.mark.slow),
         (signal.SIGTERM, "warm-up"),
-        *zip(ENDS, ["recording"] * 3, strict=True),
-        (signal.SIGINT, "second cycle"),
+        pytest.param(signal.SIGINT, "second cycle", marks=pytest.mark.slow),
     ],
 )
 def test_in_the_loop(number: int, stage: str, tmp_path: Path) -> None:
@@ -101,9 +102,11 @@ def send_within(stage: str, number: int, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("number", "stage", "num_steps"),
     [
-        *((number, stage, PLAN.num_steps) for stage in WITHIN for number in (signal.SIGINT, signal.SIGTERM)),
+        *((signal.SIGINT, stage, PLAN.num_steps) for stage in WITHIN),
+        *(pytest.param(signal.SIGTERM, stage, PLAN.num_steps, marks=pytest.mark.slow) for stage in WITHIN),
         # A loop that is shorter than the schedule: all is read when the block ends.
-        *((signal.SIGINT, "reading a cycle", 5), (signal.SIGTERM, "analysis", 5)),
+        pytest.param(signal.SIGINT, "reading a cycle", 5, marks=pytest.mark.slow),
+        (signal.SIGTERM, "analysis", 5),
     ],
 )
 def test_while_our_own_code_is_at_work(
@@ -116,7 +119,7 @@ def test_while_our_own_code_is_at_work(
     assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
-@pytest.mark.parametrize("file", [FILES[0], FILES[2], FILES[-1]])
+@pytest.mark.parametrize("file", by_default([FILES[0], FILES[2], FILES[-1]], {FILES[2]}))
 def test_while_a_file_is_written(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C lets it come to its end and keeps the recording for those that are missing; SIGTERM waits for all."""
     table = tuple(
@@ -180,7 +183,7 @@ class LateError(Exception):
     """The program's own time limit is over."""
 
 
-@pytest.fixture(params=[signal.SIGALRM, signal.SIGINT, signal.SIGTERM])
+@pytest.fixture(params=by_default([signal.SIGALRM, signal.SIGINT, signal.SIGTERM], {signal.SIGALRM}))
 def limit(request: pytest.FixtureRequest) -> Iterator[int]:
     """A signal that the program handles itself, by an exception."""
 

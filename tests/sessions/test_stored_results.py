@@ -14,6 +14,7 @@ from torch import nn
 
 from tests.exporters.recording_file.samples import SHORT, on_cpu, on_cuda
 from tests.pieces import Pieces, raising
+from tests.skips import by_default
 from tests.training_steps import build_workload
 from tracer.answers.failure_lines import failure_lines
 from tracer.answers.run_results import RunResults
@@ -43,7 +44,9 @@ def assert_same(first: dict[str, bytes], again: dict[str, bytes]) -> None:
     assert [name for name, content in first.items() if content != again[name]] == []
 
 
-@pytest.mark.parametrize("name", ["convnet", "checkpointing_reentrant", "functional_model", "replaced_data"])
+@pytest.mark.parametrize(
+    "name", by_default(["convnet", "checkpointing_reentrant", "functional_model", "replaced_data"], {"convnet"})
+)
 def test_every_output_is_written_again_to_the_byte(name: str, tmp_path: Path) -> None:
     workload = build_workload(name)
     model = workload.model if workload.model is not None else nn.Module()
@@ -222,6 +225,7 @@ def test_what_ran_out_of_memory_is_explained_again(tmp_path: Path) -> None:
     assert_same(files(tmp_path / "first"), written_again(tmp_path / "first", tmp_path / "again"))
 
 
+@pytest.mark.slow
 def test_a_history_that_cannot_be_read_is_a_note_anew(tmp_path: Path) -> None:
     """Of this version's, not of the one that kept it."""
     again = results_of(through_a_file(with_odd_history(), tmp_path))

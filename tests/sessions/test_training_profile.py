@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.skips import by_default
 from tracer.blocks.kinds import Evidence, Kind
 from tracer.blocks.table import Phase
 from tracer.capture.device.device_blocks import AsleepMemory
@@ -118,7 +119,7 @@ def test_an_exception_goes_on_its_way_and_the_files_are_written(tmp_path: Path) 
     assert (tmp_path / "peak.json").exists()
 
 
-@pytest.mark.parametrize("screen", [False, True])
+@pytest.mark.parametrize("screen", by_default([False, True], {True}))
 def test_a_file_that_cannot_be_written_is_said_and_the_others_are_there(
     screen: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -179,7 +180,7 @@ def test_a_loop_may_go_on_after_the_last_recorded_step(tmp_path: Path) -> None:
     assert len(session.results.findings.cycles) == 1
 
 
-@pytest.mark.parametrize("screen", ["none", "short", "full", False, True])
+@pytest.mark.parametrize("screen", by_default(["none", "short", "full", False, True], {"none", True}))
 def test_the_screen_is_shown_where_asked_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], screen: Screen | bool
 ) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
+from tests.skips import by_default
 from tracer.commands.script import Script, run_script
 from tracer.sessions import script_run
 from tracer.sessions.schedule import Schedule
@@ -78,7 +79,7 @@ def cpu_tells(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cpu_tells")
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", by_default([False, True], {True}))
 def test_what_comes_later_is_watched_to_the_end(fails: bool, tmp_path: Path) -> None:
     later = MagicMock()
     profile = profiled(tmp_path, later)
@@ -202,8 +203,10 @@ class Wrapping(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("loop", "words"),
     [
-        *((one, "step 3 of 8") for one in ("wrapped", "two")),
-        *((one, "step 3") for one in ("twice", "no module", "by hand")),
+        ("wrapped", "step 3 of 8"),
+        pytest.param("two", "step 3 of 8", marks=pytest.mark.slow),
+        ("twice", "step 3"),
+        *(pytest.param(one, "step 3", marks=pytest.mark.slow) for one in ("no module", "by hand")),
     ],
 )
 def test_a_total_is_what_the_script_has_done_or_is_not_said(

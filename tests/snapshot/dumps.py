@@ -16,9 +16,18 @@ _NOT_READ = ("old_history_format", "gen_snapshot")  # Of torch 2.0; the program 
 REAL_FILES = sorted(
     path for folder in (REAL_DATA, RECORDINGS) for path in folder.glob("*.p*") if path.stem not in _NOT_READ
 )
+# One of each kind, and small: a full expandable card, no times, a list of segments, no history, Windows, a forward.
+_QUICK = (
+    "oom_expandable_3gpus",
+    "four_gpus_no_time_us",
+    "list_form",
+    "segments_only",
+    "python_stacks_windows",
+    "forward_bf16",
+)
 each_real_file = pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.stem) for path in REAL_FILES]
+    [pytest.param(path, id=path.stem, marks=() if path.stem in _QUICK else pytest.mark.slow) for path in REAL_FILES]
     or [pytest.param(REAL_DATA, marks=pytest.mark.skip("the real recordings are not here"))],
 )
 LIVE_STATES = ("active_allocated", "active_pending_free", "active_awaiting_free")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.snapshot.dumps import REAL_FILES, block, entry, frame, freed, segment, snapshot, write
+from tests.snapshot.dumps import block, each_real_file, entry, frame, freed, segment, snapshot, write
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action, BlockState
 from tracer.snapshot.columns import Snapshot
@@ -359,6 +359,7 @@ def test_torch_saves_a_snapshot_that_is_read(tmp_path: Path) -> None:
         assert load(tmp_path / str(number)).devices[0].trace.size.tolist() == [700] * 3
 
 
+@pytest.mark.slow
 def test_thousands_of_devices_take_no_longer_than_each_alone(tmp_path: Path) -> None:
     """Counted in looks at columns and not in time: each column of a file is looked at a few times, however many."""
     from tracer.snapshot import assemble
@@ -398,14 +399,13 @@ def test_the_child_needs_the_standard_library_alone() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")
-def test_every_real_recording_loads_alike_in_both_ways() -> None:
-    for path in REAL_FILES:
-        ours, theirs = load_snapshot(path), load_snapshot(path, isolated=False)
-        assert ours.devices
-        for one, other in zip(ours.devices, theirs.devices, strict=True):
-            assert np.array_equal(one.trace.stack, other.trace.stack)
-            assert np.array_equal(one.blocks.address, other.blocks.address)
+@each_real_file
+def test_a_real_recording_loads_alike_in_both_ways(path: Path) -> None:
+    ours, theirs = load_snapshot(path), load_snapshot(path, isolated=False)
+    assert ours.devices
+    for one, other in zip(ours.devices, theirs.devices, strict=True):
+        assert np.array_equal(one.trace.stack, other.trace.stack)
+        assert np.array_equal(one.blocks.address, other.blocks.address)
 
 
 def test_our_own_kernels_are_in_no_stack() -> None:

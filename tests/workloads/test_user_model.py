@@ -398,6 +398,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 @pytest.mark.usefixtures("alone")
 @needs("torchvision")
+@pytest.mark.slow  # torchvision's import
 def test_resnet18_of_torchvision(tmp_path: Path) -> None:
     arguments = ["torchvision.models:resnet18", "--input", "3x32x32", "--batch-size", "2", "--no-cuda-timing"]
     result = command("--model", *arguments, save_dir=tmp_path)

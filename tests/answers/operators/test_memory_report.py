@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tests.histories import known_of
+from tests.skips import by_default
 from tests.training_steps import (
+    ONE_OF_EACH,
     REPORT_WORKLOADS,
     WORKLOADS,
     Recorded,
@@ -40,7 +42,7 @@ from tracer.capture.objects.storage_observer import StorageObserver, input_tenso
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.source_line import SourceLine
 
-NAMES = [*WORKLOADS, *REPORT_WORKLOADS]
+NAMES = by_default([*WORKLOADS, *REPORT_WORKLOADS], {*ONE_OF_EACH, *REPORT_WORKLOADS})
 
 
 def findings_of(run: Recorded) -> Findings:
@@ -191,7 +193,7 @@ def test_example_by_hand() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- laws
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_BACKWARD])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.values[0] not in NO_BACKWARD])
 def test_sum_is_what_hooks_count(name: str) -> None:
     _, saved = saved_in(findings(name))
     want = hooked_bytes(build_workload(name))

@@ -14,7 +14,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.histories import NOTHING
-from tests.training_steps import REPORT_WORKLOADS, WORKLOADS, Recorded, mlp, mlp_batch, record, recorded_workload
+from tests.skips import by_default
+from tests.training_steps import (
+    ONE_OF_EACH,
+    REPORT_WORKLOADS,
+    WORKLOADS,
+    Recorded,
+    mlp,
+    mlp_batch,
+    record,
+    recorded_workload,
+)
 from tracer.answers.operators.invocations import OpInstances, op_instances, short_op_name
 from tracer.answers.operators.run_times import RunTimeRow, instance_times, kernel_times, run_times
 from tracer.blocks.from_recording.attribution import Attribution, attribute
@@ -31,7 +41,7 @@ from tracer.capture.recording import (
 from tracer.capture.torch_private.torch_profiler import HOST_DEVICE_TYPE
 from tracer.errors import RecordingError
 
-NAMES = [*WORKLOADS, *REPORT_WORKLOADS]
+NAMES = by_default([*WORKLOADS, *REPORT_WORKLOADS], {*ONE_OF_EACH, *REPORT_WORKLOADS})
 Cycles = list[tuple[Recording, Attribution]]
 
 

@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from models.fno_workload import FnoSettings, build_fno_workload
 from tests.exporters.recording_file.samples import kept_on_cpu
-from tests.training_steps import ONE_OF_EACH, WORKLOADS, build_workload, record
+from tests.skips import by_default
+from tests.training_steps import ONE_OF_EACH, build_workload, each_workload, record
 from tests.truth.isolate import value_in_fresh_process
 from tracer.answers.recording_findings import CycleFindings, find_in_cycle
 from tracer.answers.rows import Row
@@ -212,7 +213,10 @@ def test_a_custom_functions_backward_belongs_to_the_module_that_applied_it() -> 
 
 
 # ----------------------------------------------------------------------------------------------- laws on every model
-@pytest.mark.parametrize("name", [*ONE_OF_EACH, "custom_function"])
+QUICK = {"fno_2d_new_zeros", "checkpointing_reentrant", "lbfgs", "functional_model", "custom_function"}
+
+
+@pytest.mark.parametrize("name", by_default([*ONE_OF_EACH, "custom_function"], QUICK))
 def test_rows_sum_to_the_allocators_peak_and_say_where_they_come_from(name: str) -> None:
     workload = build_workload(name)
     findings = profiled(workload.model or nn.Module(), workload.step, workload.optimizer)
@@ -224,7 +228,7 @@ def test_rows_sum_to_the_allocators_peak_and_say_where_they_come_from(name: str)
     assert sum(row.bytes for row in explained) >= 0.99 * sum(row.bytes for row in above)
 
 
-@pytest.mark.parametrize("name", sorted(WORKLOADS))
+@each_workload
 def test_parents_come_first_and_backward_goes_back_to_forward(name: str, recorded: Callable[[str], object]) -> None:
     recording = recorded(name).recordings[0]  # type: ignore[attr-defined]
     attribution = attribute(recording)
@@ -252,7 +256,11 @@ def saved_by_an_fno(sizes: tuple[int, ...], modes: tuple[int, ...], *, batch: in
 
 
 @pytest.mark.parametrize(
-    ("sizes", "modes", "spectrum"), [((32, 32), (8, 8), "new_zeros"), ((8, 8, 8), (4, 4, 4), "torch_zeros")]
+    ("sizes", "modes", "spectrum"),
+    [
+        pytest.param((32, 32), (8, 8), "new_zeros", marks=pytest.mark.slow),
+        ((8, 8, 8), (4, 4, 4), "torch_zeros"),
+    ],
 )
 def test_the_fnos_saved_activations_equal_the_closed_form(
     sizes: tuple[int, ...], modes: tuple[int, ...], spectrum: Any

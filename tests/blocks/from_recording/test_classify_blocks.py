@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.rule_tables import DOCUMENT, HEADS, documented, facts_named, rows_of, told, weaker
-from tests.training_steps import WORKLOADS, Recorded
+from tests.training_steps import Recorded, each_workload
 from tracer.answers.peak import peak_position
 from tracer.blocks.from_recording.block_facts import NONE, Facts
 from tracer.blocks.from_recording.blocks import categories_at
@@ -537,7 +537,7 @@ def test_without_a_condition_some_block_is_something_else(number: int, when: tup
     assert classified(*blocks) != classified(*blocks, rules=others)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_on_every_workload_a_plain_loop_over_the_rules_agrees(name: str, recorded: Callable[[str], Recorded]) -> None:
     cycle = recorded(name).cycles[0]
     peak_ns = int(cycle.recording.allocations.time_ns[cycle.lifetimes.events[peak_position(cycle.lifetimes)]])

@@ -15,7 +15,7 @@ from torch import nn
 from tests.histories import START_NS, Event, Key, recording_of
 from tests.programs import NODE_NS, Node, Program, Storage, programs
 from tests.torch_rules import TorchRules
-from tests.training_steps import WORKLOADS, Recorded, build_workload, record, torch_timeline
+from tests.training_steps import Recorded, build_workload, each_workload, record, torch_timeline
 from tracer.answers.recording_findings import CycleFindings, find_in_cycle, put_together
 from tracer.blocks.from_recording.memory_timeline import (
     TAGGED,
@@ -173,7 +173,7 @@ def test_rows_of_one_microsecond_keep_their_own_peak() -> None:
 # ---- torch -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_equals_torch(name: str, recorded: Callable[[str], Recorded]) -> None:
     """The second of two cycles of one profiler, read after it is gone."""
     run = recorded(name)
@@ -186,7 +186,7 @@ def test_the_first_of_two_cycles_equals_torch(name: str, recorded: Callable[[str
     assert_equals_torch(recorded(name).results[0])
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_every_row_of_torchs_timeline(name: str, recorded: Callable[[str], Recorded]) -> None:
     """Before torch merges them: rows of one nanosecond may swap, all else is equal."""
     run = recorded(name)
@@ -269,7 +269,7 @@ def test_a_profiler_without_a_recording_is_a_clear_error() -> None:
 # ---- the allocator ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_the_total_is_the_allocators(name: str, recorded: Callable[[str], Recorded]) -> None:
     """Law 2: at every event, the allocator's own counter less what it held at the start."""
     for recording in recorded(name).recordings:
@@ -376,7 +376,7 @@ def test_rows_sum_to_the_peak_in_whole_bytes(cycles: list[tuple[list[int], int]]
     assert drawn.peak_bytes == pytest.approx(exact, abs=1)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_on_every_workload_rows_sum_to_the_peak(name: str, recorded: Callable[[str], Recorded]) -> None:
     findings = put_together(recorded(name).cycles)
     drawn = findings.breakdown
@@ -387,7 +387,7 @@ def test_on_every_workload_rows_sum_to_the_peak(name: str, recorded: Callable[[s
         assert one.tagged_peak_bytes <= one.true_peak_bytes
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_on_every_workload_a_plain_loop_agrees(name: str, recorded: Callable[[str], Recorded]) -> None:
     """The tagged peak: the first row in which the seven categories hold most, less what is known to be dead."""
     for found in recorded(name).cycles:

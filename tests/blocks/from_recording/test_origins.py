@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.compiled_programs import WITHOUT_INDUCTOR, Block
 from tests.processes import run_python
+from tests.skips import by_default
 from tests.training_steps import record
 from tracer.answers.recording_findings import find_in_cycle
 from tracer.blocks.from_recording.attribution import attribute
@@ -411,11 +412,7 @@ INDUCTORS = ["resnet", "fno", "step_function", "checkpointed"]
 FIRST = inspect.getsourcelines(Block.forward)[1]
 BLOCK = (FIRST + 1, FIRST + 2, FIRST + 3)
 # The slow ones say what the others say, of more graphs or of one alone.
-_MORE_GRAPHS = ("aot_eager", "layers_of_torch_eager", "optimizer_step", "dynamic_shapes")
-OTHERS = [
-    pytest.param(one.__name__, marks=[pytest.mark.slow] if one.__name__ in _MORE_GRAPHS else [])
-    for one in WITHOUT_INDUCTOR
-]
+OTHERS = by_default([one.__name__ for one in WITHOUT_INDUCTOR], {"part_of_a_model", "checkpointed_eager"})
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in INDUCTORS]
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.programs import Node, Program, Storage, programs
 from tests.torch_rules import COLUMNS, TorchRules
-from tests.training_steps import WORKLOADS, Recorded, record
+from tests.training_steps import Recorded, each_workload, record
 from tracer.blocks.from_recording.attribution import Attribution, attribute
 from tracer.blocks.from_recording.storage_uses import (
     StorageUses,
@@ -159,7 +158,7 @@ def test_every_call_of_backward_is_a_pass() -> None:
     assert (enclosing(start, end, recording.ops.start_ns[nodes]) >= 0).all()
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_all_work_of_the_engine_lies_within_a_pass(name: str, recorded: Callable[[str], Recorded]) -> None:
     for recording in recorded(name).recordings:
         attribution = attribute(recording)
@@ -316,7 +315,7 @@ def our_categories(recording: Recording) -> dict[tuple[int, int, str, int], str 
     }
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_each_version_has_torchs_category(name: str, recorded: Callable[[str], Recorded]) -> None:
     """Stronger than equal sums: every version of every tensor."""
     run = recorded(name)

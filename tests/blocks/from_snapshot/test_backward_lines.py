@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.blocks.from_snapshot.autograd_recorder import AutogradRecorder, record
+from tests.skips import by_default
 from tests.snapshot.dumps import Row, write
 from tests.snapshot.explained import explain_snapshot
-from tests.training_steps import ONE_OF_EACH, WORKLOADS, build_workload
+from tests.training_steps import build_workload, each_workload
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.blocks.from_snapshot.frames import is_python, is_users
 from tracer.snapshot.columns import Frame
@@ -64,21 +65,26 @@ def judge(recorder: AutogradRecorder, folder: Path, *, skip: int = 0) -> Verdict
     return Verdict(int(sizes.sum()), int(sizes[forward >= 0].sum()), wrong)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in WORKLOADS]
-)
+@each_workload
 def test_no_line_of_a_training_step_is_wrong(name: str, tmp_path: Path) -> None:
     verdict = judge(record(build_workload(name).step), tmp_path)
     print(f"{name}: {100 * verdict.share:.0f} % of {verdict.total:,} B of backward")
     assert not verdict.wrong
 
 
-@pytest.mark.parametrize(("name", "least"), [("transformer", 0.3), ("convnet", 0.5), ("zero_grad_at_end", 0.3)])
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("transformer", 0.3),
+        pytest.param("convnet", 0.5, marks=pytest.mark.slow),
+        pytest.param("zero_grad_at_end", 0.3, marks=pytest.mark.slow),
+    ],
+)
 def test_much_of_a_training_step_is_named(name: str, least: float, tmp_path: Path) -> None:
     assert judge(record(build_workload(name).step), tmp_path).share >= least
 
 
-@pytest.mark.parametrize("name", ["transformer", "zero_grad_at_end"])
+@pytest.mark.parametrize("name", by_default(["transformer", "zero_grad_at_end"], {"zero_grad_at_end"}))
 def test_no_line_is_wrong_where_the_recording_begins_late(name: str, tmp_path: Path) -> None:
     recorder = record(build_workload(name).step, times=1)
     for skip in range(0, min(recorder.truth), 3):
@@ -150,7 +156,7 @@ def rotated(x: Tensor, a: Tensor, b: Tensor) -> None:
 @pytest.mark.parametrize(
     "program", [two_losses, with_dead_ends, twice_differentiated, in_place, cross_attention, rotated]
 )
-@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize("rows", by_default([8, 16], {16}))
 def test_no_line_of_a_contrived_program_is_wrong(program: Callable[..., None], rows: int, tmp_path: Path) -> None:
     """Equal sizes throughout, so that only order and number can tell."""
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.capture.profiler.event_trees import FakeResults, assert_consistent, columns, tree
-from tests.training_steps import WORKLOADS, Recorded, build_workload, record
+from tests.training_steps import Recorded, build_workload, each_workload, record
 from tracer.capture.profiler.event_tree import read_kernels, read_recording
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import RecordingError
@@ -21,14 +21,14 @@ from tracer.errors import RecordingError
 # ---- real recordings -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_columns_are_consistent(name: str, recorded: Callable[[str], Recorded]) -> None:
     for recording in recorded(name).recordings:
         assert_consistent(recording)
         assert recording.num_assumed_frees == 0
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each_workload
 def test_equals_plain_recursion(name: str, recorded: Callable[[str], Recorded]) -> None:
     run = recorded(name)
     for results, recording in zip(run.results, run.recordings, strict=True):

@@ -370,6 +370,7 @@ def sizes_seen(tab: Any) -> list[str]:
     return sizes
 
 
+@pytest.mark.slow
 def test_small_blocks_appear_as_the_bytes_are_zoomed(opened: Callable[..., Any], tmp_path: Path) -> None:
     """A block of 64 KiB on top of one of 1 GiB is less than a pixel high: a drag frames the edge, again and again."""
     edge = BASE + (1 << 30)
@@ -482,7 +483,7 @@ def test_little_is_shown_as_little(opened: Callable[..., Any], page: Callable[[]
         assert "NaN" not in tab.locator("body").inner_text()
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
 def test_themes_and_widths(opened: Callable[..., Any], width: int) -> None:
     with opened(synthetic_page(3000), color_scheme="dark") as tab:
         tab.set_viewport_size({"width": width, "height": 900})
@@ -501,6 +502,7 @@ def test_themes_and_widths(opened: Callable[..., Any], width: int) -> None:
         assert tab.evaluate(f"Math.min(...{cells}.map((box) => box.width))") > 20
 
 
+@pytest.mark.slow
 def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any]) -> None:
     with opened(synthetic_page(600, num_rows=80), color_scheme="dark") as tab:
         tab.set_viewport_size({"width": 1280, "height": 900})

@@ -93,6 +93,7 @@ def test_a_search_says_what_it_found_and_goes_from_block_to_block(
         assert "No block is called" in readout(tab)
 
 
+@pytest.mark.slow
 def test_a_search_finds_frames_of_the_stack(opened: Callable[..., Any], tmp_path: Path) -> None:
     frames: list[dict[str, Any]] = [*FRAMES[7], {"name": "called_from_here", "filename": "/srv/train.py", "line": 3}]
     trace = [
@@ -228,7 +229,7 @@ def test_segments_that_came_and_went_are_found(opened: Callable[..., Any], tmp_p
 
 
 # ------------------------------------------------------------------------------------------------------ to take along
-@pytest.mark.parametrize("mode", ["kinds", "blocks"])
+@pytest.mark.parametrize("mode", [pytest.param("kinds", marks=pytest.mark.slow), "blocks"])
 def test_the_timeline_is_saved_as_a_picture(
     opened: Callable[..., Any], blocks_page: Page, mode: str, tmp_path: Path
 ) -> None:
@@ -250,6 +251,7 @@ def test_the_timeline_is_saved_as_a_picture(
     assert (len(list(root.iter("{http://www.w3.org/2000/svg}image"))) == 1) == (mode == "blocks")
 
 
+@pytest.mark.slow
 def test_a_picture_of_an_attackers_page_is_text(opened: Callable[..., Any], tmp_path: Path) -> None:
     with opened(samples.hostile_page()) as tab:
         with tab.expect_download() as download:

@@ -283,7 +283,7 @@ def put(value: int) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("name", INDEXES)
-@pytest.mark.parametrize("value", [-2, 10**6, 2**63 - 1])
+@pytest.mark.parametrize("value", [-2, 2**63 - 1])
 def test_an_index_outside_its_table_is_refused(name: str, value: int) -> None:
     refused(changed(name, put(value)), f"{name} has values outside|differ in length")
 

@@ -11,23 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from tracer.errors import RecordingError
 from tracer.exporters.recording_file.npz import read_columns, write_columns
 
-COLUMN = st.one_of(*(arrays.arrays(kind, st.integers(0, 50)) for kind in (np.int64, np.bool_, np.float64, np.uint8)))
-COLUMNS = {"a.b": np.arange(1000), "none": np.empty(0, np.int64), "yes": np.array([True, False]), "x": np.ones(3)}
+COLUMNS = {
+    "a.b": np.arange(1000),
+    "none": np.empty(0, np.int64),
+    "yes": np.array([True, False]),
+    "x": np.array([1.5, np.nan]),
+    "bytes": np.arange(256, dtype=np.uint8),
+}
 
 
-@settings(max_examples=15)
-@given(columns=st.dictionaries(st.from_regex(r"[a-z0-9.]{1,8}", fullmatch=True), COLUMN))
-def test_what_is_written_is_read_and_numpy_reads_the_same(
-    columns: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("npz") / "c.npz"
+@pytest.mark.parametrize("columns", [COLUMNS, {}])
+def test_what_is_written_is_read_and_numpy_reads_the_same(columns: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "c.npz"
     write_columns(path, columns)
     found = read_columns(path)
     with np.load(path, allow_pickle=False) as theirs:
@@ -123,7 +124,7 @@ def test_an_archive_of_other_things_is_refused(tmp_path: Path) -> None:
 
 def test_an_archive_that_unpacks_to_more_than_a_recording_is_refused_unread(tmp_path: Path) -> None:
     """17 GiB of zeros by its own account, which is what it may give."""
-    path = archive(tmp_path / "c.npz", *((f"c{n}.npy", npy(np.zeros(1 << 20, np.int64))) for n in range(17)))
+    path = archive(tmp_path / "c.npz", *((f"c{n}.npy", npy(np.zeros(8, np.int64))) for n in range(17)))
     data = bytearray(path.read_bytes())
     for at in (at for at in range(len(data)) if data[at : at + 4] == b"PK\x01\x02"):
         data[at + 24 : at + 28] = struct.pack("<I", 1 << 30)
