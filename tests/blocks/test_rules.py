@@ -1,4 +1,4 @@
-"""A table of rules: conditions on facts, and the first rule that holds."""
+"""Kinds and their words, and rules as rows of a table."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracer.arrays import Bool, Int, Ints, PerBlock
-from tracer.blocks.kinds import Evidence, Kind
+from tracer.blocks.kinds import Evidence, Kind, meaning_of
 from tracer.blocks.rules import AnyOf, Condition, FactOf, Not, Rule, apply_rules
+
+# ---- A table of rules: conditions on facts, and the first rule that holds.
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,3 +95,18 @@ def test_like_a_loop(wanted: list[list[int]], blocks: list[int]) -> None:
     first = [next((values[0] for values in wanted if block in values), None) for block in blocks]
     assert kind.tolist() == [Kind.UNKNOWN if number is None else number for number in first]
     assert evidence.tolist() == [Evidence.UNPROVED if number is None else number for number in first]
+
+
+# ---- Each kind has words, and a meaning for whoever reads its name for the first time.
+
+
+def test_each_kind_has_a_meaning_of_its_own_that_fits_beside_its_bytes() -> None:
+    meanings = [kind.meaning for kind in Kind]
+    assert len(set(meanings)) == len(Kind)
+    assert max(map(len, meanings)) <= 28
+
+
+def test_a_meaning_is_found_by_name_and_by_words() -> None:
+    for kind in Kind:
+        assert meaning_of(kind.name) == meaning_of(kind.words) == kind.meaning
+    assert meaning_of("stream 7") == ""

@@ -1,13 +1,26 @@
-"""An engine's start, on the screen and on its page: what fits, what limits it. Sizes are worked out by hand."""
+"""An engine: its processes, what its workers report, and its start."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from tests.exporters.page import page_samples as samples
+from tests.processes import run_python
+from tests.skips import by_default
 from tracer.answers.tables import Section
 from tracer.engines.answer import (
     answer_sentences,
@@ -17,9 +30,16 @@ from tracer.engines.answer import (
     put_engine_first,
     write_engine_page,
 )
+from tracer.engines.run import engine_reports, run_engine
 from tracer.engines.start import GRAPHS, LEAST_OF_DRIVER_BYTES, EngineStart, StartStage, WorkerMemory, engine_start
+from tracer.engines.vllm_workers import count_new_tokens, leave_out_sampling_kernels, leave_out_warm_up
+from tracer.errors import TracerError
 from tracer.exporters.page.html import data_of_html, write_pages
 from tracer.exporters.screen.terminal import screen
+from tracer.null_gpu.job.lone_rank import without_vllm_queues
+from tracer.null_gpu.process import LEFT_OUT_VARIABLE, SAMPLER_VARIABLE
+
+# ---- An engine's start, on the screen and on its page: what fits, what limits it. Sizes are worked out by hand.
 
 GIB = 1 << 30
 # A card of 80 GiB of which 72 may be used: 72 - 15 - 2 - 1 are left for the cache, and 1 GiB of it is a request.
@@ -212,3 +232,173 @@ def test_of_several_workers_each_card_has_a_row(served: EngineStart) -> None:
     page = engine_page(engine_start(workers, cache_tokens=1, concurrency=1.0), command="", computed=False)
     assert [row[0] for row in page.sections[0].tables[1].rows] == [0, 1]
     assert any("NCCL is not counted" in sentence for sentence in page.answer)
+
+
+# ---- vLLM on the null GPU: tokens that no kernel counts, no queues, FlashInfer's sampler without its kernels.
+
+
+class _Runner:
+    def sample(self, hidden_states: Any, batch: Any, grammar: None) -> tuple[str, torch.Tensor, torch.Tensor]:
+        return "output", torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+
+
+class _Output:
+    def __init__(self, num_sampled: torch.Tensor) -> None:
+        self.num_sampled_tokens, self.num_sampled_tokens_np = num_sampled, num_sampled.numpy()
+
+    def get_output(self) -> list[int]:
+        return self.num_sampled_tokens_np.tolist()
+
+
+def test_requests_get_a_token_unless_more_of_their_prompt_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(GPUModelRunner=_Runner, AsyncOutput=_Output)
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu.model_runner", module)
+    monkeypatch.setattr(_Runner, "sample", _Runner.sample)
+    monkeypatch.setattr(_Output, "get_output", _Output.get_output)
+    count_new_tokens()
+    batch = SimpleNamespace(
+        num_computed_prefill_tokens_np=numpy.array([0, 0, 512]),
+        num_scheduled_tokens=numpy.array([512, 2048, 1]),
+        prefill_len_np=numpy.array([512, 4000, 512]),
+    )
+    output, num_sampled, _ = _Runner().sample(None, batch, None)
+    assert output == "output" and _Output(num_sampled).get_output() == [1, 0, 1]
+    assert _Output(torch.ones(2, dtype=torch.int32)).get_output() == [1, 1]  # not of a step: a warm-up
+
+
+@pytest.mark.parametrize("given", ["full", None])
+def test_deep_gemm_is_not_warmed_up_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP", given or "")
+    if given is None:
+        monkeypatch.delenv("VLLM_DEEP_GEMM_WARMUP")
+    leave_out_warm_up()
+    assert os.environ["VLLM_DEEP_GEMM_WARMUP"] == (given or "skip")
+
+
+class _Queue:
+    @staticmethod
+    def create_from_process_group(group: str, num_bytes: int) -> str:
+        return f"waits for the readers in {group}"
+
+
+def test_no_reader_of_a_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(MessageQueue=_Queue)
+    monkeypatch.setitem(sys.modules, "vllm.distributed.device_communicators.shm_broadcast", module)
+    monkeypatch.setattr(_Queue, "create_from_process_group", staticmethod(_Queue.create_from_process_group))
+    without_vllm_queues()
+    assert _Queue.create_from_process_group("tensor parallel", 1) is None
+
+
+_CORE = """
+class JitSpec:
+    def __init__(self, name):
+        self.name = name
+    def build_and_load(self, verbose=False):
+        return f"built {self.name}"
+"""
+
+
+def test_the_sampler_alone_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flashinfer" / "jit").mkdir(parents=True)
+    (tmp_path / "flashinfer" / "jit" / "core.py").write_text(_CORE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("flashinfer", "flashinfer.jit", "flashinfer.jit.core"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    leave_out_sampling_kernels()
+    specs = importlib.import_module("flashinfer.jit.core").JitSpec
+    assert specs("norm").build_and_load(verbose=True) == "built norm"
+    assert specs("sampling").build_and_load().softmax(1, enable_pdl=True) is None
+    for name in ("flashinfer", "flashinfer.jit", "flashinfer.jit.core"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_the_user_says_of_the_sampler_stays(monkeypatch: pytest.MonkeyPatch, is_ours: bool) -> None:
+    monkeypatch.setenv(SAMPLER_VARIABLE, "0")
+    if is_ours:
+        monkeypatch.setenv(LEFT_OUT_VARIABLE, "1")
+    leave_out_sampling_kernels()
+    assert (SAMPLER_VARIABLE in os.environ) is not is_ours and LEFT_OUT_VARIABLE not in os.environ
+
+
+# ---- An engine's command and the processes that it starts: none outlives the process that started them.
+
+# A command that starts an engine, whose own process ignores SIGTERM and holds a FIFO open.
+_COMMAND = """
+import os, sys
+from pathlib import Path
+from tracer.engines.run import run_engine
+fifo = sys.argv[1]
+child = "import signal, time; signal.signal(15, signal.SIG_IGN); "
+child += f"fifo = open({fifo!r}, 'wb', 0); fifo.write(b'x'); time.sleep(20); fifo.write(b'x')"
+engine = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+run_engine([sys.executable, "-c", engine], Path(fifo).with_name("engine.txt"))
+"""
+
+
+@pytest.mark.parametrize("number", by_default([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], {signal.SIGKILL}))
+def test_no_process_of_an_engine_outlives_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    """The FIFO ends when the last process that could write to it has ended."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = subprocess.Popen([sys.executable, "-c", _COMMAND, str(fifo)], stderr=subprocess.DEVNULL)
+    with fifo.open("rb", 0) as written:
+        assert written.read(1) == b"x"
+        command.send_signal(number)
+        assert written.read(1) == b""
+    assert command.wait() != 0
+
+
+def test_an_engine_that_fails_at_once_is_quoted_from_a_file_in_a_new_folder(tmp_path: Path) -> None:
+    output = tmp_path / "new" / "engine.txt"
+    with pytest.raises(TracerError, match="ValueError: no such model"):
+        run_engine([sys.executable, "-c", "raise ValueError('no such model')"], output)
+    assert "Traceback" in output.read_text("utf-8")
+
+
+def test_an_error_in_brackets_is_quoted_without_half_of_them(tmp_path: Path) -> None:
+    with pytest.raises(TracerError) as caught:
+        run_engine([sys.executable, "-m", "no_such_engine.cli"], tmp_path / "engine.txt")
+    assert str(caught.value).endswith("ModuleNotFoundError: No module named 'no_such_engine'")
+
+
+def test_an_option_that_the_engine_refuses_is_quoted_with_what_is_wrong(tmp_path: Path) -> None:
+    """Pydantic says it in the line below its error, here behind the name of the process as vLLM prints it."""
+    printed = (
+        "(APIServer pid=1) pydantic.ValidationError: 1 validation error for ModelConfig\n"
+        "(APIServer pid=1)   Value error, no such dtype [type=value_error, input_value=ArgsKwargs(()), input_type=X]\n"
+        "(APIServer pid=1)     For further information visit example.org\n"
+    )
+    with pytest.raises(TracerError, match=r"ValidationError: 1 validation error for ModelConfig: no such dtype\nHint"):
+        run_engine([sys.executable, "-c", f"raise SystemExit({printed!r})"], tmp_path / "engine.txt")
+
+
+def test_the_first_measured_engine_makes_the_folder_of_reports_for_this_user_alone(tmp_path: Path) -> None:
+    worker = tmp_path / "vllm" / "v1" / "worker" / "worker_base.py"
+    worker.parent.mkdir(parents=True)
+    worker.write_text("class WorkerBase:\n    pass\n")
+    (tmp_path / "vllm-1.dist-info").mkdir()
+    (tmp_path / "vllm-1.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 1\n")
+    program = (
+        f"import logging, sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        "from tracer.engines.vllm import register; register(); register(); "
+        "logging.getLogger('vllm').warning('KV cache size: 1,024 tokens'); "
+        "from vllm.v1.worker.worker_base import WorkerBase; assert WorkerBase.__init__.__wrapped__"
+    )
+    with engine_reports() as reports:
+        assert not reports.exists()
+        run_python("-c", program, folder=tmp_path).check_returncode()
+        assert stat.S_IMODE(reports.stat().st_mode) == 0o700
+        (said,) = reports.iterdir()
+        assert said.name.startswith("engine-") and json.loads(said.read_text("utf-8")) == {"cache_tokens": 1024}
+    assert not reports.exists()
+
+
+def test_an_engine_that_is_not_measured_loads_nothing_of_ours() -> None:
+    program = (
+        "import sys; from tracer.engines.vllm import register; register(); "
+        "print(sorted(name for name in sys.modules if name.split('.')[0] in ('tracer', 'torch', 'rich', 'numpy')))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names = ["tracer", "tracer.command_line", "tracer.engines", "tracer.engines.vllm"]
+    assert ended.stdout.strip() == str(names)

@@ -1,15 +1,33 @@
-"""Files appear whole or not at all."""
+"""Files that appear whole or not at all, documents read as dataclasses, annotated source and notebooks."""
 
 from __future__ import annotations
 
 import os
 import stat
+import sys
+from dataclasses import asdict, dataclass
+from functools import cache
+from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tracer.errors import OutputError
+from tests.pieces import tiny_fno
+from tracer.answers.line_memory import LineMemory
+from tracer.capture.sources.source_line import SourceLine
+from tracer.errors import MissingPackageError, OutputError, RecordingError
+from tracer.exporters import notebook
+from tracer.exporters.annotated_source import annotate, annotated_files, freed_words
+from tracer.exporters.document import Document
 from tracer.exporters.files import check_folder, remove, replacing, write_atomically
+from tracer.exporters.recording_file.kept_run_file import RECORDING
+from tracer.sessions.schedule import Schedule
+from tracer.sessions.session_results import ShownResults
+from tracer.sessions.workload_run import run_profile
+
+# ---- Files appear whole or not at all.
 
 
 def everything_below(folder: Path) -> list[str]:
@@ -123,3 +141,181 @@ def test_what_is_removed_is_gone_and_what_cannot_be_is_said(tmp_path: Path) -> N
     with pytest.raises(OutputError, match="folder cannot be written"):
         remove(tmp_path / "folder")
     assert everything_below(tmp_path) == ["folder"]
+
+
+# ---- A document read as a dataclass: each field by its name and type, and nothing else is taken.
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    name: str
+    count: int = 7
+
+
+@dataclass(frozen=True)
+class Whole:
+    title: str
+    is_open: bool
+    words: tuple[str, ...]
+    line: SourceLine | None
+    first: Part
+    rest: tuple[Part, ...]
+
+
+WHOLE = Whole("a", True, ("b", "c"), SourceLine("train.py", 3), Part("d", 1), (Part("e", 2), Part("f", 3)))
+AS_JSON = asdict(WHOLE) | {"words": ["b", "c"], "line": {"file": "train.py", "line": 3}, "rest": [
+    {"name": "e", "count": 2}, {"name": "f", "count": 3}
+]}  # fmt: skip
+
+
+def test_every_field_is_read_by_its_type() -> None:
+    assert Document(AS_JSON, RECORDING).record(Whole) == WHOLE
+    without = Document({**AS_JSON, "line": None, "rest": []}, RECORDING).record(Whole)
+    assert (without.line, without.rest) == (None, ())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"title": 1},
+        {"title": None},
+        {"is_open": 1},
+        {"words": ["b", 1]},
+        {"line": {"file": "train.py"}},
+        {"line": {"file": "train.py", "line": -1}},
+        {"first": {"name": "d", "count": True}},
+        {"first": None},
+        {"rest": [{"name": "e"}]},
+        {"rest": [1]},
+    ],
+)
+def test_what_is_not_of_the_fields_type_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(RecordingError):
+        Document({**AS_JSON, **changed}, RECORDING).record(Whole)
+
+
+def test_a_field_with_a_default_may_be_missing_and_not_be_something_else() -> None:
+    assert Document({"name": "a"}, RECORDING).record(Later) == Later("a", 7)
+    with pytest.raises(RecordingError, match="count is not a whole number"):
+        Document({"name": "a", "count": "8"}, RECORDING).record(Later)
+
+
+def test_texts_are_printable_and_what_nobody_asked_for_is_left() -> None:
+    document = Document({"name": "a\x1b[2J", "count": 1, "other": "x"}, RECORDING)
+    assert "\x1b" not in document.record(Part).name
+
+
+# ---- Source with bytes beside it: lines around those that allocated, and a word where the text is another one.
+
+TEXT = "".join(f"line {number}\n" for number in range(1, 41))
+
+
+def memory(line: int, size: int = 100, file: str = "/srv/net.py", **given: Any) -> LineMemory:
+    usual: dict[str, Any] = {"backward_bytes": 0, "own_peak_bytes": size, "freed_in": "backward", "freed_at": None}
+    return LineMemory(SourceLine(file, line), size, **(usual | given))
+
+
+def test_three_lines_around_each_and_the_gap_between_them() -> None:
+    file = annotate("/srv/net.py", [memory(2), memory(30, 50)], TEXT)
+    assert [line.number for line in file.lines] == [1, 2, 3, 4, 5, *range(27, 34)]
+    assert (file.peak_bytes, file.note) == (150, "")
+    assert [line.text for line in file.lines if line.memory] == ["line 2", "line 30"]
+
+
+def test_a_file_that_changed_or_is_missing_says_so() -> None:
+    assert "fewer lines" in annotate("/srv/net.py", [memory(41)], TEXT).note
+    assert "not in the recording" in annotate("/srv/net.py", [memory(2)], None).note
+
+
+def test_a_page_has_the_files_with_a_thousandth_of_the_peak_and_asks_for_no_other() -> None:
+    asked: list[str] = []
+
+    def text_of(file: str) -> str | None:
+        asked.append(file)
+        return None if file == "/lib.py" else TEXT
+
+    lines = [memory(2, 9000), memory(3, 500, "/lib.py"), memory(3, 8, "/small.py")]
+    (file,) = annotated_files(lines, text_of, 10_000)
+    assert (file.file, set(asked)) == ("/srv/net.py", {"/srv/net.py", "/lib.py", "/small.py"})
+
+
+def test_where_it_was_freed_in_words() -> None:
+    here, there = SourceLine("/srv/net.py", 9), SourceLine("/srv/train.py", 4)
+    words = [
+        freed_words(memory(2, **given))
+        for given in ({"freed_in": None}, {"freed_at": here}, {"freed_in": "other", "freed_at": there}, {})
+    ]
+    assert words == ["not freed", "backward, line 9", "train.py:4", "backward"]
+
+
+# ---- What a notebook shows, and the rows for other programs.
+
+
+@cache
+def results() -> ShownResults:
+    return run_profile(tiny_fno(), schedule=Schedule(0, 1, 2, 1), timing=False)
+
+
+class Cells(HTMLParser):
+    """The tables' cells; that it parses without entities left is part of the test."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.add(tag)
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_data(self, data: str) -> None:
+        if self.rows:
+            self.rows[-1].append(data)
+
+
+def test_tables_sum_to_the_peak() -> None:
+    peak = results().findings.worst.peak
+    rows = Cells(results()._repr_html_()).rows
+    ends = [at for at, row in enumerate(rows) if row[0] == "sum"]
+    assert len(ends) == 2
+    for first, end in ((1, ends[0]), (ends[0] + 2, ends[1])):  # below the names of the columns
+        numbers = (next(cell for cell in row[1:] if cell.replace(",", "").isdigit()) for row in rows[first:end])
+        assert sum(int(number.replace(",", "")) for number in numbers) == peak.peak_bytes
+        assert int(rows[end][1].replace(",", "")) == peak.peak_bytes
+
+
+def test_text_of_a_recording_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracer.answers.answer_tables.line_name", lambda *row: "<script>alert(1)</script>")
+    text = results()._repr_html_()
+    assert "script" not in Cells(text).tags
+    assert "&lt;script&gt;" in text
+
+
+def test_without_a_recording_it_says_so() -> None:
+    assert notebook.notebook_html(None) == "<p>Nothing was recorded.</p>"
+
+
+def test_rows_are_the_peaks_and_go_to_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pandas' own `DataFrame(records, columns=...)` takes them."""
+    assert results().rows == results().findings.worst.peak.rows
+    made: list[tuple[list[dict[str, object]], list[str]]] = []
+    pandas = SimpleNamespace(DataFrame=lambda records, columns: made.append((records, columns)))
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    results().to_pandas()
+    ((records, columns),) = made
+    assert [list(record) for record in records] == [columns] * len(results().rows)
+    assert [record["category"] for record in records] == [row.category for row in results().rows]
+
+
+def test_that_pandas_is_missing_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingPackageError, match="needs pandas"):
+        results().to_pandas()

@@ -317,20 +317,6 @@ for _ in range(4):
 """
 
 
-@needs_null_gpu
-@pytest.mark.slow
-def test_memory_on_another_ranks_gpu_counts_there(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(GUEST, "utf-8")
-    ended = called(tmp_path, "predict", "--on", "2xh100:8GiB", "train.py")
-    said = " ".join(ended.stdout.split())
-    assert ended.returncode == 3, ended.stderr
-    assert "Rank 0 alone fits in" in said and "Whether the job fits is said at the end, after all ranks" in said
-    assert "Rank 1 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB (train.py:8)" in said
-    assert "On the GPU of rank 0, torch reserves 4.0" in said and "other ranks 4." in said
-    assert "Rank 1 takes 4." in said
-    assert "of GPU 0, which is another rank's (train.py:8): call torch.cuda.set_device(LOCAL_RANK)" in said
-
-
 TO_LOCAL = "nn.Linear(256, 256).to(local)"
 
 
