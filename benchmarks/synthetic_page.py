@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from tracer.answers.answer import Answer
 from tracer.answers.rows import Row
 from tracer.answers.tables import Section, Table, columns
 from tracer.arrays import Ints
@@ -92,18 +93,14 @@ def _page(times: Ints, blocks: _Blocks, bands: list[Band], num_rows: int, random
     levels = [_level(blocks, kind, len(times)) for kind in range(len(_KINDS))]
     totals = np.sum(levels, axis=0)
     top, tagged = int(totals.argmax()), totals - levels[3]
-    at_peak = (blocks.made_at <= top) & (blocks.freed_at > top)
-    sums, counts = (np.zeros(len(groups), np.int64) for _ in range(2))
-    np.add.at(sums, group[at_peak], blocks.size_bytes[at_peak])
-    np.add.at(counts, group[at_peak], 1)
-    rows = [
-        replace(row, bytes=size, count=count)
-        for row, size, count in zip(groups, sums.tolist(), counts.tolist(), strict=True)
-        if count
-    ]
     return Page(
         title="Synthetic training run",
         device="cuda:0",
+        answer=Answer(
+            happened=("Peak of a synthetic run.",),
+            remarks=("Blocks that were alive before the recording began have no source line.",),
+            sections=(Section("Time", (), (_slow_modules(),)),),
+        ),
         subtitle=f"{len(times):,} events, {sum(band.kind == 'step' for band in bands)} steps",
         times=times,
         series=tuple(Series(kind, level) for kind, level in zip(_KINDS, levels, strict=True)),
@@ -117,13 +114,9 @@ def _page(times: Ints, blocks: _Blocks, bands: list[Band], num_rows: int, random
         bands=tuple(bands),
         peak=PagePeak(
             bytes=int(totals[top]),
-            step=_band_at(bands, int(times[top]), steps=True),
-            phase=_band_at(bands, int(times[top]), steps=False),
             breakdown={kind: int(level[top]) for kind, level in zip(_KINDS, levels, strict=True)},
-            rows=tuple(sorted(rows, key=lambda row: -row.bytes)),
             row=top,
         ),
-        sections=(Section("Time", (), (_slow_modules(),)),),
         run={
             "command": "python main.py --batch-size 32 --hidden-channels 128 --data-size 128 --n-modes 64",
             "device": "NVIDIA H200",
@@ -131,7 +124,6 @@ def _page(times: Ints, blocks: _Blocks, bands: list[Band], num_rows: int, random
             "parameters": "25,165,824 (96.00 MiB)",
             "date": "2026-11-21 07:30",
         },
-        notes=("Blocks that were alive before the recording began have no source line.",),
     )
 
 

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from tracer.answers.answer import Answer
-from tracer.answers.answer_of_run import finding_sentences, headline, peak_sections
+from tracer.answers.answer_of_findings import answer_of_findings
 from tracer.answers.recording_findings import Findings
 from tracer.exporters.screen.answer import print_answer
 
@@ -19,8 +19,6 @@ def answer_screen(answer: Answer, *, full: bool = True, width: int = 120, top: i
     return out.getvalue()
 
 
-def peak_screen(findings: Findings, num_steps: int | None = None) -> str:
+def peak_screen(findings: Findings) -> str:
     """Everything that is said of a peak."""
-    sentences = (headline(findings, num_steps),)
-    sections = tuple(peak_sections(findings))
-    return answer_screen(Answer(sentences, remarks=tuple(finding_sentences(findings)), sections=sections))
+    return answer_screen(answer_of_findings(findings))

@@ -206,7 +206,7 @@ def test_every_output_says_the_same_of_every_block(model: str, place: str, card:
     # The page works out what was in use at any moment: at the peak it is what the rows say.
     results = results_of(load_kept_run(folder / "recording.npz"))
     assert results.findings is not None
-    page = timeline_page(results.findings, run={}, known=results.known, failed=results.failed_allocation)
+    page = timeline_page(results.findings, results.answer, run={}, failed=results.failed_allocation)
     assert page.blocks is not None
     assert page.peak.row is not None
     is_alive = (page.blocks.made_at <= page.peak.row) & (page.blocks.freed_at > page.peak.row)

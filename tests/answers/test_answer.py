@@ -13,7 +13,6 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES
 from tracer.answers.allocator.allocator_finding import explain_allocator, with_model
 from tracer.answers.answer import Answer
-from tracer.answers.answer_of_run import answer_of_run
 from tracer.answers.answer_of_snapshot import answer_of_snapshot
 from tracer.answers.paths import shorten_paths
 from tracer.answers.run_results import RunResults
@@ -60,9 +59,9 @@ def test_memory_that_ran_out_is_the_headline() -> None:
 
 @pytest.mark.parametrize("results", [on_cpu, on_cuda], ids=["cpu", "cuda"])
 def test_the_short_form_of_a_run_fits_and_its_report_says_the_same(results: Callable[[], RunResults]) -> None:
-    answer = answer_of_run(results())
+    answer = results().answer
     check(answer)
-    again = answer_of_run(results_of(kept_run(results())))
+    again = results_of(kept_run(results())).answer
     assert (again.happened, again.why, again.change) == (answer.happened, answer.why, answer.change)
 
 

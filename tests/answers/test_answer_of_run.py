@@ -41,8 +41,8 @@ def cycle() -> CycleFindings:
     return find_in_cycle(read_recording(results))
 
 
-def screen_of(findings: Findings, num_steps: int | None = None) -> list[str]:
-    return [line.rstrip() for line in peak_screen(findings, num_steps).splitlines()]
+def screen_of(findings: Findings) -> list[str]:
+    return [line.rstrip() for line in peak_screen(findings).splitlines()]
 
 
 def phases_of(lines: list[str]) -> list[list[str]]:
@@ -78,11 +78,6 @@ def test_only_whole_cycles_differ(is_whole: bool, differ: bool) -> None:
     text = " ".join(screen_of(put_together([cycle(), smaller])))
     assert ("recorded cycles differ" in text) == differ
     assert ("1 cycle was cut short by the end of the run" in text) == (not is_whole)
-
-
-@pytest.mark.parametrize(("num_steps", "words"), [(16, "of step 2 of 16;"), (None, "of step 2;"), (1, "of step 2;")])
-def test_a_total_of_steps_is_said_where_it_is_known(num_steps: int | None, words: str) -> None:
-    assert words in " ".join(screen_of(put_together([cycle()]), num_steps))
 
 
 def rows_of(lines: list[str], title: str) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.exporters.recording_file.samples import on_cpu, on_cuda
 from tests.snapshot.dumps import block, frame, segment, snapshot
 from tests.watched import report_of
-from tracer.answers import null_run, run_history
+from tracer.answers import null_run, recording_findings, run_history
 from tracer.answers.answer_of_job import gpu_sentences
 from tracer.answers.jobs import NullJob, RankRun, recorded_sums
 from tracer.answers.ranks import HeldOnDevice, RankPeak
@@ -29,7 +29,6 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu import cudnn
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Devices
 from tracer.null_gpu.nccl_buffers import NcclBuffers
-from tracer.sessions import output_files as outputs
 from tracer.sessions.output_files import write_outputs
 from tracer.snapshot import load
 
@@ -53,7 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(load, "snapshot_in_memory")
     count(run_history, "with_allocator_history")
-    count(outputs, "op_instances")
+    count(recording_findings, "op_instances")
     return found
 
 

@@ -114,7 +114,7 @@ def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
         "device entries first_time_us notes peak_entry peak_time_us peak_phase peak_requested_bytes "
         "peak_allocated_bytes reserved_at_peak_bytes before_recording_bytes start_requested_bytes "
         "end_requested_bytes growth_bytes reserved_end_bytes fragmentation_at_peak fragmentation_at_end "
-        "by_kind by_annotation by_name by_stream oom groups never_freed"
+        "by_kind by_annotation by_name by_stream oom groups never_freed steps"
     )
     (group,) = device["groups"]
     assert list(group)[:3] == ["bytes", "count", "kind"]

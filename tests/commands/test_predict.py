@@ -64,7 +64,7 @@ def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
     (page,) = data_of_html((tmp_path / "memory_timeline.html").read_text(encoding="utf-8"))["pages"]
     assert (page["title"], page["caveat"]) == ("Predicted memory of a training step", CAVEAT)
     # The answer comes first, and nothing that was not computed has a time.
-    assert page["headline"][0].startswith(("Fits in ", "Does not fit in ", "Needs "))
+    assert page["said"][0].startswith(("Fits in ", "Does not fit in ", "Needs "))
     assert page["axis"] == "entry" and not any(section["title"] == "Time" for section in page["sections"])
 
 

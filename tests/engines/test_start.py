@@ -188,12 +188,12 @@ def test_the_page_says_what_the_screen_says(
     path = tmp_path / "page.html"
     write_engine_page(served, path, command="vllm serve m", computed=False)
     (page,) = data_of_html(path.read_text())["pages"]
-    (of_card,) = (sentence for sentence in page["headline"] if sentence not in lines)
+    (of_card,) = (sentence for sentence in page["said"] if sentence not in lines)
     assert of_card == (
         "Of the card's 80.00 GiB: KV cache 54.00 GiB, weights 15.00 GiB, activations 2.00 GiB, outside of torch's "
         "allocator 1.00 GiB, free 8.00 GiB."
     )
-    assert [sentence.split()[0] for sentence in page["headline"]] == [
+    assert [sentence.split()[0] for sentence in page["said"]] == [
         "vLLM", "The", "3", "Of", "--gpu-memory-utilization", "Start"
     ]  # fmt: skip
     table = page["sections"][0]["tables"][0]
@@ -207,7 +207,7 @@ def test_a_command_with_a_path_of_the_working_folder_is_for_that_folder(
     path = tmp_path / "page.html"
     write_engine_page(served, path, command=f"vllm serve {tmp_path}/llama8b", computed=False)
     (page,) = data_of_html(path.read_text())["pages"]
-    assert page["headline"][-1] == "Start it, in the folder of the run, with: vllm serve llama8b"
+    assert page["said"][-1] == "Start it, in the folder of the run, with: vllm serve llama8b"
 
 
 def test_the_page_of_a_script_begins_with_the_engine_that_it_has_made(served: EngineStart, tmp_path: Path) -> None:
@@ -217,21 +217,25 @@ def test_the_page_of_a_script_begins_with_the_engine_that_it_has_made(served: En
     put_engine_first(served, path, computed=True)
     (page,) = data_of_html(path.read_text())["pages"]
     first = engine_page(served, command="", computed=True)
-    assert page["headline"] == [*first.answer, *before["headline"]]
+    assert page["said"] == [*first.answer.happened, *before["said"]]
     assert page["sections"][0]["title"] == "Memory of the engine" and page["sections"][1:] == before["sections"]
-    assert {**page, **{name: before[name] for name in ("headline", "sections", "title")}} == before
+    assert {**page, **{name: before[name] for name in ("said", "sections", "title")}} == before
 
 
 def test_a_card_that_is_too_small_lacks_memory() -> None:
     full = engine_start([replace(READY, cache_bytes=63 * GIB)], cache_tokens=1, concurrency=1.0)
-    assert engine_page(full, command="", computed=False).answer[2].endswith("allocator 1.00 GiB; 1.00 GiB are lacking.")
+    assert (
+        engine_page(full, command="", computed=False)
+        .answer.happened[2]
+        .endswith("allocator 1.00 GiB; 1.00 GiB are lacking.")
+    )
 
 
 def test_of_several_workers_each_card_has_a_row(served: EngineStart) -> None:
     workers = [replace(READY, num_workers=2, rank=rank) for rank in range(2)]
     page = engine_page(engine_start(workers, cache_tokens=1, concurrency=1.0), command="", computed=False)
-    assert [row[0] for row in page.sections[0].tables[1].rows] == [0, 1]
-    assert any("NCCL is not counted" in sentence for sentence in page.answer)
+    assert [row[0] for row in page.answer.sections[0].tables[1].rows] == [0, 1]
+    assert any("NCCL is not counted" in sentence for sentence in page.answer.happened)
 
 
 # ---- vLLM on the null GPU: tokens that no kernel counts, no queues, FlashInfer's sampler without its kernels.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 from tests.pieces import tiny_fno
 from tracer.answers.line_memory import LineMemory
+from tracer.answers.run_results import RunResults
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import MissingPackageError, OutputError, RecordingError
 from tracer.exporters import notebook
@@ -24,7 +25,6 @@ from tracer.exporters.document import Document
 from tracer.exporters.files import check_folder, remove, replacing, write_atomically
 from tracer.exporters.recording_file.kept_run_file import RECORDING
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.session_results import ShownResults
 from tracer.sessions.workload_run import run_profile
 
 # ---- Files appear whole or not at all.
@@ -258,8 +258,12 @@ def test_where_it_was_freed_in_words() -> None:
 
 
 @cache
-def results() -> ShownResults:
+def results() -> RunResults:
     return run_profile(tiny_fno(), schedule=Schedule(0, 1, 2, 1), timing=False)
+
+
+def html() -> str:
+    return notebook.notebook_html(results().answer, results().findings.worst.peak.by_category())
 
 
 class Cells(HTMLParser):
@@ -283,10 +287,10 @@ class Cells(HTMLParser):
 
 def test_tables_sum_to_the_peak() -> None:
     peak = results().findings.worst.peak
-    rows = Cells(results()._repr_html_()).rows
+    rows = Cells(html()).rows
     ends = [at for at, row in enumerate(rows) if row[0] == "sum"]
-    assert len(ends) == 2
-    for first, end in ((1, ends[0]), (ends[0] + 2, ends[1])):  # below the names of the columns
+    assert len(ends) == 3
+    for first, end in zip((1, ends[0] + 2, ends[1] + 2), ends, strict=True):  # below the names of the columns
         numbers = (next(cell for cell in row[1:] if cell.replace(",", "").isdigit()) for row in rows[first:end])
         assert sum(int(number.replace(",", "")) for number in numbers) == peak.peak_bytes
         assert int(rows[end][1].replace(",", "")) == peak.peak_bytes
@@ -294,13 +298,16 @@ def test_tables_sum_to_the_peak() -> None:
 
 def test_text_of_a_recording_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracer.answers.answer_tables.line_name", lambda *row: "<script>alert(1)</script>")
-    text = results()._repr_html_()
+    results().__dict__.pop("answer", None)
+    text = html()
+    results().__dict__.pop("answer", None)
     assert "script" not in Cells(text).tags
     assert "&lt;script&gt;" in text
 
 
 def test_without_a_recording_it_says_so() -> None:
-    assert notebook.notebook_html(None) == "<p>Nothing was recorded.</p>"
+    nothing = replace(results(), findings=None)
+    assert notebook.notebook_html(nothing.answer, {}).startswith("<p><strong>Nothing was recorded.</strong></p>")
 
 
 def test_rows_are_the_peaks_and_go_to_pandas(monkeypatch: pytest.MonkeyPatch) -> None:

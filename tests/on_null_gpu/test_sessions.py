@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.on_null_gpu.small_cards import leave_bytes
 from tests.truth.isolate import Elsewhere
 from tracer import TimelineTracer
-from tracer.answers.answer_of_run import headline
+from tracer.answers.answer_of_findings import headline
 from tracer.answers.failure_lines import failure_lines
 from tracer.answers.parallelism import parallelism_sentences
 from tracer.answers.recording_findings import CycleFindings

@@ -13,6 +13,7 @@ import pytest
 
 from tests.pieces import Pieces, raising
 from tracer.answers import recording_findings as findings_module
+from tracer.answers import run_results as results_module
 from tracer.answers.run_results import RunResults
 from tracer.capture.run_facts import RunOrigin
 from tracer.errors import OutputError
@@ -151,9 +152,12 @@ def test_the_pages_bands_are_the_steps_and_their_phases() -> None:
 
 
 def test_what_several_files_are_made_of_is_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = results()  # before the functions are counted: the run itself classifies blocks
+    found = results().findings
+    assert found is not None
+    run = dataclasses.replace(results(), findings=dataclasses.replace(found))
     calls: list[str] = []
-    for module, name in ((findings_module, "blocks_of_recording"), (outputs, "run_times")):
+    counted_names = ((findings_module, "blocks_of_recording"), (findings_module, "run_times"))
+    for module, name in (*counted_names, (results_module, "answer_of_run")):
         work = getattr(module, name)
 
         def counted(*args: Any, name: str = name, work: Any = work, **kwargs: Any) -> Any:
@@ -163,7 +167,7 @@ def test_what_several_files_are_made_of_is_worked_out_once(tmp_path: Path, monke
         monkeypatch.setattr(module, name, counted)
     written = list(outputs.write_outputs(run, tmp_path))
     assert not [each.error for each in written if each.error is not None]
-    assert calls == ["run_times"], "blocks are classified with the findings, once for all files"
+    assert sorted(calls) == ["answer_of_run", "run_times"], "blocks are classified with the findings, once for all"
 
 
 def test_a_run_that_computed_nothing_has_no_times_and_says_so(tmp_path: Path) -> None:

@@ -34,8 +34,7 @@ from tests.snapshot.dumps import block, segment
 from tracer.answers.allocator.allocator_finding import explain_allocator
 from tracer.answers.answer_of_snapshot import answer_of_snapshot
 from tracer.answers.snapshot_difference import diff_snapshots
-from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
-from tracer.blocks.from_snapshot.timeline import device_timeline
+from tracer.answers.snapshot_findings import SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.exporters.page.data import page_data, page_json
@@ -150,12 +149,12 @@ def explain(path: Path, *, isolated: bool) -> str:
     try:
         snapshot = load_snapshot(path, isolated=isolated)
         replayed = replay_snapshot(snapshot)
-        finding = explain_replayed(replayed)
         allocator = explain_allocator(replayed, settings=("expandable_segments:True",), gpu_memory=1 << 21)
+        finding = explain_replayed(replayed)
         answer_screen(answer_of_snapshot(finding, allocator, file="file"))
-        json.dumps(snapshot_json(finding, file="file", allocator=allocator))
+        json.dumps(snapshot_json(finding, allocator, file="file"))
         diff_snapshots(snapshot, snapshot)
-        draw_and_report(replayed, finding, path.with_suffix(".sqlite"))
+        draw_and_report(finding, path.with_suffix(".sqlite"))
     except SnapshotError as error:
         if len(str(error)) > 1000 or "\n" in str(error):
             raise AssertionError(f"not one sentence: {str(error)[:2000]}") from error
@@ -168,14 +167,13 @@ def explain(path: Path, *, isolated: bool) -> str:
     return "result"
 
 
-def draw_and_report(replayed: ReplayedSnapshot, finding: SnapshotFinding, path: Path) -> None:
+def draw_and_report(finding: SnapshotFinding, path: Path) -> None:
     """The page's data and the database of every device."""
-    for shown, one in enumerate(replayed.devices):
-        timeline = device_timeline(one)
-        page = snapshot_page(replayed, finding, shown, timeline, run={})
+    for device in finding.devices:
+        page = snapshot_page(device, run={})
         page_json({"pages": [page_data(page)]})
         assert not page.series or max(np.sum([one.values_bytes for one in page.series], axis=0)) == page.peak.bytes
-        write_snapshot_report(one, path)
+        write_snapshot_report(device.replayed, path)
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], int]:

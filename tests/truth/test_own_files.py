@@ -37,7 +37,7 @@ def files_in(value: Any) -> set[str]:
 
 def explained(snapshot: Snapshot) -> dict[str, Any]:
     replayed = replay_snapshot(snapshot)
-    return snapshot_json(explain_replayed(replayed), file="", allocator=explain_allocator(replayed))
+    return snapshot_json(explain_replayed(replayed), explain_allocator(replayed), file="")
 
 
 def _recorded_files(name: str, folder: str) -> list[str]:

@@ -183,13 +183,10 @@ def verdict(prediction: Prediction) -> str:
 
 def answer_of_prediction(prediction: Prediction, largest: LargestBatch | None = None) -> Answer:
     """Return the verdict, the sizes, what fills the device, and what was assumed or is not counted."""
-    # Not before there is a prediction: `fit` has the sentences of this file alone.
-    from tracer.answers.answer_of_run import answer_of_run
-
     need, card, results = prediction.need, prediction.card, prediction.results
     if prediction.is_whole:  # what failed is told by the verdict, and the peak is that of a run with enough memory
         results = replace(results, failed_allocation=None)
-    of_run = answer_of_run(results)
+    of_run = results.answer
     is_of_rank = prediction.rank is not None and prediction.failed_at is None
     at_end = " Whether the job fits is said at the end, after all ranks." if is_of_rank else ""
     allocated, reserved = format_bytes(need.peak_allocated_bytes), format_bytes(need.peak_reserved_bytes)

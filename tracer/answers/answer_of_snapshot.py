@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise, zip_longest
 
 from tracer.answers.allocator.allocator_finding import AS_RECORDED, AllocatorFinding, SettingsOutcome, WhatIf
 from tracer.answers.allocator.modelled import Modelled
@@ -21,40 +22,60 @@ from tracer.answers.history_sections import (
 from tracer.answers.peak import Peak
 from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
 from tracer.answers.tables import Cell, Section, Table, columns, signed
-from tracer.blocks.from_snapshot.timeline import StepLevel
+from tracer.blocks.from_snapshot.timeline import StepLevel, step_levels
 from tracer.units import format_bytes, some
 
 MAX_DEVICES = 32
 """Shown in full; no machine has more, but a file may claim thousands."""
 
 
-def answer_of_snapshot(
-    finding: SnapshotFinding,
-    allocator: Sequence[AllocatorFinding] = (),
-    *,
-    file: str,
-    steps: Mapping[int, Sequence[StepLevel]] | None = None,
-) -> Answer:
-    """Return what filled the worst device at its peak, or as it ran out of memory, and the sections of all devices.
+def answer_of_snapshot(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding] = (), *, file: str) -> Answer:
+    """Return the answer of the worst device, with the sections of all devices.
 
     Args:
-        steps: Memory at the end of each step, by index of the device.
+        allocator: What the allocator's model says of each device; empty where it was not asked.
     """
     if finding.worst is None:
         said = (f"{file} has no device with memory.",)
         return Answer(said, remarks=finding.notes, sections=host_sections(finding.pinned_bytes))
-    modelled = {one.device: one for one in allocator}
-    worst = finding.devices[finding.worst]
-    tried = modelled.get(worst.device)
+    answers = answers_of_devices(finding, allocator)
+    order = sorted(range(len(answers)), key=lambda number: not answers[number].is_alarming)
+    sections = [section for number in order[:MAX_DEVICES] for section in answers[number].sections]
+    if others := order[MAX_DEVICES:]:
+        peak = format_bytes(max(finding.devices[number].peak.peak_bytes for number in others))
+        sections.append(
+            Section(f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
+        )
+    return replace(answers[finding.worst], sections=(*sections, *host_sections(finding.pinned_bytes)))
+
+
+def answers_of_devices(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding] = ()) -> tuple[Answer, ...]:
+    """Return the answer of each device."""
+    return tuple(
+        answer_of_device(device, tried, notes=finding.notes, is_worst=number == finding.worst)
+        for number, (device, tried) in enumerate(zip_longest(finding.devices, allocator))
+    )
+
+
+def answer_of_device(
+    device: DeviceFinding,
+    tried: AllocatorFinding | None = None,
+    *,
+    notes: tuple[str, ...] = (),
+    is_worst: bool = True,
+) -> Answer:
+    """Return what filled a device at its peak, or as it ran out of memory.
+
+    Args:
+        notes: Sentences on the whole snapshot.
+        is_worst: Whether the sentences are said of the device, and not its sections alone.
+    """
     first = None if tried is None else tried.first
     why, change = cause_and_change(first)
-    if worst.oom:
-        why, change = failure_words(worst.oom[-1], first)
-    tables = (
-        (blocks_table(worst.oom[-1].groups),)
-        if worst.oom
-        else (by_kind_table(worst.peak), blocks_table(worst.peak.rows, "At the peak"))
-    )
+    tables: tuple[Table, ...] = (by_kind_table(device.peak), blocks_table(device.peak.rows, "At the peak"))
+    if device.oom:
+        why, change = failure_words(device.oom[-1], first)
+        tables = (blocks_table(device.oom[-1].groups),)
     asked: tuple[str, ...] = ()
     if tried is not None and tried.modelled is None:
         asked = tuple(tried.agreement)
@@ -62,27 +83,14 @@ def answer_of_snapshot(
         asked = tuple(_explanations(tried.what_if, tried.modelled))
         tables = (_what_if_table(tried.what_if), *tables)
         change = (*change, *settings_advice(tried.what_if))
-    devices = finding.failed_first
-    sections = [
-        section
-        for device in devices[:MAX_DEVICES]
-        for section in _sections(
-            device, modelled.get(device.device), (steps or {}).get(device.device, ()), is_said=device is worst
-        )
-    ]
-    if others := devices[MAX_DEVICES:]:
-        peak = format_bytes(max(device.peak.peak_bytes for device in others))
-        sections.append(
-            Section(f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
-        )
     return Answer(
-        happened=(happened_on(worst) if worst.oom else peak_sentence(worst),),
+        happened=(happened_on(device) if device.oom else peak_sentence(device),),
         why=why,
         change=change,
-        remarks=(*asked, *finding.notes, *worst.notes),
+        remarks=(*asked, *notes, *device.notes),
         in_use=tables,
-        sections=(*sections, *host_sections(finding.pinned_bytes)),
-        is_alarming=bool(worst.oom),
+        sections=tuple(_sections(device, tried, is_said=is_worst)),
+        is_alarming=bool(device.oom),
     )
 
 
@@ -106,10 +114,8 @@ def peak_sentence(device: DeviceFinding) -> str:
     return f"Peak of device {device.device}: {sizes}, {_when(peak, device)}{before}."
 
 
-def _sections(
-    device: DeviceFinding, tried: AllocatorFinding | None, steps: Sequence[StepLevel], *, is_said: bool
-) -> Iterator[Section]:
-    peak = device.peak
+def _sections(device: DeviceFinding, tried: AllocatorFinding | None, *, is_said: bool) -> Iterator[Section]:
+    peak, steps = device.peak, step_levels(device.replayed)
     exact = [("requested", peak.peak_bytes)]
     if (memory := peak.fragmentation) is not None:
         exact += [("allocated, after the allocator's rounding", memory.allocated_bytes)]
@@ -119,10 +125,12 @@ def _sections(
     heads = (*columns("text", ""), *columns("bytes", "", adds_up=False), *columns("count", "bytes", adds_up=False))
     sizes = Table("", heads, tuple((name, size, size) for name, size in exact))
     history = f"{some(device.entries, 'entry')} of history"
-    yield Section(f"Device {device.device}: {history}, peak {_when(peak, device)}", device.notes, (sizes,))
+    title = f"Device {device.device}: {history}, peak {_when(peak, device)}"
+    yield Section(title, device.notes, (sizes,), is_drawn=True)
     yield from failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=peak.rows, is_advised=is_said)
     yield from first_changes_sections(None if tried is None else tried.first)
-    yield Section("At the peak", (), (groups_table("What filled it, by line and kind", peak.rows),))
+    filled = groups_table("What filled it, by line and kind", peak.rows)
+    yield Section("At the peak", (), (filled,), is_drawn=True)
     yield from device_sections(device)
     if len(steps) > 1:
         yield _steps_section(device.device, steps)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
 from tracer.answers.growth import Growth, Survivors, find_growth, find_survivors
+from tracer.answers.operators.invocations import OpInstances, op_instances
+from tracer.answers.operators.run_times import RunTimeRow, run_times
 from tracer.answers.peak import Peak, peak_of_cycle, peak_position, worst_of
 from tracer.answers.rows import Row
 from tracer.blocks.from_recording.allocator_count import default_device, most_held_bytes
@@ -176,7 +178,7 @@ def _as_allocated(cycle: CycleFindings) -> Blocks:
     return sized.followed_by(at_peak.take(np.flatnonzero(unseen)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Findings:
     """Findings of a run's cycles about one device."""
 
@@ -204,6 +206,16 @@ class Findings:
         peak = self.peaks[cycle]
         size_bytes = sum(pool.uncounted_bytes for pool in self.graph_pools if pool.first_cycle <= cycle)
         return min(size_bytes, max(0, peak.reserved_bytes - peak.peak_bytes)) if peak.reserved_bytes else size_bytes
+
+    @cached_property
+    def instances(self) -> tuple[OpInstances, ...]:
+        """Operator invocations of each cycle."""
+        return tuple(op_instances(cycle.recording, cycle.attribution) for cycle in self.cycles)
+
+    @cached_property
+    def run_times(self) -> tuple[RunTimeRow, ...]:
+        """Run times of operators, averaged over all cycles."""
+        return run_times([(cycle.recording, cycle.attribution) for cycle in self.cycles], instances=self.instances)
 
     @property
     def averaged(self) -> tuple[CycleFindings, ...]:

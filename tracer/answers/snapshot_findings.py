@@ -30,10 +30,11 @@ _LEAST_RING = 1000
 _STATES_AND_PARAMETERS = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceFinding:
     """A device of a snapshot, explained."""
 
+    replayed: ReplayedDevice
     device: int  # Its index
     entries: int
     peak: Peak
@@ -51,18 +52,13 @@ class DeviceFinding:
         return self.end_requested_bytes - self.start_requested_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SnapshotFinding:
     """A snapshot, explained device by device; devices without any memory or entry are left out."""
 
     devices: tuple[DeviceFinding, ...]
     notes: tuple[str, ...]
     pinned_bytes: int = 0  # Pinned host memory at the end
-
-    @property
-    def failed_first(self) -> tuple[DeviceFinding, ...]:
-        """The devices, those that ran out of memory before the others."""
-        return tuple(sorted(self.devices, key=lambda device: not device.oom))
 
     @property
     def worst(self) -> int | None:
@@ -125,6 +121,7 @@ def _explain_device(device: ReplayedDevice) -> DeviceFinding:
     state, replayed = device.state, device.replay
     last = len(state.trace) - 1
     return DeviceFinding(
+        replayed=device,
         device=state.device,
         entries=len(state.trace),
         peak=peak_of_device(device),

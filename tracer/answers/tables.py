@@ -88,7 +88,6 @@ class Section:
     sentences: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     is_alarming: bool = False  # Whether it belongs to what ended the program, which is said first
-    is_answer: bool = False  # Whether a page has it directly below its first sentences
     is_drawn: bool = False  # Whether a page draws it itself, or leaves it out
 
 

@@ -172,15 +172,7 @@ def modules_of_collective(span: str) -> tuple[str, ...] | None:
     return tuple((match.group(1) or "").split(", ")) if match is not None else None
 
 
-def step_words(name: str, num_steps: int | None = None) -> str:
-    """A step's name for people, who count from 1: `step 3 of 11` for `ProfilerStep#2`.
-
-    Args:
-        name: torch's, which counts from 0.
-        num_steps: How many have ended, if that is known; nothing is said of it in a step that has not.
-    """
+def step_words(name: str) -> str:
+    """A step's name for people, who count from 1: `step 3` for `ProfilerStep#2`."""
     number = name.removeprefix(STEP_PREFIX)
-    if not number.isdecimal():
-        return name
-    has_ended = num_steps is not None and int(number) < num_steps
-    return f"step {int(number) + 1:,}" + (f" of {num_steps:,}" if has_ended else "")
+    return f"step {int(number) + 1:,}" if number.isdecimal() else name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,7 +123,10 @@ def predict(
         shown = devices or Devices(A100)  # without --on an A100, whose memory is no limit
         process.restart_on([replace(shown.card, name=shown.card.name or A100.name)] * shown.count)
         with on_null_gpu(place, save_dir, quiet=quiet):
+            from tracer.answers.answer_of_prediction import answer_of_prediction
             from tracer.exporters.files import check_folder
+            from tracer.exporters.screen.answer import print_answer
+            from tracer.sessions.output_files import write_and_say
 
             if save_dir is not None:
                 check_folder(save_dir)
@@ -135,12 +138,17 @@ def predict(
                 found = predict_workload(workload, devices)
                 if largest_batch and devices is not None:
                     largest = _largest_batch(workload, devices.card, quiet=quiet)
-            if save_dir is not None:
-                _write(found, save_dir)
+            answered = answer_of_prediction(found, largest)
+            if save_dir is not None and not write_and_say(replace(found.results, predicted=answered), save_dir):
+                raise typer.Exit(1)
             names = [path.name for path in save_dir.iterdir()] if save_dir is not None else []
             has_largest = largest_batch or named is not None
             last = after_prediction(found.fits, save_dir, names, has_largest_batch=has_largest, is_full=full)
-            _answer(found, largest, last, as_json=as_json, full=full, quiet=quiet)
+            if as_json:
+                _print_json(found, largest)
+            elif not quiet:
+                with screen() as console:
+                    print_answer(answered, console, full=full, last=last)
         say_all(last if not quiet and not as_json else ())
     if found.fits is False:
         raise typer.Exit(THRESHOLD_EXCEEDED)
@@ -233,24 +241,9 @@ def _largest_batch(workload: WorkloadOptions, card: Card, *, quiet: bool) -> Lar
         return LargestBatch(largest, is_all=largest == MOST)
 
 
-def _write(found: Prediction, folder: Path) -> None:
-    from tracer.answers.answer_of_prediction import verdict
-    from tracer.sessions.output_files import write_and_say
-
-    if not write_and_say(replace(found.results, verdict=verdict(found)), folder):
-        raise typer.Exit(1)
-
-
-def _answer(
-    found: Prediction, largest: LargestBatch | None, last: Sequence[str], *, as_json: bool, full: bool, quiet: bool
-) -> None:
-    from tracer.answers.answer_of_prediction import answer_of_prediction
+def _print_json(found: Prediction, largest: LargestBatch | None) -> None:
     from tracer.exporters.json_documents.prediction import largest_json, prediction_json
-    from tracer.exporters.screen.answer import print_answer
 
-    with screen(is_shown=as_json or not quiet) as console:
-        if as_json:
-            document: dict[str, Any] = prediction_json(found)
-            print_json(document | ({} if largest is None else largest_json(largest)), console)
-            return
-        print_answer(answer_of_prediction(found, largest), console, full=full, last=last)
+    document: dict[str, Any] = prediction_json(found)
+    with screen() as console:
+        print_json(document | ({} if largest is None else largest_json(largest)), console)

@@ -282,7 +282,6 @@ def run_and_report(
     options: ProfileOptions,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
-    from tracer.answers.answer_of_run import answer_of_run
     from tracer.exporters.screen.answer import print_answer
     from tracer.exporters.screen.next_commands import after_run
     from tracer.sessions.folder import SessionFolder
@@ -303,7 +302,7 @@ def run_and_report(
     if not options.quiet and folder.is_of_first_rank:
         last = after_run(folder.path, folder.names, is_full=options.full)
         with screen() as console:
-            print_answer(answer_of_run(results, num_steps=results.num_steps), console, full=options.full, last=last)
+            print_answer(results.answer, console, full=options.full, last=last)
         say_all(last)
     return succeeded and results.failure is None
 

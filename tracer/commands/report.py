@@ -31,7 +31,6 @@ def report(
     with errors_for_people():
         file = recording_path(recording)
         folder = save_dir or file.parent
-        from tracer.answers.answer_of_run import answer_of_run
         from tracer.exporters.files import check_folder
         from tracer.exporters.recording_file.kept_run_file import load_kept_run
         from tracer.exporters.screen.answer import print_answer
@@ -45,9 +44,7 @@ def report(
         succeeded = write_and_say(results, folder)
         last = after_run(folder, sorted(path.name for path in folder.iterdir()), is_full=full)
         with screen() as console:
-            # A script goes on behind the steps that were recorded.
-            num_steps = None if "script" in results.settings else results.num_steps
-            print_answer(answer_of_run(results, num_steps=num_steps), console, full=full, last=last)
+            print_answer(results.answer, console, full=full, last=last)
         say_all(last)
     if not succeeded:
         raise typer.Exit(1)

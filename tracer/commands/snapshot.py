@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,11 +28,8 @@ from tracer.sessions.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tracer.answers.allocator.allocator_finding import AllocatorFinding
-    from tracer.answers.answer import Answer
-    from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding
+    from tracer.answers.snapshot_findings import SnapshotFinding
 
 
 _OTHER_FILE = "Name another file with --html or --sqlite."
@@ -96,33 +93,37 @@ def snapshot(
         outputs = [out for out in (html, sqlite) if out is not None]
         with _hint_for_outputs():
             check_outputs(outputs, [snapshot_path(path)], hint=_OTHER_FILE)
-        explained = _explained(path, device, settings or (), gpu_memory)
+        finding, allocator = _explained(path, device, settings or (), gpu_memory)
         if outputs:
             with _hint_for_outputs():
-                _write(explained, html=html, sqlite=sqlite, file=path)
+                _write(finding, allocator, html=html, sqlite=sqlite, file=path)
+        from tracer.answers.answer_of_snapshot import answer_of_snapshot
+        from tracer.exporters.json_documents.snapshot import snapshot_json
         from tracer.exporters.screen.answer import print_answer
 
-        shown, tried = explained.finding.failed_first, explained.allocator
+        devices = sorted(finding.devices, key=lambda device: not device.oom)
         last = after_snapshot(
             path,
-            [device.device for device in shown],
-            has_failed=any(device.oom for device in shown),
+            [device.device for device in devices],
+            has_failed=any(device.oom for device in devices),
             has_page=html is not None,
-            has_settings=all(one.modelled is None or one.what_if is not None for one in tried),
+            has_settings=all(one.modelled is None or one.what_if is not None for one in allocator),
         )
         last = () if as_json else last
         with screen() as console:
             if as_json:
-                _print_json(explained, console, path)
+                print_json(snapshot_json(finding, allocator, file=str(path)), console)
             else:
-                print_answer(_answer(explained, path), console, full=full, last=last, top=10)
+                print_answer(
+                    answer_of_snapshot(finding, allocator, file=str(path)), console, full=full, last=last, top=10
+                )
             readers = {html: PAGE.read_with, sqlite: MEMORY_REPORT.read_with}
             say_all(f"Wrote {path}  (open with {reader})" for path, reader in readers.items() if path is not None)
         if html is not None and open_:
             show_page(html)
         say_all(last)
     # Each device of the recording has to run on the GPU of --gpu-memory.
-    if not all(one.what_if is None or one.what_if.runs for one in explained.allocator):
+    if not all(one.what_if is None or one.what_if.runs for one in allocator):
         raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
@@ -161,15 +162,10 @@ def is_job(paths: Sequence[Path]) -> bool:
     )
 
 
-class ExplainedSnapshot(NamedTuple):
-    """A snapshot, and what was found in it."""
-
-    replayed: ReplayedSnapshot
-    finding: SnapshotFinding
-    allocator: Sequence[AllocatorFinding]  # One for each device
-
-
-def _explained(path: Path, device: int | None, settings: Sequence[str], gpu_memory: str | None) -> ExplainedSnapshot:
+def _explained(
+    path: Path, device: int | None, settings: Sequence[str], gpu_memory: str | None
+) -> tuple[SnapshotFinding, Sequence[AllocatorFinding]]:
+    """Return what was found in a snapshot, and what the allocator's model says of each device."""
     from tracer.allocator.settings import parse_settings
 
     memory = checked_size(gpu_memory)
@@ -181,30 +177,7 @@ def _explained(path: Path, device: int | None, settings: Sequence[str], gpu_memo
 
     replayed = replay_snapshot(snapshot, device=device)
     allocator = explain_allocator(replayed, settings=list(dict.fromkeys(settings)), gpu_memory=memory)
-    return ExplainedSnapshot(replayed, with_model(explain_replayed(replayed), allocator), allocator)
-
-
-def _print_json(explained: ExplainedSnapshot, console: Console, path: Path) -> None:
-    from tracer.blocks.from_snapshot.timeline import step_levels
-    from tracer.exporters.json_documents.header import json_value
-    from tracer.exporters.json_documents.snapshot import snapshot_json
-
-    document = snapshot_json(
-        explained.finding,
-        file=str(path),
-        allocator=explained.allocator,
-        more={device.state.device: {"steps": json_value(step_levels(device))} for device in explained.replayed.devices},
-        answer=_answer(explained, path),
-    )
-    print_json(document, console)
-
-
-def _answer(explained: ExplainedSnapshot, path: Path) -> Answer:
-    from tracer.answers.answer_of_snapshot import answer_of_snapshot
-    from tracer.blocks.from_snapshot.timeline import step_levels
-
-    steps = {device.state.device: step_levels(device) for device in explained.replayed.devices}
-    return answer_of_snapshot(explained.finding, explained.allocator, file=str(path), steps=steps)
+    return with_model(explain_replayed(replayed), allocator), allocator
 
 
 @contextmanager
@@ -218,9 +191,15 @@ def _hint_for_outputs() -> Iterator[None]:
         raise OutputError(str(error), hint=_OTHER_FILE) from error
 
 
-def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | None, file: Path) -> None:
+def _write(
+    finding: SnapshotFinding,
+    allocator: Sequence[AllocatorFinding],
+    *,
+    html: Path | None,
+    sqlite: Path | None,
+    file: Path,
+) -> None:
     """Write a page of all devices, and a database of the one that is named, or else the worst."""
-    replayed, finding, allocator = explained
     if (shown := finding.worst) is None:
         raise SnapshotError(
             f"{file} has no device with memory, so there is nothing to draw.",
@@ -230,13 +209,12 @@ def _write(explained: ExplainedSnapshot, *, html: Path | None, sqlite: Path | No
         if html is not None:
             from tracer.exporters.page.snapshot_page import write_snapshot_page
 
-            first = {tried.device: tried.first for tried in allocator if tried.first is not None}
             devices = ", ".join(str(device.device) for device in finding.devices)
             run = {"file": str(file), "devices": devices, "entries": f"{sum(one.entries for one in finding.devices):,}"}
             with turn.writing(html):
-                write_snapshot_page(replayed, finding, html, run=run, first=first)
+                write_snapshot_page(finding, html, allocator, run=run)
         if sqlite is not None:
             from tracer.exporters.sqlite_reports import write_snapshot_report
 
             with turn.writing(sqlite):
-                write_snapshot_report(replayed.devices[shown], sqlite)
+                write_snapshot_report(finding.devices[shown].replayed, sqlite)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from tracer.answers.answer import Answer
 from tracer.answers.null_run import CAVEAT
 from tracer.answers.tables import Cell, Section, Table, columns
 from tracer.engines.start import (
@@ -230,7 +231,7 @@ def put_engine_first(start: EngineStart, path: Path, *, computed: bool) -> None:
     engine = relative_paths(page_data(engine_page(start, command="", computed=computed)))
     for page in data["pages"]:
         page["title"] = engine["title"]
-        page["headline"] = [*engine["headline"], *page["headline"]]
+        page["said"] = [*engine["said"], *page["said"]]
         page["sections"] = [*engine["sections"], *page["sections"]]
     write_atomically(path, html_of_data(data).encode())
 
@@ -246,15 +247,17 @@ def engine_page(start: EngineStart, *, command: str, computed: bool) -> Page:
         title="Memory of an inference engine",
         device=worker.device,
         subtitle=f"{worker.engine}, {worker.model}",
-        caveat="" if computed else CAVEAT,
-        answer=(
-            *answer_sentences(start),
-            card_sentence(start),
-            *change_sentences(start),
-            *lacking_sentences(start, computed=computed),
-            *([_to_paste(command_to_paste(start, command))] if command else ()),
+        answer=Answer(
+            happened=(
+                *answer_sentences(start),
+                card_sentence(start),
+                *change_sentences(start),
+                *lacking_sentences(start, computed=computed),
+                *([_to_paste(command_to_paste(start, command))] if command else ()),
+            ),
+            sections=(Section("Memory of the engine", (), (card_table(start), *_by_worker(start))),),
+            caveat="" if computed else CAVEAT,
         ),
-        sections=(Section("Memory of the engine", (), (card_table(start), *_by_worker(start))),),
     )
 
 

@@ -1,18 +1,16 @@
-"""The HTML of a result in a notebook: headline, bar, the peak by kind and line, and the page.
+"""The HTML of an answer in a notebook: sentences, bar, tables of what was in use, and the page.
 
 A kernel prints stderr on red ground, as if something had failed, so that the answer is displayed there and not printed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import import_module
 from pathlib import Path
 
-from tracer.answers.answer_of_run import headline
-from tracer.answers.answer_tables import categories_table, lines_table
-from tracer.answers.recording_findings import Findings
+from tracer.answers.answer import Answer
 from tracer.answers.tables import Table, cell_text
 from tracer.blocks.kinds import Kind, words_of
 from tracer.capture.sources.source_files import running_shell
@@ -24,18 +22,20 @@ _OTHER = "#9aa1aa"
 
 
 def notebook_html(
-    findings: Findings | None, num_steps: int | None = None, *, notes: Sequence[str] = (), page: Path | None = None
+    answer: Answer, by_category: Mapping[str, int], *, notes: Sequence[str] = (), page: Path | None = None
 ) -> str:
-    """HTML that brings no style sheet or script of its own; every text of the recording is escaped."""
-    paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    if findings is None:
-        return f"<p>Nothing was recorded.</p>{paragraphs}"
-    peak = findings.worst.peak
+    """Return HTML that brings no style sheet or script of its own; every text of the recording is escaped.
+
+    Args:
+        by_category: Bytes of the peak by the name of the kind, for the bar.
+        notes: Further sentences.
+    """
+    first, *others = answer.sentences
     parts = (
-        f"<p><strong>{escape(headline(findings, num_steps))}</strong></p>",
-        paragraphs,
-        _bar(peak.by_category(), peak.peak_bytes),
-        *map(_table, (categories_table(peak), lines_table(peak))),
+        f"<p><strong>{escape(first)}</strong></p>",
+        *(f"<p>{escape(sentence)}</p>" for sentence in (*others, *notes)),
+        _bar(by_category) if by_category else "",
+        *map(_table, answer.in_use),
         _frame(page) if page is not None else "",
     )
     return "".join(parts)
@@ -62,8 +62,9 @@ class Paragraph:
         return self._text
 
 
-def _bar(sizes: dict[str, int], peak_bytes: int) -> str:
+def _bar(sizes: Mapping[str, int]) -> str:
     """A bar as wide as the cell, with a part for each kind."""
+    peak_bytes = sum(sizes.values())
     colors = {kind.name: kind.colors[0] for kind in Kind}
     parts = (
         f'<span style="width:{100 * size / peak_bytes:.2f}%;background:{colors.get(name, _OTHER)}"'

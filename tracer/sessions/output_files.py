@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from tracer.answers import files
-from tracer.answers.answer_of_run import answer_of_run
+from tracer.answers.answer_of_findings import answer_of_findings
 from tracer.answers.files import OutputFile
 from tracer.answers.labels import labels_of
-from tracer.answers.operators.invocations import OpInstances, op_instances
 from tracer.answers.operators.memory_report import memory_report
-from tracer.answers.operators.run_times import RunTimeRow, run_times
 from tracer.answers.recording_findings import Findings, find_on_other_device
 from tracer.answers.run_results import RunResults
 from tracer.answers.values_read import values_lines
@@ -50,33 +47,11 @@ def _can_be_kept(results: RunResults) -> bool:
     return _has_snapshot(results) or results.timings is not None
 
 
-class Material:
-    """A run's results, and what several outputs are made of, each cached for the lifetime of this object."""
-
-    def __init__(self, results: RunResults) -> None:
-        self.results = results
-
-    @property
-    def findings(self) -> Findings:
-        """Findings of the results.
-
-        Raises:
-            ValueError: The results have no findings.
-        """
-        if self.results.findings is None:
-            raise ValueError("this output needs findings")
-        return self.results.findings
-
-    @cached_property
-    def instances(self) -> tuple[OpInstances, ...]:
-        """Operator invocations of each cycle."""
-        return tuple(op_instances(cycle.recording, cycle.attribution) for cycle in self.findings.cycles)
-
-    @cached_property
-    def run_times(self) -> tuple[RunTimeRow, ...]:
-        """Run times, averaged over all cycles."""
-        cycles = [(cycle.recording, cycle.attribution) for cycle in self.findings.cycles]
-        return run_times(cycles, instances=self.instances)
+def _findings(results: RunResults) -> Findings:
+    """The findings, without which an output is not due."""
+    if results.findings is None:
+        raise ValueError("this output needs findings")
+    return results.findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +59,7 @@ class Output:
     """A file and how it is written."""
 
     file: OutputFile  # Its names
-    write: Callable[[Material, Path], None]  # Takes a run's material and the file's path
+    write: Callable[[RunResults, Path], None]  # Takes a run's results and the file's path
     # Whether results allow it, and it was asked for
     needs: Callable[[RunResults], bool] = lambda results: results.findings is not None
 
@@ -122,47 +97,37 @@ def run_description(results: RunResults) -> dict[str, str | int | float]:
     return described
 
 
-def _write_page(material: Material, path: Path) -> None:
-    results = material.results
-    findings = results.findings
+def _write_page(results: RunResults, path: Path) -> None:
+    findings, run, answer = results.findings, run_description(results), results.answer
     if findings is None:
-        _write_page_of_history(material, path)
+        _write_page_of_history(results, path)
         return
-    run, known = run_description(results), results.known
-    caveat = results.origin.caveat
-    notes = (*results.notes, *values_lines(results.values_read))
-    run_times = material.run_times if _has_times(results) else None
+    run_times = findings.run_times if _has_times(results) else None
+    title = "Memory of a training run" if results.predicted is None else "Predicted memory of a training step"
     page = timeline_page(
         findings,
+        answer,
         run=run,
-        caveat=caveat,
-        notes=(*results.room, *notes),
+        title=title,
         run_times=run_times,
-        failed=results.failed_allocation,
-        first=results.first_changes,
-        pinned_bytes=results.history.pinned_bytes,
-        known=known,
-        verdict=results.verdict,
-        answer=None if results.verdict else answer_of_run(results),
+        failed=None if results.predicted is not None else results.failed_allocation,
         source_of=results.source_of,
     )
     pages = [page]
     for device in findings.other_devices:  # accelerators, the one that held most first
-        other = results.history.joined(find_on_other_device(findings, device, known=known), known)
-        of_device = {**run, "device": other.device}
-        pages.append(timeline_page(other, run=of_device, caveat=caveat, notes=notes, run_times=run_times, known=known))
+        other = results.history.joined(find_on_other_device(findings, device, known=results.known), results.known)
+        of_device, said = {**run, "device": other.device}, answer_of_findings(other, answer.caveat)
+        pages.append(timeline_page(other, said, run=of_device, title=title, run_times=run_times))
     shown = pages if _has_times(results) else [without_times(page) for page in pages]
     write_pages(shown, path, names=results.name_in_project, root=results.sources_root)
 
 
-def _write_page_of_history(material: Material, path: Path) -> None:
+def _write_page_of_history(results: RunResults, path: Path) -> None:
     """A run that ended before anything was recorded is shown from the allocator's history, where there is one."""
     from tracer.answers.failed_allocation import held_at_failure, last_seen
-    from tracer.answers.out_of_memory import device_out_of_memory
     from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
     from tracer.exporters.page.snapshot_page import write_snapshot_page
 
-    results = material.results
     if (columns := results.history.columns) is None:
         raise OutputError("The allocator's history cannot be read, so there is no page.", hint="The notes say why.")
     kind = results.device.partition(":")[0]
@@ -170,46 +135,39 @@ def _write_page_of_history(material: Material, path: Path) -> None:
         state.device: held_at_failure(results.known, f"{kind}:{state.device}", results.findings)
         for state in columns.devices
     }
-    replayed = replay_snapshot(columns, held=last_seen(results.known), held_now=now)
-    finding = explain_replayed(replayed)
+    finding = explain_replayed(replay_snapshot(columns, held=last_seen(results.known), held_now=now))
     if finding.worst is None:
         raise OutputError(
             "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
         )
-    failing = device_out_of_memory(columns)
-    tried = results.first_changes
-    first = {failing: tried} if failing is not None and tried is not None else {}
-    caveat = results.origin.caveat
-    write_snapshot_page(replayed, finding, path, run=run_description(results), caveat=caveat, first=first)
+    write_snapshot_page(finding, path, run=run_description(results), worst=results.answer)
 
 
-def _write_memory_report(material: Material, path: Path) -> None:
-    results, findings = material.results, material.findings
-    by_cycle = zip(findings.cycles, material.instances, strict=True)
+def _write_memory_report(results: RunResults, path: Path) -> None:
+    findings = _findings(results)
+    by_cycle = zip(findings.cycles, findings.instances, strict=True)
     instances = next(instances for cycle, instances in by_cycle if cycle is findings.worst)
     report = memory_report(findings, instances, parameters=results.parameters, known=results.known)
     write_memory_report(report, path, relative=results.name_in_project)
 
 
-def _write_run_time_report(material: Material, path: Path) -> None:
-    write_run_time_report(material.run_times, path, relative=material.results.name_in_project)
+def _write_run_time_report(results: RunResults, path: Path) -> None:
+    write_run_time_report(_findings(results).run_times, path, relative=results.name_in_project)
 
 
-def _write_max_mem(material: Material, path: Path) -> None:
-    findings, results = material.findings, material.results
+def _write_max_mem(results: RunResults, path: Path) -> None:
+    findings = _findings(results)
     peaks = [cycle.peak for cycle in findings.averaged]
     notes = values_lines(results.values_read)
     write_max_mem(findings.breakdown, peaks, path, caveat=results.origin.caveat, notes=notes)
 
 
-def _write_snapshot(material: Material, path: Path) -> None:
+def _write_snapshot(results: RunResults, path: Path) -> None:
     """Write the snapshot of the cycle that the allocator's history covers, else of the cycle with the largest peak."""
-    results = material.results
-    findings = results.findings
-    if results.snapshot is not None and (findings is None or results.history.notes):
+    if results.snapshot is not None and (results.findings is None or results.history.notes):
         write_memory_snapshot(results.snapshot, path)
         return
-    assert findings is not None
+    findings = _findings(results)
     snapshot = results.history.labelled(findings, results.known)
     if snapshot is None:
         cycle = findings.worst
@@ -219,20 +177,20 @@ def _write_snapshot(material: Material, path: Path) -> None:
     write_memory_snapshot(snapshot, path)
 
 
-def _write_timing(material: Material, path: Path) -> None:
-    assert material.results.timings is not None  # else it is not needed
-    write_atomically(path, cuda_timing_text(material.results.timings))
+def _write_timing(results: RunResults, path: Path) -> None:
+    assert results.timings is not None  # else it is not needed
+    write_atomically(path, cuda_timing_text(results.timings))
 
 
-def _write_recording(material: Material, path: Path) -> None:
+def _write_recording(results: RunResults, path: Path) -> None:
     from tracer.exporters.recording_file.kept_run_file import save_kept_run
     from tracer.sessions.stored_results import kept_run
 
-    save_kept_run(path, kept_run(material.results))
+    save_kept_run(path, kept_run(results))
 
 
-def _write_peak_json(material: Material, path: Path) -> None:
-    results, findings = material.results, material.findings
+def _write_peak_json(results: RunResults, path: Path) -> None:
+    findings = _findings(results)
     document = peak_document(
         findings.peaks,
         recordings=[cycle.recording for cycle in findings.cycles],
@@ -242,7 +200,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         failed=results.failed_allocation,
         first=results.first_changes,
         pinned_bytes=results.history.pinned_bytes,
-        answer=answer_of_run(results),
+        answer=results.answer,
     )
     write_json(path, document)
 
@@ -287,7 +245,6 @@ def write_outputs(
         WritingInterrupted: Ctrl-C has come; see `FilesInTurn`. The recording is kept, if it can be.
         Terminated: SIGTERM has come, and all are written.
     """
-    material = Material(results)
     due = [
         Written(output, save_dir / output.file_name)
         for output in OUTPUTS
@@ -298,7 +255,7 @@ def write_outputs(
     def write(file: Written) -> None:
         try:
             with turn.writing(file.path):
-                file.output.write(material, file.path)
+                file.output.write(results, file.path)
         except TracerError as error:
             all_written.append(replace(file, error=error))
         else:

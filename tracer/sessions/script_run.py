@@ -139,7 +139,6 @@ class ScriptProfile:
         self._is_over = self._has_stepped = self._has_failed = self._has_begun_again = False
         self._ends_at_next_call = False
         self._ended_by = ""  # The class of the exception that ended the script
-        self._are_all_counted = True
         self._is_told_by_profile = False  # Whether the failure that ended the script is in the profile's answer
         self.is_in_child = False  # Whether this process was forked by the one that began; it is silent then
         self.has_failed_before = False  # Whether memory ran out before any session had begun
@@ -198,9 +197,7 @@ class ScriptProfile:
             if watch is not None and not self._is_told_by_profile:
                 watch.tell()
         if isinstance(self.session, TrainingProfile):
-            return self.session.tell(
-                self._num_steps_in_all, self.later.explained_in if self.later is not None else None
-            )
+            return self.session.tell(self.later.explained_in if self.later is not None else None)
         return ()
 
     @property
@@ -213,15 +210,6 @@ class ScriptProfile:
         """The session where it is a watch, whose class is loaded with it."""
         session = self.session
         return None if session is None or isinstance(session, TrainingProfile | CountedSteps) else session
-
-    @property
-    def _num_steps_in_all(self) -> int | None:
-        """How many steps the script made; None where some were not told apart, or came after the last one counted."""
-        if not (self._are_all_counted and self._of_optimizers.are_all_counted) or self.session is None:
-            return None
-        if self.later is not None:
-            return self.later.num_steps_done
-        return None if self.session.is_complete else self.session.num_steps_done
 
     def script_ended(self) -> None:
         """The script's last line has run, and its variables are still there: a watch says what they hold."""
@@ -316,7 +304,7 @@ class ScriptProfile:
         if module is not None and not any(
             id(parameter) in trained for model in models for parameter in model.parameters()
         ):
-            self._by_hand = StepsByHand(models or [module], self._step_by_hand_ended)
+            self._by_hand = StepsByHand(models or [module], self._step_ended)
         else:
             self._unhook_modules()
 
@@ -332,7 +320,6 @@ class ScriptProfile:
         if self._is_inference or (self._is_over and self.later is None):
             return
         if self.session is None:
-            self._are_all_counted = False
             self._begin(None)
             return
         self._has_stepped = True
@@ -349,7 +336,6 @@ class ScriptProfile:
         if self.session is not None and self.session.num_steps_done == 0:
             self.session.abandon()
             self.session, self._has_begun_again = None, True
-            self._are_all_counted = self._of_optimizers.are_all_counted = True
             self._begin(None)
 
     def _end_endless_step(self) -> None:
@@ -359,11 +345,6 @@ class ScriptProfile:
         if isinstance(self.session, TrainingProfile):
             with signals_deferred():
                 self.session.end_endless_step()
-
-    def _step_by_hand_ended(self) -> None:
-        """End a step; the last one ends with the script and is not counted."""
-        self._are_all_counted = False
-        self._step_ended()
 
     def _step_ended(self) -> None:
         """End a step; one that ends inside of backward, where optimizers step by hooks, ends at the next call.
@@ -375,7 +356,7 @@ class ScriptProfile:
                 if is_alone and not self._is_of_another_training():
                     self._end_step()
         elif not self._ends_at_next_call:
-            self._ends_at_next_call, self._are_all_counted = True, False
+            self._ends_at_next_call = True
             self._unhook_modules()
             self._unhook_modules = hook_every_module(self._called_behind_backward)
 

@@ -1,4 +1,4 @@
-"""The results of a session, for the command line and for a notebook."""
+"""The results of a session, put together for its files and for the screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.answers.answer_of_run import headline
 from tracer.answers.failure import Failure, without_tracebacks
 from tracer.answers.null_run import caveat_of, notes_of
 from tracer.answers.run_results import RunResults
@@ -15,47 +14,11 @@ from tracer.capture.device.devices import allocator_counters
 from tracer.capture.objects.known_storages import Parameter
 from tracer.capture.run_facts import RunOrigin
 from tracer.errors import RecordingError
-from tracer.exporters.files import check_folder
-from tracer.exporters.notebook import notebook_html
 from tracer.sessions.on_null_gpu import values_read
-from tracer.sessions.output_files import Written, write_outputs
 from tracer.sessions.profile_session import ProfileSession
 
 if TYPE_CHECKING:
     from tracer.capture.run_facts import PhaseTimings
-
-
-class ShownResults(RunResults):
-    """Results that say what they are at a prompt and in a notebook."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        return self.html()
-
-    def html(self, *, notes: Sequence[str] = (), page: Path | None = None) -> str:
-        """The results as HTML for a notebook, with further sentences, and with the page if it was written."""
-        first = [self.origin.caveat] if self.origin.caveat else []
-        return notebook_html(self.findings, self.num_steps, notes=[*first, *notes], page=page)
-
-    @property
-    def peak_bytes(self) -> int:
-        """Allocated bytes at the largest peak: what the rows sum to. 0 where nothing was recorded."""
-        return self.findings.worst.peak.peak_bytes if self.findings is not None else 0
-
-    def save(self, folder: str | Path) -> tuple[Written, ...]:
-        """Write every file of a run.
-
-        Raises:
-            OutputError: The folder cannot be written to.
-        """
-        check_folder(Path(folder))
-        return write_outputs(self, Path(folder))
-
-    def __repr__(self) -> str:
-        """Return the answer in a line, and where the rest is, for Python and IPython."""
-        found = "nothing was recorded" if self.findings is None else headline(self.findings, self.num_steps)
-        return f"<RunResults: {' '.join([self.origin.caveat, found]).strip().rstrip('.')}; .rows, .to_pandas()>"
 
 
 def failure_of(
@@ -90,7 +53,7 @@ def run_results(
     keep_recording: bool,
     timings: PhaseTimings | None = None,
     losses: tuple[float, ...] = (),
-) -> ShownResults:
+) -> RunResults:
     """Put the results of a session together, of the command line's run as of anybody's own loop."""
     findings = None
     try:
@@ -101,7 +64,7 @@ def run_results(
     ran_out = failure is not None and failure.out_of_memory and not failure.in_timing_pass
     device = session.device_of(findings)
     caveat = caveat_of(device)
-    return ShownResults(
+    return RunResults(
         findings=findings,
         timings=timings if not caveat else None,
         history=session.run_history,

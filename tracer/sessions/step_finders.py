@@ -24,7 +24,6 @@ class StepsOfOptimizers:
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
-        self.are_all_counted = True  # Whether none let another step twice
         # Weak: what a program has replaced is neither kept nor waited for.
         self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -33,7 +32,6 @@ class StepsOfOptimizers:
         """Note an optimizer's step that has ended."""
         if optimizer in self._stepped:  # again, before others did: those take no part
             self._waits_for = self._stepped.copy()
-            self.are_all_counted = False
         elif optimizer not in self._waits_for:
             alive: list[torch.optim.Optimizer] = objects_of((torch.optim.Optimizer,))
             # What wraps another one, as trainers do, is no optimizer of which torch tells that it has stepped.

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from tracer.answers.answer import Answer
-from tracer.answers.answer_of_run import answer_of_run
 from tracer.answers.answer_tables import NUM_ROWS
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.rows import Row
+from tracer.answers.run_results import RunResults
 from tracer.answers.watch_report import WatchReport, failure_in_words
 from tracer.arrays import numpys_own_names
 from tracer.capture.device.device_blocks import ASLEEP
@@ -27,17 +27,19 @@ from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.source_files import project_root
 from tracer.errors import OutputError, Terminated, TracerError
+from tracer.exporters.files import check_folder
+from tracer.exporters.notebook import notebook_html
 from tracer.exporters.screen.next_commands import after_run, fit_words
 from tracer.exporters.screen.terminal import say, say_beside_bars
 from tracer.nested import leaves
 from tracer.null_gpu.job.place import RankPlace
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
-from tracer.sessions.output_files import WITHOUT_FAILURE, Written, left_from_earlier, say_if_failed
+from tracer.sessions.output_files import WITHOUT_FAILURE, Written, left_from_earlier, say_if_failed, write_outputs
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Screen, Voice, checked_screen
-from tracer.sessions.session_results import ShownResults, failure_of, run_results
+from tracer.sessions.session_results import failure_of, run_results
 from tracer.units import format_bytes, some
 
 _MORE = 1.002
@@ -63,7 +65,7 @@ class TrainingProfile(ProfileSession):
     """
 
     _folder: SessionFolder
-    results: ShownResults | None = None
+    results: RunResults | None = None
 
     def __init__(
         self,
@@ -174,10 +176,12 @@ class TrainingProfile(ProfileSession):
         Raises:
             TracerError: The block has not ended, or the folder cannot be written to.
         """
-        return self._ended_results.save(folder)
+        results = self._ended_results
+        check_folder(Path(folder))
+        return write_outputs(results, Path(folder))
 
     @property
-    def _ended_results(self) -> ShownResults:
+    def _ended_results(self) -> RunResults:
         if self.results is None:
             raise TracerError("The results are available after the block has ended.", hint="Read them after it.")
         return self.results
@@ -191,8 +195,10 @@ class TrainingProfile(ProfileSession):
     def _repr_html_(self) -> str:
         if self.results is None:
             return f"<p>Profiling: {some(self.num_steps_done, 'step')} so far.</p>"
-        notes = [] if self.results.findings is not None else [self._what_is_missing()]
-        return self.results.html(notes=notes, page=self.page)
+        findings = self.results.findings
+        notes = [] if findings is not None else [self._what_is_missing()]
+        by_category = {} if findings is None else findings.worst.peak.by_category()
+        return notebook_html(self.results.answer, by_category, notes=notes, page=self.page)
 
     def _what_is_missing(self) -> str:
         """Why nothing was recorded, and what to do about it."""
@@ -280,7 +286,7 @@ class TrainingProfile(ProfileSession):
                 error.add_note(self._what_is_missing())
             self._has_failed = error is not None
             if not self.voice.is_of_script:
-                for line in self.tell(self.num_steps_done):
+                for line in self.tell():
                     say(line)
 
     def _write_before_the_end(self, error: Terminated) -> None:
@@ -288,7 +294,7 @@ class TrainingProfile(ProfileSession):
             self.results = self._results(error)
             self._folder.write(self.results, leave_out=self._leave_out)
 
-    def _results(self, error: BaseException | None) -> ShownResults:
+    def _results(self, error: BaseException | None) -> RunResults:
         assert self._objects is not None
         return run_results(
             self,
@@ -327,13 +333,12 @@ class TrainingProfile(ProfileSession):
             written = some(len(self._folder.names), "file")
             say_beside_bars(f"Recorded: {written} in {self.folder}. The answer follows when the script ends.")
 
-    def tell(self, num_steps: int | None, explained_in: Path | None = None) -> tuple[str, ...]:
+    def tell(self, explained_in: Path | None = None) -> tuple[str, ...]:
         """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write.
 
         It is said once.
 
         Args:
-            num_steps: How many steps the program made; None if that is not known.
             explained_in: A file on memory that has ended, or grew, after the recorded steps.
 
         Returns:
@@ -364,7 +369,8 @@ class TrainingProfile(ProfileSession):
         if self._failed_after_step is not None:
             note = f"Memory ran out after step {self._failed_after_step:,}, behind the recorded steps."
         see = f" See {explained_in}." if note and explained_in is not None else ""
-        return self._print(answer_of_run(self.results, num_steps=num_steps, notes=(f"{note}{see}",) if note else ()))
+        answer = self.results.answer
+        return self._print(replace(answer, remarks=(f"{note}{see}", *answer.remarks)) if note else answer)
 
     def _print(self, answer: Answer) -> tuple[str, ...]:
         """Print the answer; return lines that are to stand last: on the files, and what to do next."""

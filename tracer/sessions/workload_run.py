@@ -14,6 +14,7 @@ import torch
 
 from tracer.answers.failure import Failure, is_out_of_memory
 from tracer.answers.null_run import caveat_of
+from tracer.answers.run_results import RunResults
 from tracer.capture.device import devices
 from tracer.capture.device.devices import has_random_state, with_index
 from tracer.capture.objects.parameter_origins import describe_parameters
@@ -22,7 +23,7 @@ from tracer.capture.sources.source_files import project_root
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import fault_text
-from tracer.sessions.session_results import ShownResults, failure_of, run_results
+from tracer.sessions.session_results import failure_of, run_results
 from tracer.sessions.termination import Termination
 from tracer.units import NS_PER_MS
 from tracer.workloads.module_tensors import all_tensors
@@ -43,7 +44,7 @@ def run_profile(
     settings: Mapping[str, object] | None = None,
     termination: Termination | None = None,
     device_named: bool = True,
-) -> ShownResults:
+) -> RunResults:
     """Train a workload under the profiler, then time its phases on copies, without profiler.
 
     An exception in a step, out of memory, Ctrl-C and `sys.exit` among them, ends the run; what was recorded until then

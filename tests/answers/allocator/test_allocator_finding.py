@@ -434,7 +434,7 @@ def test_json_has_all_of_it() -> None:
     objects = fragmented().snapshot()
     replayed = replay_snapshot(snapshot_in_memory(objects))
     found = explain_allocator(replayed, settings=("expandable_segments:True",), gpu_memory=GIB)
-    (device,) = json.loads(json.dumps(snapshot_json(explain_replayed(replayed), file="s", allocator=found)))["devices"]
+    (device,) = json.loads(json.dumps(snapshot_json(explain_replayed(replayed), found, file="s")))["devices"]
     allocator = device["allocator"]
     assert allocator["reproduced"]["is_exact"] is True
     assert allocator["reproduced"]["addresses"] == {"equal": 40, "recorded": 40}

@@ -257,12 +257,12 @@ def test_the_page_and_the_screen_have_the_three_sizes() -> None:
     allocator = recording_allocator()
     allocator.alloc(1000)
     findings = joined(allocator)
-    (section,) = timeline_page(findings, run={}).sections
+    (section,) = (section for section in timeline_page(findings, run={}).answer.sections if not section.is_drawn)
     assert section.sentences == (
-        "At the peak 1000 B were requested, which the allocator rounded up, block by block, to 1.00 KiB.",
+        "Requested: 1000 B. Allocated, after rounding up each block: 1.00 KiB.",
+        "Reserved from the driver: 64.00 KiB, of which 63.00 KiB free, in blocks of at most 63.00 KiB.",
     )
-    assert section.tables[0].rows == (("at the peak", 65536, 1024, 64512, 64512),)
-    assert "Requested: 1000 B. Allocated, after rounding up each block: 1.00 KiB." in peak_screen(findings)
+    assert all(sentence in peak_screen(findings) for sentence in section.sentences)
 
 
 # ---- drawn -----------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_what_was_held_is_the_same_in_the_curves_the_peak_and_the_page(kind: Kin
     assert curves == {kind.words: [512, 512], "not known": [0, 100]}  # what was made since lies elsewhere
     kinds = {group.kind.words: group.evidence for group in finding.devices[0].peak.rows}
     assert kinds[kind.words] == "address of a live, named tensor when the recording began"
-    page = snapshot_page(replayed, finding, 0, timeline_of(replayed, one), run={})
+    page = snapshot_page(finding.devices[0], run={})
     assert page.peak is not None
     in_page = {series.name: int(series.values_bytes[-1]) for series in page.series}
     assert in_page == page.peak.breakdown

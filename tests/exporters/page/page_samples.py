@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tracer.answers.answer import Answer
 from tracer.answers.rows import Row
 from tracer.answers.tables import Place, Section, Table, columns
 from tracer.blocks.from_snapshot.timeline import Band
@@ -44,10 +45,12 @@ def peak_row(size: int, **given: object) -> Row:
     return Row(bytes=size, **(usual | given))  # type: ignore[arg-type]
 
 
-def with_blocks(page: Page, row: int = 0) -> Page:
-    """The page with the peak's rows as blocks, each in use at one row of its times alone."""
+SAID = Answer(("Peak: so much.",))
+
+
+def with_blocks(page: Page, groups: tuple[Row, ...], row: int = 0) -> Page:
+    """The page with these rows of its peak as blocks, each in use at one row of its times alone."""
     assert page.peak is not None
-    groups = page.peak.rows
     group = np.repeat(np.arange(len(groups)), [one.count for one in groups])
     size = np.array([one.bytes // one.count for one in groups], np.int64)[group]
     at = np.full(len(group), row, np.int64)
@@ -67,6 +70,11 @@ def small_page() -> Page:
     page = Page(
         title="Small run",
         device="cpu",
+        answer=Answer(
+            ("Peak: 8.79 KiB on cpu in backward of step 5; 44 % of it activation.",),
+            remarks=("Reserved memory does not exist on the CPU.",),
+            sections=(Section("Time", ("By the host's clock.",), (SLOW,)),),
+        ),
         times=times,
         series=(Series("PARAMETER", parameter), Series("ACTIVATION", activation), Series("UNTAGGED", untagged)),
         marks=(Mark("peak", "True peak", at[3], 9000), Mark("tagged", "Tagged peak", at[2], 7000)),
@@ -77,21 +85,17 @@ def small_page() -> Page:
         ),
         peak=PagePeak(
             bytes=9000,
-            step="ProfilerStep#4",
-            phase="backward",
             breakdown={"PARAMETER": 2000, "ACTIVATION": 4000, "UNTAGGED": 3000},
-            rows=(
-                peak_row(3500, count=2, op="aten::gelu"),
-                peak_row(3000, category="UNTAGGED", torch_category=None, module="net.1", op="aten::add", line=9),
-                peak_row(2000, category="PARAMETER", op=None, file=None, line=None, name="net.0.weight"),
-                peak_row(500, module="net.2", line=123),
-            ),
         ),
-        sections=(Section("Time", ("By the host's clock.",), (SLOW,)),),
         run={"command": "python main.py", "torch": "2.15"},
-        notes=("Reserved memory does not exist on the CPU.",),
     )
-    return with_blocks(page, 3)
+    rows = (
+        peak_row(3500, count=2, op="aten::gelu"),
+        peak_row(3000, category="UNTAGGED", torch_category=None, module="net.1", op="aten::add", line=9),
+        peak_row(2000, category="PARAMETER", op=None, file=None, line=None, name="net.0.weight"),
+        peak_row(500, module="net.2", line=123),
+    )
+    return with_blocks(page, rows, 3)
 
 
 def one_event_page() -> Page:
@@ -100,26 +104,25 @@ def one_event_page() -> Page:
     page = Page(
         title="One event",
         device="cpu",
+        answer=SAID,
         times=times,
         series=(Series("INPUT", np.array([512], np.int64)),),
         marks=(Mark("peak", "True peak", 0, 512),),
-        peak=PagePeak(bytes=512, breakdown={"INPUT": 512}, rows=(peak_row(512, category="INPUT"),)),
+        peak=PagePeak(bytes=512, breakdown={"INPUT": 512}),
     )
-    return with_blocks(page)
+    return with_blocks(page, (peak_row(512, category="INPUT"),))
 
 
 def empty_page() -> Page:
     """A recording in which nothing was allocated."""
-    return Page(title="Nothing", device="cpu")
+    return Page(title="Nothing", device="cpu", answer=Answer(("Nothing was recorded.",)))
 
 
 def entries_page() -> Page:
     """A recording without times, and with lines but no categories."""
     entries = np.arange(5, dtype=np.int64)
     values = np.array([10, 50, 20, 70, 0], np.int64)
-    return Page(
-        title="Snapshot", device="cuda:0", axis="entry", times=entries, lines=(Curve("allocated", entries, values),)
-    )
+    return Page("Snapshot", "cuda:0", SAID, axis="entry", times=entries, lines=(Curve("allocated", entries, values),))
 
 
 def hostile_page() -> Page:
@@ -134,15 +137,18 @@ def hostile_page() -> Page:
     page = Page(
         title=SCRIPT,
         device=IMAGE,
+        answer=Answer(
+            (MARKUP,),
+            remarks=(IMAGE, SCRIPT),
+            sections=(Section(SCRIPT, (IMAGE,), (Table(MARKUP, columns("text", IMAGE, SCRIPT), (PLACE,), PLACE),)),),
+        ),
         subtitle=MARKUP,
         times=times,
         series=(Series(IMAGE, levels), Series(MARKUP, levels * 0 + 1)),
         lines=(Curve(SCRIPT, times, levels),),
         marks=(Mark("peak", MARKUP, 2000, 300),),
         bands=(Band("step", MARKUP, 0, 3000), Band("forward", IMAGE, 0, 3000)),
-        peak=PagePeak(300, step=SCRIPT, phase=IMAGE, breakdown={IMAGE: 200, MARKUP: 100}, rows=rows),
-        sections=(Section(SCRIPT, (IMAGE,), (Table(MARKUP, columns("text", IMAGE, SCRIPT), (PLACE,), PLACE),)),),
+        peak=PagePeak(300, breakdown={IMAGE: 200, MARKUP: 100}),
         run={IMAGE: SCRIPT, "command": MARKUP},
-        notes=(IMAGE, SCRIPT),
     )
-    return with_blocks(page, 2)
+    return with_blocks(page, rows, 2)

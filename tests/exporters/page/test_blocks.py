@@ -20,6 +20,7 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import each_real_file
 from tests.snapshot.explained import real_replayed
 from tests.training_steps import Recorded
+from tracer.answers.answer import Answer
 from tracer.answers.recording_findings import put_together
 from tracer.answers.rows import rows_of_lines
 from tracer.answers.snapshot_findings import ReplayedSnapshot, replay_snapshot
@@ -111,10 +112,11 @@ def test_groups_say_what_their_rows_say() -> None:
     page = Page(
         "x",
         "cpu",
+        Answer(("Peak: so much.",)),
         times=times,
         series=(Series("s", times * 0 + 15),),
         blocks=blocks,
-        peak=PagePeak(15, row=0, rows=rows),
+        peak=PagePeak(15, row=0),
     )
     data = page_data(page)
     found = data["blocks"]

@@ -31,7 +31,7 @@ AFTER = SavedPeak("cpu", 1500, "optimizer", (peak_row(1450, line=9), peak_row(50
 
 def test_by_hand() -> None:
     (page,) = diff_pages([diff_peaks(BEFORE, AFTER)], before="a", after="b")
-    assert page.answer == (
+    assert page.answer.happened == (
         "cpu: peak 1000 B -> 1.46 KiB, +500 B (+500 B, +50.0 %).",
         "The peak was in backward and is now in the optimizer, where other memory is in use.",
         "What changed most: activation +550 B, parameter -100 B, gradient +50 B.",
@@ -79,7 +79,7 @@ def test_stacks_are_told_apart_by_more_than_two_frames() -> None:
 
 def test_equal_peaks_are_the_same() -> None:
     (page,) = diff_pages([diff_peaks(BEFORE, BEFORE)], before="a", after="b")
-    assert page.answer == (
+    assert page.answer.happened == (
         "No change. cpu: peak 1000 B (1,000 B) in both, "
         "with the same bytes of every category, module, operator and line.",
     )
@@ -93,7 +93,7 @@ def test_every_device_of_snapshots_has_a_page(tmp_path: Path) -> None:
     ]
     pages = diff_pages(diff_snapshots(*sides), before="a", after="b")
     assert [page.device for page in pages] == ["device 0", "device 2"]
-    assert pages[0].answer[0] == "Device 0: peak 100 B -> 300 B, +200 B (+200 B, +200.0 %)."
+    assert pages[0].answer.happened[0] == "Device 0: peak 100 B -> 300 B, +200 B (+200 B, +200.0 %)."
     assert "no device" in diff_pages((), before="a", after="b")[0].device
 
 

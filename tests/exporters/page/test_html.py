@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from benchmarks.synthetic_page import synthetic_page
 from tests.exporters.page import page_samples as samples
+from tracer.answers.answer import Answer
 from tracer.answers.tables import Place, Section, Table, columns
 from tracer.blocks.kinds import Kind
 from tracer.exporters.page.blocks import Packed, pack, unpacked
@@ -24,7 +25,6 @@ from tracer.exporters.page.data import (
     MAX_TIMELINE_CHARS,
     OTHER_LAYERS,
     folders_up,
-    headline,
     page_data,
     readable_text,
     relative_paths,
@@ -107,6 +107,7 @@ def test_noise_does_not_burst_the_page() -> None:
     page = Page(
         "Noise",
         "cpu",
+        samples.SAID,
         times=times,
         series=tuple(Series(f"s{i}", random.integers(0, 1 << 45, 60_000)) for i in range(8)),
     )
@@ -124,34 +125,12 @@ def test_packing_and_unpacking_are_inverse(columns: np.ndarray) -> None:
     "wrong",
     [
         lambda: Curve("x", np.zeros(2, np.int64), np.zeros(1, np.int64)),
-        lambda: Page("x", "cpu", series=(Series("x", np.zeros(1, np.int64)),)),
+        lambda: Page("x", "cpu", samples.SAID, series=(Series("x", np.zeros(1, np.int64)),)),
     ],
 )
 def test_refuses_columns_that_do_not_fit(wrong: Callable[[], object]) -> None:
     with pytest.raises(ValueError):
         wrong()
-
-
-# ------------------------------------------------------------------------------------------------------- the words
-def test_the_answer_in_words() -> None:
-    assert headline(samples.small_page()) == (
-        "Peak: 8.79 KiB on cpu in backward of step 5.",
-        "It is 44 % activation, 33 % UNTAGGED and 22 % parameter.",
-        "The line that holds most is net.py:7: 3.42 KiB, 39 %, made by aten::gelu in net.0.",
-    )
-
-
-def test_the_answer_adds_up_a_line_over_modules() -> None:
-    rows = (
-        samples.peak_row(50, file=None, op=None, module=None, name="weight", category="PARAMETER"),
-        *(samples.peak_row(20, module=f"net.{i}", op="aten::add") for i in range(4)),
-    )
-    page = Page("x", "cuda:1", peak=PagePeak(bytes=130, breakdown={"NEW": 130}, rows=rows))
-    assert headline(page) == (
-        "Peak: 130 B on cuda:1.",
-        "It is 100 % NEW.",
-        "The line that holds most is net.py:7: 80 B, 62 %, made by aten::add in net.0, net.1 and 2 more.",
-    )
 
 
 # ---- paths -----------------------------------------------------------------------------------------------------------
@@ -210,15 +189,15 @@ def test_a_page_names_no_home(tmp_path: Path) -> None:
     home = "/home/ann/net.py"
     table = Table("t", columns("text", "line"), ((Place("f", home, 3),), (f"{home}:3",)))
     page = Page(
-        title="x",
-        device="cpu",
-        alarm=(f"It ended at {home}:3.",),
-        peak=PagePeak(9, rows=(samples.peak_row(9, file=home, caller_file=home),)),
+        "x",
+        "cpu",
+        Answer((f"It ended at {home}:3.",), sections=(Section("s", (f"See {home}.",), (table,)),), is_alarming=True),
+        peak=PagePeak(9),
         run={"command": f"python {home}"},
-        sections=(Section("s", (f"See {home}.",), (table,)),),
     )
+    row = samples.peak_row(9, file=home, caller_file=home)
     path = tmp_path / "page.html"
-    write_pages([samples.with_blocks(page)], path)
+    write_pages([samples.with_blocks(page, (row,))], path)
     text = path.read_text()
     assert "/home/ann" not in text
     assert text.count("~/net.py") == 6

@@ -29,6 +29,7 @@ from tests.exporters.page.tab import (
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
+from tracer.answers.answer import Answer
 from tracer.answers.recording_findings import put_together
 from tracer.answers.tables import Section, Table, columns
 from tracer.exporters.page.model import Page, PagePeak
@@ -137,7 +138,7 @@ def test_lines_open_in_the_folder_that_the_reader_names(
     rows = tuple(
         samples.peak_row(9, file=file, line=3) for file in ("src/net.py", "~/net.py", "/usr/site-packages/a.py")
     )
-    page = samples.with_blocks(Page(title="x", device="cpu", peak=PagePeak(27, rows=rows)))
+    page = samples.with_blocks(Page("x", "cpu", samples.SAID, peak=PagePeak(27)), rows)
 
     def links(tab: Any) -> set[str | None]:
         return {link.get_attribute("href") for link in tab.locator(".blocks a.place").all()}
@@ -422,11 +423,17 @@ def test_keys_move_and_zoom_and_are_listed(opened: Callable[..., Any], recorded:
         assert not keys.is_visible()
 
 
-def test_advice_stands_below_the_first_card_and_other_findings_at_the_end(opened: Callable[..., Any]) -> None:
-    sections = (Section("Reserved memory", ("9 GiB",)), Section("What would help", ("Recompute.",), is_answer=True))
-    with opened(replace(samples.small_page(), sections=sections)) as tab:
+def test_what_ended_the_program_stands_before_other_findings_and_what_is_drawn_has_no_section(
+    opened: Callable[..., Any],
+) -> None:
+    sections = (
+        Section("Reserved memory", ("9 GiB",)),
+        Section("Out of memory", ("Recompute.",), is_alarming=True),
+        Section("The peak", is_drawn=True),
+    )
+    with opened(replace(samples.small_page(), answer=Answer(("It ended.",), sections=sections))) as tab:
         shown = [title for title in tab.locator("main h2").all_inner_texts() if title]
-        assert shown[0] == "What would help" and "Reserved memory" in shown[2:]
+        assert shown.index("Out of memory") < shown.index("Reserved memory") and "The peak" not in shown
 
 
 def test_everything_is_reached_and_seen_with_the_tab_key(opened: Callable[..., Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -21,13 +20,13 @@ from tests.exporters.page.test_diff_page import AFTER, BEFORE
 from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
+from tracer.answers.answer_of_findings import answer_of_findings
 from tracer.answers.difference import diff_peaks
 from tracer.answers.recording_findings import put_together
 from tracer.exporters.page.diff_page import diff_pages
 from tracer.exporters.page.model import Page, without_times
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.snapshot.load import load_snapshot
-from tracer.units import format_bytes
 
 pytestmark = pytest.mark.browser
 
@@ -245,7 +244,7 @@ def test_the_timeline_is_saved_as_a_picture(
         texts = [text for text in tab.locator(".labels span").all_inner_texts() if text]
     root = ElementTree.parse(tmp_path / "x.svg").getroot()
     written = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert f"Peak: {format_bytes(10 * MIB)} on device 0." in written
+    assert any(text and text.startswith("Peak of device 0: 10.00 MiB requested") for text in written)
     assert set(texts) <= set(written)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert (len(list(root.iter("{http://www.w3.org/2000/svg}image"))) == 1) == (mode == "blocks")
@@ -309,8 +308,10 @@ def pages(request: pytest.FixtureRequest, recorded: Callable[[str], Recorded], t
     if request.param == "diff":
         return diff_pages([diff_peaks(BEFORE, AFTER)], before="before", after="after")
     findings = put_together(recorded("fno_2d_new_zeros").cycles[:1])
-    run = timeline_page(findings, run={"command": "main.py"})
-    return [run if request.param == "run" else replace(without_times(run), caveat="Null GPU: nothing was computed.")]
+    if request.param == "run":
+        return [timeline_page(findings, run={"command": "main.py"})]
+    answer = answer_of_findings(findings, "Null GPU: nothing was computed.")
+    return [without_times(timeline_page(findings, answer, run={"command": "main.py"}))]
 
 
 @pytest.mark.slow
@@ -323,8 +324,8 @@ def test_the_timeline_is_clicked_through(
         # Until the page is drawn anew, rulers stand where they did in the wider window.
         tab.evaluate("document.querySelectorAll('.rule').forEach((rule) => rule.style.left = '1500px')")
         fits_in(tab, width)
-        if pages[0].caveat:
-            assert tab.locator(".caveat").inner_text() == pages[0].caveat
+        if pages[0].answer.caveat:
+            assert tab.locator(".caveat").inner_text() == pages[0].answer.caveat
         if tab.locator("#timeline .frame").count():
             timeline(tab)
         tab.locator("#theme").click()

@@ -23,7 +23,6 @@ from tracer.answers.rows import rows_of_lines
 from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Sites
-from tracer.blocks.from_snapshot.timeline import device_timeline
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.annotated_source import annotated_files
 from tracer.exporters.page.model import Page
@@ -36,9 +35,7 @@ pytestmark = pytest.mark.browser
 
 
 def pages_of(replayed: ReplayedSnapshot) -> list[Page]:
-    finding = explain_replayed(replayed)
-    timelines = [device_timeline(d) for d in replayed.devices]
-    return [snapshot_page(replayed, finding, i, timeline, run={}) for i, timeline in enumerate(timelines)]
+    return [snapshot_page(device, run={}) for device in explain_replayed(replayed).devices]
 
 
 def test_a_device_is_chosen_and_kept_in_the_address(opened: Callable[..., Any], tmp_path: Path) -> None:
@@ -52,7 +49,7 @@ def test_a_device_is_chosen_and_kept_in_the_address(opened: Callable[..., Any], 
         assert tab.locator(".plot").count() == 0
         tab.reload()
         tab.wait_for_selector("html[data-drawn]")
-        assert "60.00 MiB on device 1" in tab.locator("h1").inner_text()
+        assert "Peak of device 1: 60.00 MiB requested" in tab.locator("h1").inner_text()
 
 
 def test_segments_follow_the_moment(opened: Callable[..., Any], tmp_path: Path) -> None:

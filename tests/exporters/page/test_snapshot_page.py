@@ -11,14 +11,18 @@ import numpy as np
 from tests.answers.test_snapshot_findings import BACKWARD, BASE, FORWARD, FREE_BACKWARD, MIB, load
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
+from tracer.answers.allocator.allocator_finding import AllocatorFinding
+from tracer.answers.allocator.reserved import Reserved
+from tracer.answers.answer_of_snapshot import answer_of_device
+from tracer.answers.paths import shorten_paths
 from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
-from tracer.answers.tables import Place
+from tracer.answers.tables import Place, Section
 from tracer.answers.why.first_changes import FirstChange, FirstChanges
 from tracer.blocks.from_snapshot.sites import Site
-from tracer.blocks.from_snapshot.timeline import device_timeline
-from tracer.exporters.page.data import headline, page_data
+from tracer.exporters.page.data import page_data
+from tracer.exporters.page.html import data_of_html
 from tracer.exporters.page.model import Page
-from tracer.exporters.page.snapshot_page import snapshot_page
+from tracer.exporters.page.snapshot_page import snapshot_page, write_snapshot_page
 from tracer.snapshot.columns import Snapshot
 
 
@@ -27,13 +31,21 @@ def page_of(loaded: Snapshot, *, device: int | None = None, first: FirstChanges 
 
 
 def page_of_replayed(replayed: ReplayedSnapshot, first: FirstChanges | None = None) -> Page:
-    """The page of the worst device."""
+    """The page of the worst device, of which only these changes are known from a replay."""
     finding = explain_replayed(replayed)
-    shown = finding.worst
-    assert shown is not None
-    one = replayed.devices[shown]
-    timeline = device_timeline(one)
-    return snapshot_page(replayed, finding, shown, timeline, run={"file": "s.pickle"}, first=first)
+    assert finding.worst is not None
+    device = finding.devices[finding.worst]
+    tried = AllocatorFinding(device.device, None, (), None, Reserved(0, 0, ()), None, first)
+    return snapshot_page(device, answer_of_device(device, tried, notes=finding.notes), run={"file": "s.pickle"})
+
+
+def sections_of(page: Page) -> list[Section]:
+    """The sections that are not drawn."""
+    return [section for section in page.answer.sections if not section.is_drawn]
+
+
+def said_on(page: Page) -> list[str]:
+    return page_data(page)["said"]
 
 
 def page(path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> Page:
@@ -43,7 +55,7 @@ def page(path: Path, trace: list[Row], segments: list[Row] | None = None, **more
 def check_sums(shown: Page) -> None:
     peak = shown.peak
     assert peak is not None
-    assert sum(row.bytes for row in peak.rows) == sum(peak.breakdown.values()) == peak.bytes
+    assert sum(peak.breakdown.values()) == peak.bytes
     if shown.series:
         total = np.sum([series.values_bytes for series in shown.series], axis=0)
         assert total.max() == peak.bytes
@@ -60,7 +72,7 @@ def test_by_hand(tmp_path: Path) -> None:
     shown = page(tmp_path / "s", trace, [segment(BASE, 16 * MIB, [block(BASE + 12 * MIB, 2 * MIB)])])
     check_sums(shown)
     assert shown.peak is not None
-    assert (shown.peak.bytes, shown.peak.phase) == (6 * MIB, "backward")
+    assert shown.peak.bytes == 6 * MIB
     # Lowest layer first; memory from before without a stack has a layer of its own.
     assert [series.name for series in shown.series] == ["BEFORE_RECORDING", "TEMPORARY", "ACTIVATION"]
     assert [(line.name, int(line.values_bytes.max())) for line in shown.lines] == [
@@ -68,18 +80,13 @@ def test_by_hand(tmp_path: Path) -> None:
         ("reserved", 16 * MIB),
     ]
     assert [(mark.kind, mark.time, mark.bytes) for mark in shown.marks] == [("peak", 4000, 6 * MIB)]
-    assert [(row.bytes, row.category, row.phase, row.function, row.file, row.line) for row in shown.peak.rows] == [
-        (3 * MIB, "ACTIVATION", "", "forward", "/home/me/model.py", 7),
-        (2 * MIB, "BEFORE_RECORDING", "before recording", None, None, None),
-        (MIB, "TEMPORARY", "", "MmBackward0", None, None),
+    assert said_on(shown) == [
+        "Peak of device 0: 6.00 MiB requested, 6.00 MiB allocated and 16.00 MiB reserved, after entry 1, 0.000 s after "
+        "the first, in backward; 2.00 MiB are from before the recording."
     ]
-    assert headline(shown) == (
-        "Peak: 6.00 MiB on device 0 in backward.",
-        "It is 50 % activation, 33 % before recording and 17 % temporary.",
-        "The line that holds most is model.py:7: 3.00 MiB, 50 %, made by forward.",
-        "The peak counts requested bytes. torch reports 6.00 MiB allocated (rounded up) and 16.00 MiB reserved.",
-    )
-    assert [section.title for section in shown.sections] == ["The peak", "Reserved memory", "Growth"]
+    assert [section.title for section in sections_of(shown)] == [
+        *("The peak", "Reserved memory", "Growth"),
+    ]
 
 
 def test_stacks_are_in_the_data_once_each(tmp_path: Path) -> None:
@@ -104,12 +111,12 @@ def test_stacks_are_in_the_data_once_each(tmp_path: Path) -> None:
 def test_out_of_memory_comes_first(tmp_path: Path) -> None:
     shown = page_of(load(tmp_path / "s", out_of_memory()))
     check_sums(shown)
-    first, again, *others = shown.sections
+    first, again, *others = sections_of(shown)
     assert first.is_alarming and first.title.startswith("Out of memory at forward  ~/model.py:7, entry 4")
     # Both failures are of one line. What was in use is the peak, which is shown already.
     assert first.sentences == ("The peak was at that moment: its tables show what was in use then.",)
     assert again.sentences == ("1 more failure, most at lines that had failed before; --json has all of them.",)
-    assert shown.alarm[0] == (
+    assert shown.answer.is_alarming and shorten_paths(shown.answer.happened[0]) == (
         "Out of memory on device 0 at ~/model.py:7 (forward): 48.00 MiB were asked for with 5.00 MiB in use and "
         "8.00 MiB reserved of 9.00 MiB; with all that is free in one piece, 44.00 MiB are still missing. It is "
         "the last of 2 failures."
@@ -136,7 +143,7 @@ def test_what_was_in_use_at_a_failure_below_the_peak_is_shown(tmp_path: Path) ->
     temporary = BASE + 5 * MIB
     larger = [entry("alloc", temporary, MIB, time_us=31, frames=FORWARD), *freed(temporary, MIB, time_us=32)]
     objects["device_traces"][0][3:3] = larger
-    (section, *_) = page_of(load(tmp_path / "s", objects)).sections
+    (section, *_) = sections_of(page_of(load(tmp_path / "s", objects)))
     _, in_use = section.tables
     assert (section.sentences, in_use.title) == ((), "What was in use then")
     assert sum(int(row[0]) for row in in_use.rows if isinstance(row[0], int)) == 5 * MIB
@@ -154,7 +161,7 @@ CHANGES = FirstChanges(
 
 def test_what_to_try_first_stands_with_the_failure(tmp_path: Path) -> None:
     loaded = load(tmp_path / "s", out_of_memory())
-    tried = page_of(loaded, first=CHANGES).sections[2]
+    tried = sections_of(page_of(loaded, first=CHANGES))[2]
     assert (tried.title, tried.is_alarming) == ("What to try first", True)
     (table,) = tried.tables
     assert [column.name for column in table.columns] == [
@@ -167,47 +174,37 @@ def test_what_to_try_first_stands_with_the_failure(tmp_path: Path) -> None:
         (9, 8, 10, 9, "1 of 2", Place("free it sooner (MmBackward0  (no Python frame))")),
     )
     nothing = page_of(loaded, first=FirstChanges((), 2))
-    assert "None that was tried in a replay serves a failed request." in nothing.alarm
+    assert "None that was tried in a replay serves a failed request." in said_on(nothing)
 
 
 def test_what_to_try_first_is_a_section_where_nothing_failed(tmp_path: Path) -> None:
     loaded = load(tmp_path / "s", snapshot([entry("alloc", BASE, MIB)], [segment(BASE, MIB, [block(BASE, MIB)])]))
-    (section, *_) = page_of(loaded, first=replace(CHANGES, num_failed=0)).sections
+    (section, *_) = sections_of(page_of(loaded, first=replace(CHANGES, num_failed=0)))
     assert (section.title, section.is_alarming) == ("What to try first", False)
     (tried,) = section.tables
     assert tried.columns[-2].name == "with it" and len(tried.rows) == 3
-    assert page_of(loaded, first=FirstChanges((), 0)).sections[0].sentences == (
+    assert sections_of(page_of(loaded, first=FirstChanges((), 0)))[0].sentences == (
         "None that was tried in a replay lowers the peak by 1 %.",
     )
 
 
-def test_the_worst_device_is_shown_and_the_others_are_named(tmp_path: Path) -> None:
+def test_the_worst_device_is_shown_first(tmp_path: Path) -> None:
+    """One that ran out of memory is worse than a larger one."""
     segments = [segment(BASE, MIB, [block(BASE, 512 * (device + 1))], device=device) for device in (0, 3, 1)]
-    loaded = load(tmp_path / "s", segments)
-    shown = page_of(loaded)
-    assert shown.device == "device 3"
-    (others,) = [section for section in shown.sections if section.title == "Other devices"]
-    assert others.tables[0].rows == (("device 0", 512, 0), ("device 1", 1024, 0))
-    assert page_of(loaded, device=1).device == "device 1"
-
-
-def test_a_device_that_ran_out_is_worse_than_a_larger_one(tmp_path: Path) -> None:
     objects = out_of_memory()
     objects["segments"].append(segment(BASE, 64 * MIB, [block(BASE, 60 * MIB)], device=1))
-    shown = page_of(load(tmp_path / "s", objects))
-    assert shown.device == "device 0"
-    (others,) = [section for section in shown.sections if section.title == "Other devices"]
-    assert others.tables[0].rows == (("device 1", 60 * MIB, 0),)
+    for each, device in ((segments, "device 3"), (objects, "device 0")):
+        loaded = load(tmp_path / "s", each)
+        assert page_of(loaded).device == device
+        write_snapshot_page(explain_replayed(replay_snapshot(loaded)), tmp_path / "page.html", run={})
+        data = data_of_html((tmp_path / "page.html").read_text("utf-8"))
+        assert data["pages"][data["shown"]]["device"] == device and len(data["pages"]) == len(loaded.devices)
+        assert page_of(loaded, device=1).device == "device 1"
 
 
 def test_without_history_there_is_no_timeline_and_nothing_was_before_it(tmp_path: Path) -> None:
     shown = page_of(load(tmp_path / "s", [segment(BASE, MIB, [block(BASE, 700)])]))
     assert (len(shown.times), shown.series, shown.lines, shown.marks) == (1, (), (), ())
-    said = headline(shown)
-    assert said[:2] == (
-        "Peak: 700 B on device 0 at the moment of the snapshot.",
-        "It is 100 % not known.",
-    )
-    assert said[-1] == (
-        "The peak counts requested bytes. torch reports 1.00 KiB allocated (rounded up) and 1.00 MiB reserved."
-    )
+    assert said_on(shown) == [
+        "Peak of device 0: 700 B requested, 1.00 KiB allocated and 1.00 MiB reserved, as the snapshot was taken."
+    ]

@@ -21,7 +21,6 @@ from tests.answer_screens import answer_screen
 from tests.exporters.recording_file.samples import SETTINGS, kept_on_cpu, kept_on_cuda
 from tests.snapshot.fuzz import mutate_objects
 from tests.training_steps import ONE_OF_EACH, Recorded
-from tracer.answers.answer_of_run import answer_of_run
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode, CompiledGraph, CompiledNode
 from tracer.capture.sources.source_line import SourceLine
@@ -435,7 +434,7 @@ def explain(kept: KeptRun, folder: Path) -> None:
     """All that a report does, but for the page, whose writing costs more than all else."""
     results = results_of(kept)
     write_outputs(results, folder, leave_out=["memory-timeline"])
-    answer_screen(answer_of_run(results))
+    answer_screen(results.answer)
 
 
 @settings(max_examples=40)

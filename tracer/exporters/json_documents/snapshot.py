@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import starmap, zip_longest
 from typing import Any
 
 from tracer.answers.allocator.allocator_finding import AllocatorFinding, WhatIf
 from tracer.answers.allocator.reserved import Reserved
-from tracer.answers.answer import Answer, answer_values
+from tracer.answers.answer import answer_values
+from tracer.answers.answer_of_snapshot import answer_of_snapshot
 from tracer.answers.out_of_memory import OutOfMemory
 from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
+from tracer.blocks.from_snapshot.timeline import step_levels
 from tracer.exporters.json_documents.header import json_header, json_value, record_values
 
 VERSION = 1
 _NOT_IN_REPRODUCED = ("num_extra", "releases_by_program", "refused_bytes", "has_counters", "moments")
 
 
-def snapshot_json(
-    finding: SnapshotFinding,
-    *,
-    file: str,
-    allocator: Sequence[AllocatorFinding] = (),
-    more: Mapping[int, Mapping[str, Any]] | None = None,
-    answer: Answer | None = None,
-) -> dict[str, Any]:
-    """Return the JSON of a snapshot's findings; every device's groups sum to its `peak_requested_bytes`."""
-    modelled = {
-        allocator_finding.device: {"allocator": allocator_values(allocator_finding)} for allocator_finding in allocator
-    }
-    devices = [
-        _device(device) | dict((more or {}).get(device.device, {})) | modelled.get(device.device, {})
-        for device in finding.devices
-    ]
+def snapshot_json(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding] = (), *, file: str) -> dict[str, Any]:
+    """Return the JSON of a snapshot's findings; every device's groups sum to its `peak_requested_bytes`.
+
+    Args:
+        allocator: What the allocator's model says of each device; empty where it was not asked.
+    """
     worst = finding.worst
     return {
         # A snapshot does not say which torch made it.
         **json_header("snapshot", VERSION),
         "file": file,
-        "answer": None if answer is None else answer_values(answer),
+        "answer": answer_values(answer_of_snapshot(finding, allocator, file=file)),
         "notes": list(finding.notes),
         "pinned_bytes": finding.pinned_bytes,
         "worst_device": None if worst is None else finding.devices[worst].device,
-        "devices": devices,
+        "devices": list(starmap(_device, zip_longest(finding.devices, allocator))),
     }
 
 
-def _device(device: DeviceFinding) -> dict[str, Any]:
+def _device(device: DeviceFinding, tried: AllocatorFinding | None) -> dict[str, Any]:
     peak, at_peak, at_end = device.peak, device.peak.fragmentation, device.end_fragmentation
     return {
         "device": device.device,
@@ -73,6 +66,8 @@ def _device(device: DeviceFinding) -> dict[str, Any]:
         "oom": [{**oom_values(event), "groups": json_value(event.groups)} for event in device.oom],
         "groups": json_value(peak.rows),
         "never_freed": json_value(device.never_freed),
+        "steps": json_value(step_levels(device.replayed)),
+        **({} if tried is None else {"allocator": allocator_values(tried)}),
     }
 
 

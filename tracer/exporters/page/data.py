@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,16 +18,13 @@ from typing import Any
 import numpy as np
 
 from tracer.answers.downsample import reduce_rows
-from tracer.answers.paths import packaged_file, short_path, source_place
-from tracer.answers.rows import Row, moment_words
+from tracer.answers.paths import packaged_file, short_path
 from tracer.answers.tables import Table
 from tracer.arrays import Ints, Rows
 from tracer.blocks.kinds import Kind, meaning_of, words_of
-from tracer.capture.torch_names import step_words
 from tracer.exporters.annotated_source import AnnotatedFile, freed_words
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json
 from tracer.exporters.page.model import Curve, Page, PagePeak
-from tracer.units import format_bytes
 
 _PACKED = "packed"
 _PYTHONS = re.compile(r"(?:/|[A-Za-z]:\\).*[/\\](lib[/\\]python3[\d.]*[/\\].+)", re.IGNORECASE)
@@ -118,12 +115,14 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
     """Everything that the page shows of one device, as JSON values; times count from the origin."""
     origin = _origin(page)
     timeline, blocks, rows = _long_columns(page, origin, num_pages)
+    answer = page.answer
+    sections = (*(section for section in answer.sections if not section.is_drawn), *page.sections)
     data = {
         "title": page.title,
         "device": page.device,
         "subtitle": page.subtitle,
         "source": page.source,
-        "headline": page.answer or headline(page),
+        "said": (*answer.happened, *answer.why, *answer.change),
         "axis": page.axis,
         "timeline": timeline,
         "marks": [asdict(replace(mark, time=mark.time - origin, row=_position(mark.row, rows))) for mark in page.marks],
@@ -133,13 +132,12 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "peak": None if page.peak is None else _peak(page.peak, rows, has_blocks=blocks is not None),
         "blocks": blocks,
         "space": space_json(page.space, rows) if page.space is not None and blocks is not None else None,
-        "caveat": page.caveat,
-        "alarm": page.alarm,
+        "caveat": answer.caveat,
+        "is_alarming": answer.is_alarming,
         "run": [(str(name), str(value)) for name, value in page.run.items()],
-        "notes": page.notes,
+        "notes": answer.remarks,
         "sections": [
-            {**asdict(replace(section, tables=())), "tables": list(map(_table, section.tables))}
-            for section in page.sections
+            {**asdict(replace(section, tables=())), "tables": list(map(_table, section.tables))} for section in sections
         ],
         "categories": {
             words_of(name): {"light": light, "dark": dark, "meaning": meaning_of(name)}
@@ -268,67 +266,3 @@ OTHER_LAYERS = {
     LESS: ("#2a78b5", "#5aa7e0"),
 }
 """Layers that are no kinds, and their colors on white and on black."""
-
-
-def headline(page: Page) -> tuple[str, ...]:
-    """Sentences on the peak: when, of what, where its largest part was allocated, and what is missing."""
-    if page.peak is None or page.peak.bytes == 0:
-        return (f"Nothing was allocated on {page.device} while it was recorded.",)
-    own = page.happened or (_when(page.peak, page.device), _what(page.peak))
-    sentences = (*own, _where(page.peak))
-    return (*(sentence for sentence in sentences if sentence), *page.headline_notes)
-
-
-def _when(peak: PagePeak, device: str) -> str:
-    moment = moment_words(peak.phase, step_words(peak.step) if peak.step else "")
-    return f"Peak: {format_bytes(peak.bytes)} on {device} {moment}".rstrip() + "."
-
-
-def _what(peak: PagePeak) -> str:
-    shares = sorted(((name, size) for name, size in peak.breakdown.items() if size > 0), key=lambda share: -share[1])
-    if not shares:
-        return ""
-    first, *others = [f"{_percent(size_bytes, peak.bytes)} {words_of(name)}" for name, size_bytes in shares[:3]]
-    return f"It is {first}" + (f", {' and '.join(others)}." if others else ".")
-
-
-def _where(peak: PagePeak) -> str:
-    """The source line that holds most; where no line is known, the largest piece."""
-    lines: dict[tuple[str, int | None], list[Row]] = {}
-    for row in peak.rows:
-        if row.file:
-            lines.setdefault((row.file, row.line), []).append(row)
-    if not lines:
-        return f"The largest piece: {_piece(max(peak.rows, key=lambda row: row.bytes))}." if peak.rows else ""
-    (file, line), rows = max(lines.items(), key=lambda item: sum(row.bytes for row in item[1]))
-    size = sum(row.bytes for row in rows)
-    where = source_place(_file_name(file), line)
-    ops, modules = _some(row.made_by for row in rows), _some(row.module for row in rows)
-    made_by = " in ".join(part for part in (ops, modules) if part)
-    callers = {(row.caller_file, row.caller_line) for row in rows if row.caller_file}
-    if len(callers) == 1:
-        ((caller, caller_line),) = callers
-        where += f", called from {source_place(_file_name(caller), caller_line)}"
-    share = f"{format_bytes(size)}, {_percent(size, peak.bytes)}"
-    return f"The line that holds most is {where}: {share}" + (f", made by {made_by}." if made_by else ".")
-
-
-def _file_name(path: str) -> str:
-    return path.replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def _piece(row: Row) -> str:
-    blocks = f" in {row.count} blocks" if row.count > 1 else ""
-    parts = [f"{format_bytes(row.bytes)}{blocks}", row.name or words_of(row.category)]
-    return ", ".join([*parts, f"of {row.module}"] if row.module else parts)
-
-
-def _some(names: Iterable[str | None]) -> str:
-    distinct = list(dict.fromkeys(name for name in names if name))
-    more = f" and {len(distinct) - 2} more" if len(distinct) > 2 else ""
-    return (" and " if len(distinct) == 2 else ", ").join(distinct[:2]) + more
-
-
-def _percent(part: int, whole: int) -> str:
-    percent = 100 * part / whole
-    return "less than 1 %" if percent < 1 else f"{percent:.0f} %"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tracer.answers.aligned_curves import AlignedCurves, MemoryCurve, highest, positions_of
+from tracer.answers.answer import Answer
 from tracer.answers.tables import Cell, Section, Table, columns, signed
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.blocks.kinds import words_of
@@ -66,16 +67,14 @@ def diff_pages(
         by_category = next(iter(diff.changes.values()))
         most = [change for change in by_category if change.bytes][:_MOST_NAMED]
         named = ", ".join(f"{words_of(change.name[0])} {signed(change.bytes)}" for change in most)
-        page = Page(
-            title=_TITLE,
-            device=diff.after.device,
-            answer=(*answer_sentences(diff), *([f"What changed most: {named}."] if most else [])),
-            sections=(Section("What changed", growth_sentences(diff), tables),) if tables else (),
-        )
+        said = (*answer_sentences(diff), *([f"What changed most: {named}."] if most else []))
+        changed = (Section("What changed", growth_sentences(diff), tables),) if tables else ()
+        page = Page(_TITLE, diff.after.device, Answer(said, remarks=notes), sections=changed)
         pages.append(_with_curves(page, (curves or {}).get(diff.after.device)))
-    pages = pages or [Page(title=_TITLE, device="no device", answer=("Neither snapshot has a device with memory.",))]
+    nothing = Answer(("Neither snapshot has a device with memory.",), remarks=notes)
+    pages = pages or [Page(_TITLE, "no device", nothing)]
     both = {"before": before, "after": after}
-    return [replace(page, subtitle=f"{before} and {after}", run=both, notes=notes) for page in pages]
+    return [replace(page, subtitle=f"{before} and {after}", run=both) for page in pages]
 
 
 # ------------------------------------------------------------------------------------------------------- both curves

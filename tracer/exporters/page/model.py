@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from tracer.answers.answer import Answer
 from tracer.answers.tables import Section
 from tracer.arrays import Int, Ints, PerBlock, PerPageRow
 
@@ -67,11 +68,8 @@ class Mark:
 class PagePeak:
     """The worst moment."""
 
-    bytes: int  # All that was allocated. Breakdown and rows should each sum to it; the page shows whether they do
-    step: str | None = None  # Name of the step, `ProfilerStep#3`
-    phase: str | None = None  # `forward`, `backward`, `optimizer`, ...
+    bytes: int  # All that was allocated
     breakdown: Mapping[str, int] = field(default_factory=dict)  # Bytes by category, in the order in which to show them
-    rows: tuple[Row, ...] = ()  # Groups of equal blocks, largest first
     row: int | None = None  # Row of `Page.times`; the page then says what was in use by `Page.blocks`
 
 
@@ -113,6 +111,7 @@ class Page:
 
     title: str
     device: str  # As `str(torch.device)` writes it
+    answer: Answer  # What the page says, but for the sections that it draws itself
     # "profile", whose rows have phase, module and operator, or "snapshot", whose rows have a function.
     source: Source = "profile"
     subtitle: str = ""  # One line below the title: model, number of events, date
@@ -133,13 +132,7 @@ class Page:
     peak: PagePeak | None = None  # The worst moment, or None where there is none
     # Command, device, versions, settings, model size, date.
     run: Mapping[str, str | int | float] = field(default_factory=dict)
-    answer: tuple[str, ...] = ()  # What the page says first where it is not about one peak
-    caveat: str = ""  # What has to be said before anything else; empty for a run like any other
-    alarm: tuple[str, ...] = ()  # What ended the program, in sentences: the first things that the page says
-    happened: tuple[str, ...] = ()  # The sentences of the run's answer on the peak, in place of the page's own
-    headline_notes: tuple[str, ...] = ()  # Sentences that belong to the answer itself
-    notes: tuple[str, ...] = ()  # Sentences on what could not be measured
-    sections: tuple[Section, ...] = ()  # Further findings, in their order
+    sections: tuple[Section, ...] = ()  # Findings that a page alone has room for, behind those of the answer
     sources: tuple[AnnotatedFile, ...] = ()  # The user's files with bytes beside their lines, the largest first
 
     def __post_init__(self) -> None:

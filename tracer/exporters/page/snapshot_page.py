@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tracer.allocator.fragmentation import address_ranges
-from tracer.answers.answer import cause_and_change, failure_words
-from tracer.answers.answer_of_snapshot import happened_on
-from tracer.answers.history_sections import (
-    device_sections,
-    failure_sections,
-    first_changes_sections,
-    host_sections,
-)
-from tracer.answers.paths import shorten_paths
-from tracer.answers.peak import Peak
+from tracer.answers.allocator.allocator_finding import AllocatorFinding
+from tracer.answers.answer import Answer
+from tracer.answers.answer_of_snapshot import answer_of_device, answers_of_devices
+from tracer.answers.history_sections import device_sections, host_sections
 from tracer.answers.rows import BY_LINE, group_rows
-from tracer.answers.snapshot_findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
-from tracer.answers.tables import Section, Table, columns
-from tracer.answers.why.first_changes import FirstChanges
-from tracer.blocks.from_snapshot.timeline import START, DeviceTimeline, device_timeline
+from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
+from tracer.blocks.from_snapshot.timeline import DeviceTimeline, device_timeline
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import (
@@ -38,34 +31,37 @@ _MAX_OOM_MARKS = 4
 
 
 def write_snapshot_page(
-    replayed: ReplayedSnapshot,
     finding: SnapshotFinding,
     path: Path,
+    allocator: Sequence[AllocatorFinding] = (),
     *,
     run: Mapping[str, str | int | float],
-    caveat: str = "",
-    first: Mapping[int, FirstChanges] | None = None,
+    worst: Answer | None = None,
 ) -> None:
-    """Write the page of a snapshot's devices, with the worst one in front."""
-    pages = []
-    for shown, device in enumerate(replayed.devices):
-        tried = (first or {}).get(device.state.device)
-        page = snapshot_page(replayed, finding, shown, device_timeline(device), run=run, first=tried)
-        pages.append(replace(page, caveat=caveat))
-    write_pages(pages, path, shown=finding.worst or 0)
+    """Write the page of a snapshot's devices, with the worst one in front.
+
+    Args:
+        allocator: What the allocator's model says of each device; empty where it was not asked.
+        worst: The answer of the worst device; by default what the snapshot alone says.
+    """
+    answers = list(answers_of_devices(finding, allocator))
+    shown = finding.worst or 0
+    if worst is not None:
+        answers[shown] = replace(worst, sections=(*worst.sections, *device_sections(finding.devices[shown])))
+    pages = [snapshot_page(*each, run=run) for each in zip(finding.devices, answers, strict=True)]
+    if worst is None:
+        pages = [replace(page, sections=host_sections(finding.pinned_bytes)) for page in pages]
+    write_pages(pages, path, shown=shown)
 
 
-def snapshot_page(
-    replayed: ReplayedSnapshot,
-    finding: SnapshotFinding,
-    shown: int,
-    timeline: DeviceTimeline,
-    *,
-    run: Mapping[str, str | int | float],
-    first: FirstChanges | None = None,
-) -> Page:
-    """The content for one device."""
-    device, replayed_device = finding.devices[shown], replayed.devices[shown]
+def snapshot_page(device: DeviceFinding, answer: Answer | None = None, *, run: Mapping[str, str | int | float]) -> Page:
+    """The page of one device.
+
+    Args:
+        answer: The answer of the device; by default what its findings alone say.
+    """
+    answer = answer or answer_of_device(device)
+    replayed, timeline, peak = device.replayed, device_timeline(device.replayed), device.peak
     words = {"step": "annotated regions"}
     left_out = (
         f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
@@ -80,6 +76,7 @@ def snapshot_page(
     return Page(
         title="Memory of an allocator snapshot",
         device=f"device {device.device}",
+        answer=replace(answer, remarks=(*answer.remarks, *left_out)),
         source="snapshot",
         subtitle=some(device.entries, "entry") if has_history else "no history, only the state",
         axis=timeline.axis,
@@ -87,48 +84,22 @@ def snapshot_page(
         times=timeline.times,
         series=tuple(Series(kind.name, level) for kind, level in timeline.levels.items()) if has_history else (),
         lines=lines if has_allocator else (),
-        counted_bytes=replayed_device.replay.requested_bytes,
-        blocks=_blocks(replayed, device, shown),
-        space=page_space(address_ranges(replayed_device.state), replayed.snapshot.text, first_row=1)
+        counted_bytes=replayed.replay.requested_bytes,
+        blocks=_blocks(replayed),
+        space=page_space(address_ranges(replayed.state), replayed.snapshot.text, first_row=1)
         if has_allocator
         else None,
         marks=_marks(device, timeline) if has_history else (),
         bands=timeline.stretches,
-        peak=_peak(device),
+        peak=PagePeak(peak.peak_bytes, peak.by_category(), peak.position + 1),
         run=run,
-        alarm=_alarm(device, first),
-        notes=(*finding.notes, *device.notes, *left_out),
-        sections=_sections(finding, shown, first),
-        headline_notes=(
-            *(sentence for part in cause_and_change(first if not device.oom else None) for sentence in part),
-            *_rounded(device.peak),
-        ),
     )
 
 
-def _alarm(device: DeviceFinding, first: FirstChanges | None) -> tuple[str, ...]:
-    if not device.oom:
-        return ()
-    why, change = failure_words(device.oom[-1], first)
-    return (shorten_paths(happened_on(device)), *why, *change)
-
-
-def _rounded(peak: Peak) -> tuple[str, ...]:
-    """How the peak, which is counted as the program asked for it, is called by torch's own statistics."""
-    memory = peak.fragmentation
-    if not peak.peak_bytes or memory is None:
-        return ()
-    allocated, reserved = format_bytes(memory.allocated_bytes), format_bytes(memory.reserved_bytes)
-    return (
-        f"The peak counts requested bytes. torch reports {allocated} allocated (rounded up) and {reserved} reserved.",
-    )
-
-
-def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> PageBlocks:
+def _blocks(device: ReplayedDevice) -> PageBlocks:
     """Every block of one device; row i + 1 of the timeline is the state after entry i."""
-    replayed_device = replayed.devices[shown]
-    lives = replayed_device.replay.lives
-    groups, group = group_rows(replayed_device.blocks, merged=BY_LINE)
+    lives = device.replay.lives
+    groups, group = group_rows(device.blocks, merged=BY_LINE)
     return PageBlocks(
         groups=groups,
         group=group,
@@ -152,33 +123,3 @@ def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
         for event in device.oom[:_MAX_OOM_MARKS]
     )  # fmt: skip
     return (peak, *ooms)
-
-
-def _peak(device: DeviceFinding) -> PagePeak:
-    peak = device.peak
-    phase: str | None = peak.phase or None
-    if peak.position == START:
-        phase = "the start of the recording" if device.entries else "the moment of the snapshot"
-    return PagePeak(
-        bytes=peak.peak_bytes,
-        phase=phase,
-        breakdown=peak.by_category(),
-        rows=peak.rows,
-        row=peak.position + 1,
-    )
-
-
-def _sections(finding: SnapshotFinding, shown: int, first: FirstChanges | None) -> tuple[Section, ...]:
-    device = finding.devices[shown]
-    others = [device for index, device in enumerate(finding.devices) if index != shown]
-    heads = (*columns("text", "device"), *columns("bytes", "peak"), *columns("count", "times out of memory"))
-    rows = tuple((f"device {one.device}", one.peak.peak_bytes, len(one.oom)) for one in others)
-    words = f"What is shown is device {device.device}; another one is chosen at the top of the page."
-    beside = Section("Other devices", (words,), (Table("Their peaks", heads, rows),))
-    return (
-        *failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=device.peak.rows, is_advised=True),
-        *first_changes_sections(first),
-        *device_sections(device),
-        *host_sections(finding.pinned_bytes),
-        *([beside] if others else []),
-    )

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.answers.answer import Answer, cause_and_change, failure_words
-from tracer.answers.answer_of_run import finding_sentences
-from tracer.answers.caveats import growth_sentences
-from tracer.answers.history_sections import (
-    failure_section,
-    first_changes_sections,
-    host_sections,
-    reserved_section,
-)
+from tracer.answers.answer import Answer
+from tracer.answers.answer_of_findings import answer_of_findings
 from tracer.answers.line_memory import line_memory
 from tracer.answers.operators.run_times import RunTimeRow
-from tracer.answers.paths import shorten_paths
 from tracer.answers.peak import Peak
 from tracer.answers.python_stacks import PythonStacks
 from tracer.answers.recording_findings import CycleFindings, Findings, counted_blocks
@@ -30,12 +21,10 @@ from tracer.arrays import Int, PerBlock, totals_by
 from tracer.blocks.from_recording.blocks import LOOP_OWNER
 from tracer.blocks.from_snapshot.timeline import Band, BandKind
 from tracer.blocks.table import Blocks
-from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX, step_words
 from tracer.exporters.annotated_source import annotated_files
 from tracer.exporters.page.blocks import page_space
-from tracer.exporters.page.data import headline
 from tracer.exporters.page.model import (
     Curve,
     Mark,
@@ -49,7 +38,6 @@ from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
     from tracer.answers.failed_allocation import FailedAllocation
-    from tracer.answers.why.first_changes import FirstChanges
 
 
 _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
@@ -57,32 +45,26 @@ _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "op
 
 def timeline_page(
     findings: Findings,
+    answer: Answer | None = None,
     *,
     run: Mapping[str, str | int | float],
-    caveat: str = "",
-    notes: tuple[str, ...] = (),
+    title: str = "Memory of a training run",
     run_times: Sequence[RunTimeRow] | None = None,
     failed: FailedAllocation | None = None,
-    first: FirstChanges | None = None,
-    pinned_bytes: int = 0,
-    known: KnownStorages | None = None,
-    verdict: str = "",
-    answer: Answer | None = None,
     source_of: Callable[[str], str | None] | None = None,
 ) -> Page:
-    """The page of one device of a run, for the cycle with its largest peak."""
+    """The page of one device of a run, for the cycle with its largest peak.
+
+    Args:
+        answer: The answer of the run; by default what the findings alone say.
+    """
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
     times, counted = recording.allocations.time_ns[lifetimes.events], counted_blocks(cycle)
-    if failed is None:
-        failure = first_changes_sections(first if first and first.changes else None)
-    else:  # its advice is said above
-        own = failure_section(failed.event, has_groups=not failed.is_at(peak))
-        failure = (own, *first_changes_sections(failed.first))
-    page = Page(
-        title="Predicted memory of a training step" if verdict else "Memory of a training run",
+    return Page(
+        title=title,
         device=peak.device,
-        caveat=caveat,
+        answer=answer or answer_of_findings(findings),
         subtitle=f"{some(len(times), 'event')} in {some(len(cycle.attribution.step_names), 'recorded step')}",
         times=times,
         series=tuple(Series(kind.name, level[1:]) for kind, level in counted.levels(len(times)).items()),
@@ -90,41 +72,13 @@ def timeline_page(
         counted_bytes=lifetimes.allocator_bytes,
         blocks=_blocks(cycle, counted),
         space=_space(cycle),
-        marks=_marks(cycle),
+        marks=(*_marks(cycle), *_failure_marks(cycle, failed)),
         bands=_bands(cycle),
-        peak=PagePeak(
-            bytes=peak.peak_bytes,
-            step=peak.step,
-            phase=peak.phase,
-            breakdown=peak.by_category(),
-            rows=peak.rows,
-            row=peak.position,
-        ),
+        peak=PagePeak(peak.peak_bytes, peak.by_category(), peak.position),
         run=run,
         sources=() if source_of is None else annotated_files(line_memory(cycle), source_of, peak.peak_bytes),
-        alarm=()
-        if failed is None
-        else (
-            shorten_paths(failed.event.happened(peak.device)),
-            *(each for part in failure_words(failed.event, failed.first) for each in part),
-        ),
-        happened=() if answer is None else answer.happened[failed is not None :],
-        headline_notes=(
-            *(sentence for part in cause_and_change(first if failed is None else None) for sentence in part),
-        ),
-        notes=(
-            *([] if answer is not None and failed is None else growth_sentences(findings.growth)),
-            *notes,
-            *finding_sentences(findings),
-        ),
-        sections=(
-            *failure,
-            *_reserved_section(peak),
-            *host_sections(pinned_bytes),
-            *([] if run_times is None else [_time_section(cycle, run_times)]),
-        ),
+        sections=() if run_times is None else (_time_section(cycle, run_times),),
     )
-    return replace(page, answer=(verdict, *headline(page))) if verdict else page
 
 
 def _blocks(cycle: CycleFindings, blocks: Blocks) -> PageBlocks:
@@ -154,21 +108,6 @@ def _space(cycle: CycleFindings) -> PageSpace | None:
     return None if ranges is None else page_space(ranges, history.texts.__getitem__)
 
 
-def _reserved_section(peak: Peak) -> tuple[Section, ...]:
-    """Bytes requested, allocated and reserved; only the allocator's history tells the first."""
-    reserved = peak.allocator
-    if reserved is None:
-        return ()
-    size = format_bytes(reserved.pending_bytes)
-    pending = f" {size} were freed and still used by a stream." * bool(reserved.pending_bytes)
-    sentence = (
-        f"At the peak {format_bytes(reserved.requested_bytes)} were requested, which the allocator rounded up, block "
-        f"by block, to {format_bytes(peak.peak_bytes)}.{pending}"
-    )
-    row = ("at the peak", reserved.reserved_bytes, peak.peak_bytes, reserved.free_bytes, reserved.largest_free_bytes)
-    return (reserved_section([row], sentence),)
-
-
 def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
     events = cycle.lifetimes.events
     reserved = cycle.recording.allocations.total_reserved_bytes[events]
@@ -188,6 +127,19 @@ def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
         shown,
         Mark("tagged", "peak of torch's categories", breakdown.tagged_peak_ns, breakdown.tagged_peak_bytes),
     )
+
+
+def _failure_marks(cycle: CycleFindings, failed: FailedAllocation | None) -> tuple[Mark, ...]:
+    """The failed request: in the recorded steps where it was, behind them at their end."""
+    if failed is None or failed.event.groups == () or not len(cycle.lifetimes.events):
+        return ()
+    asked = f"asked for {format_bytes(failed.event.asked_bytes)} at"
+    if failed.in_use is not None:
+        at = failed.in_use
+        return (Mark("oom", f"out of memory, {asked}", at.time_ns, at.peak_bytes, at.position),)
+    end = len(cycle.lifetimes.events) - 1
+    time_ns = int(cycle.recording.allocations.time_ns[cycle.lifetimes.events[end]])
+    return (Mark("oom", f"out of memory after these steps, {asked}", time_ns, failed.event.allocated_bytes, end),)
 
 
 def _bands(cycle: CycleFindings) -> tuple[Band, ...]:

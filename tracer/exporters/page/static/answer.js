@@ -1,12 +1,12 @@
 // The first card: what ended the program, the peak and what it was made of.
 
 const showAnswer = (data, devices) => {
-  const [first, ...others] = [...data.alarm, ...data.headline];
+  const [first, ...others] = data.said;
   const breakdown = data.peak?.breakdown ?? [];
   document.getElementById("answer").append(...[
     devices,
     data.caveat ? el("p", { class: "caveat" }, data.caveat) : null,
-    sentenceOf("h1", first, data.alarm.length ? "alarm" : null),
+    sentenceOf("h1", first, data.is_alarming ? "alarm" : null),
     ...others.map((sentence) => sentenceOf("p", sentence, "lead")),
     data.peak && breakdown.length ? compositionBar(data, breakdown) : null,
   ].filter((child) => child));

@@ -31,7 +31,7 @@ const clearPage = () => {
 
 const pageSelector = (pages, shown, choose) => {
   if (pages.length < 2) return null;
-  const select = el("select", { id: "page" }, pages.map((page, index) => el("option", { value: String(index) }, `${page.device}${page.peak ? `, ${formatBytes(page.peak.bytes)}` : ""}${page.alarm.length && page.peak ? ", out of memory" : ""}`)));
+  const select = el("select", { id: "page" }, pages.map((page, index) => el("option", { value: String(index) }, `${page.device}${page.peak ? `, ${formatBytes(page.peak.bytes)}` : ""}${page.is_alarming && page.peak ? ", out of memory" : ""}`)));
   select.value = String(shown);
   select.addEventListener("change", () => choose(Number(select.value)));
   return el("p", { class: "device" }, el("label", { for: "page" }, "Device "), select);

@@ -63,7 +63,7 @@ const timelineSvg = (timeline, data) => {
   timeline.draw();
   const root = shape("svg", { xmlns: SVG, width, height: height + top, viewBox: `0 0 ${width} ${height + top}`, "font-family": FONT });
   root.append(shape("rect", { width, height: height + top, fill: cssColor("--paper") }),
-    text(14, 20, [...data.alarm, ...data.headline][0] ?? data.title, { "font-size": 15, "font-weight": 600 }), text(14, 37, [data.device, data.subtitle].filter((part) => part).join(", "), { fill: quiet }), ...entries, body);
+    text(14, 20, data.said[0] ?? data.title, { "font-size": 15, "font-weight": 600 }), text(14, 37, [data.device, data.subtitle].filter((part) => part).join(", "), { fill: quiet }), ...entries, body);
   return root;
 };
 

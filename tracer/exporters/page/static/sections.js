@@ -22,7 +22,7 @@ const showSections = (sections) => {
     const id = `finding-${index}`;
     const element = el("section", { id, "aria-labelledby": `${id}-title`, hidden: true, class: one.is_alarming ? "alarming" : null });
     // What ended the program is said in the answer; its details come behind what was in use.
-    document.getElementById(one.is_answer ? "timeline" : one.is_alarming ? "space" : "run").before(element);
+    document.getElementById(one.is_alarming ? "space" : "run").before(element);
     section(id, one.title.replace(LONG_PATH, "$1"), ...one.sentences.map((sentence) => el("p", {}, sentence)), ...one.tables.map(findingTable));
   });
 };
