@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tracer import arrays
 from tracer.commands.app import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,7 +148,7 @@ def imports(source: str, known: set[str], *, levels: int = 0) -> Iterator[tuple[
     typing_only = {
         id(inner)
         for node in nodes
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        if isinstance(node, ast.If) and getattr(node.test, "attr", getattr(node.test, "id", "")) == "TYPE_CHECKING"
         for statement in node.body
         for inner in ast.walk(statement)
     }
@@ -474,3 +475,37 @@ def test_what_is_private_or_a_name_of_torchs_is_found(check: Callable[[str], lis
 def test_cycles_are_found() -> None:
     assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
+
+
+# ---- the legend of `tracer.arrays`: a letter in brackets, as in `[E]`, names one table everywhere
+
+
+LETTER = re.compile(r"(?<![\w\])])\[([A-Z])(?:,[^\]]*| \+ 1)?\]")
+COMMENT = re.compile(r"^(?:.*  )?\s*# .*$", re.MULTILINE)
+# Their tables are named in words: they have other entries, segments and stacks than a recording.
+IN_WORDS = (
+    *("tracer/snapshot/", "tracer/allocator/", "tracer/blocks/from_snapshot/", "tracer/answers/snapshot_"),
+    *("tracer/answers/allocator/", "tracer/answers/why/", "tracer/answers/out_of_memory.py", "tracer/answers/ranks.py"),
+)
+
+
+def letters(source: str) -> Iterator[str]:
+    """Yield the letters of all docstrings, those of attributes too, and of comments, which describe fields."""
+    for node in nodes_of(source):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from LETTER.findall(node.value.value)
+    for comment in COMMENT.findall(source):
+        yield from LETTER.findall(comment)
+
+
+def test_the_legend_has_every_letter_once() -> None:
+    legend = re.findall(r"\[([A-Z])\] \w", arrays.__doc__ or "")
+    assert legend and len(legend) == len(set(legend))
+    used: set[str] = set()
+    for path in ROOT.glob("tracer/**/*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        if name != "tracer/arrays.py":
+            found = set(letters(path.read_text("utf-8")))
+            assert found <= (set() if name.startswith(IN_WORDS) else set(legend)), name
+            used |= found
+    assert used == set(legend), "of what is in no docstring, the legend says nothing"

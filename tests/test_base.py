@@ -1,15 +1,11 @@
-"""The base modules of the package: columns and the legend of their letters, nested values, and units."""
+"""The base modules of the package: columns, nested values, and units."""
 
 from __future__ import annotations
 
-import ast
-import re
 import sys
 import threading
 from collections import OrderedDict, UserDict, deque, namedtuple
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,39 +22,7 @@ from tracer.command_line import this_command
 from tracer.nested import leaves
 from tracer.units import GIB, KIB, MIB, format_bytes, format_growth, parse_count, parse_memory, parse_size, some
 
-# ---- the legend of `tracer.arrays`: a letter in brackets, as in `[E]`, names one table everywhere; and columns
-
-
-ROOT = Path(__file__).resolve().parent.parent
-LETTER = re.compile(r"(?<![\w\])])\[([A-Z])(?:,[^\]]*| \+ 1)?\]")
-COMMENT = re.compile(r"^(?:.*  )?\s*# .*$", re.MULTILINE)
-# Their tables are named in words: they have other entries, segments and stacks than a recording.
-IN_WORDS = (
-    *("tracer/snapshot/", "tracer/allocator/", "tracer/blocks/from_snapshot/", "tracer/answers/snapshot_"),
-    *("tracer/answers/allocator/", "tracer/answers/why/", "tracer/answers/out_of_memory.py", "tracer/answers/ranks.py"),
-)
-
-
-def letters(source: str) -> Iterator[str]:
-    """Yield the letters of all docstrings, those of attributes too, and of comments, which describe fields."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield from LETTER.findall(node.value.value)
-    for comment in COMMENT.findall(source):
-        yield from LETTER.findall(comment)
-
-
-def test_the_legend_has_every_letter_once() -> None:
-    legend = re.findall(r"\[([A-Z])\] \w", arrays.__doc__ or "")
-    assert legend and len(legend) == len(set(legend))
-    used: set[str] = set()
-    for path in ROOT.glob("tracer/**/*.py"):
-        name = path.relative_to(ROOT).as_posix()
-        if name != "tracer/arrays.py":
-            found = set(letters(path.read_text("utf-8")))
-            assert found <= (set() if name.startswith(IN_WORDS) else set(legend)), name
-            used |= found
-    assert used == set(legend), "of what is in no docstring, the legend says nothing"
+# ---- columns
 
 
 def test_a_column_at_rows_has_another_value_where_there_is_no_row() -> None:

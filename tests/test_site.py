@@ -31,6 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_document_is_a_page(site: Path) -> None:
     documents = [path.name for path in (ROOT / "docs").glob("*.md")]
     pages = [str(Path(name).with_suffix(".html")) for name in (*documents, "CONTRIBUTING.md", "benchmarks/results.md")]
@@ -38,11 +39,13 @@ def test_every_document_is_a_page(site: Path) -> None:
     assert not list(site.rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     """A page's own address aside, which has no place here."""
     assert [(path.name, found) for path in site.rglob("*.html") for found in _LOADED.findall(path.read_text())] == []
 
 
+@pytest.mark.slow
 def test_links_lead_from_page_to_page(site: Path) -> None:
     assert 'href="recipes.html"' in (site / "index.html").read_text()
     assert 'href="benchmarks/results.html#the-null-gpu"' in (site / "null-gpu.html").read_text()

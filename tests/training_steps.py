@@ -34,6 +34,8 @@ ONE_OF_EACH = (
     *("growing_list", "inference_mode", "sparse_and_resize", "replaced_data"),
 )
 """Of each kind of workload one, for a claim that needs a run of its own for each and looks at no operator itself."""
+REPORT_QUICK = ("every_other_step", "auxiliary_head", "retain_graph", "saved_unread")
+"""Of `REPORT_WORKLOADS` those of which each breaks another rule."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -165,7 +165,7 @@ def test_a_longer_context_is_explained_by_its_activations() -> None:
     assert "The peak was in the optimizer and is now in backward" in printed_diff(diffs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(

@@ -34,6 +34,7 @@ def as_json(*arguments: str) -> dict[str, Any]:
 
 
 @needs_null_gpu
+@pytest.mark.slow  # tests/on_null_gpu/test_predictions.py
 def test_it_says_what_a_step_needs_and_what_fills_it() -> None:
     said = as_json(*GPT)
     assert said["fits"] is None and said["device"] == "cuda:0"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.commands.test_run import ROOT, peak, script
 from tests.processes import run_python
+from tests.skips import by_default
 
 TRAIN = """
 import sys, torch
@@ -59,7 +60,7 @@ def lines_of(command: list[str], folder: Path) -> tuple[list[str], str]:
 
 @pytest.mark.parametrize(
     "what",
-    ["model", *(pytest.param(what, marks=pytest.mark.slow) for what in ("optimizer", "step", "part of the step"))],
+    by_default(["model", "optimizer", "step", "part of the step"], ()),
 )
 def test_steps_are_found_and_nothing_else_is_compiled(tmp_path: Path, what: str) -> None:
     arguments = [script(tmp_path, TRAIN), what]

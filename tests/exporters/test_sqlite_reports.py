@@ -15,9 +15,10 @@ from tests.answers.operators.test_run_times import times
 from tests.answers.test_snapshot_findings import BASE, MAIN, MIB, load
 from tests.exporters.report_readers import R1, R2, R3, R4, dump, query, shape
 from tests.exporters.snapshot_samples import LINEAR_BUILD, out_of_memory
+from tests.skips import by_default
 from tests.snapshot.dumps import block, each_real_file, entry, frame, segment, snapshot
 from tests.snapshot.explained import real_replayed
-from tests.training_steps import ONE_OF_EACH, REPORT_WORKLOADS, record
+from tests.training_steps import ONE_OF_EACH, REPORT_QUICK, REPORT_WORKLOADS, record
 from tracer.answers.operators.invocations import op_instances
 from tracer.answers.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
 from tracer.answers.operators.run_times import RunTimeRow
@@ -34,7 +35,7 @@ time_reader = pytest.importorskip("skyline.tracking.time.report", reason="needs 
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "reports.md"
-NAMES = [*ONE_OF_EACH, *REPORT_WORKLOADS]
+NAMES = by_default([*ONE_OF_EACH, *REPORT_WORKLOADS], {"fno_2d_new_zeros", "convnet", "lbfgs", *REPORT_QUICK})
 
 FRAMES = (
     SourceLine(str(ROOT / "models" / "net.py"), 7),

@@ -726,6 +726,7 @@ def test_a_session_that_begins_on_the_cpu_goes_over_to_the_history_of_the_gpu(el
     assert not any("does not offer" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_training_on_the_cpu_beside_a_tensor_of_the_gpu_and_after_it(elsewhere: Elsewhere) -> None:
     """The view of all memory, by which the null GPU reads values, is no memory of the CPU's."""
     beside, num_bytes = elsewhere(train_on_the_cpu, "behind")

@@ -77,7 +77,7 @@ LEFT_TO_THE_BENCHMARK = {
 # One of each class of programs, for the quick run; the others take some seconds each. Of compiled ones, quicker tests
 # are tests/blocks/from_recording/test_origins.py and, for what watching changes,
 # tests/capture/objects/test_call_hooks.py.
-QUICK = {"gan_two_optimizers", "nested_jagged", "loop_enumerated"}
+QUICK = {"gan_two_optimizers", "loop_enumerated"}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.histories import known_of
 from tests.skips import by_default
 from tests.training_steps import (
     ONE_OF_EACH,
+    REPORT_QUICK,
     REPORT_WORKLOADS,
     WORKLOADS,
     Recorded,
@@ -42,7 +43,7 @@ from tracer.capture.objects.storage_observer import StorageObserver, input_tenso
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.source_line import SourceLine
 
-NAMES = by_default([*WORKLOADS, *REPORT_WORKLOADS], {*ONE_OF_EACH, *REPORT_WORKLOADS})
+NAMES = by_default([*WORKLOADS, *REPORT_WORKLOADS], {*ONE_OF_EACH, *REPORT_QUICK})
 
 
 def findings_of(run: Recorded) -> Findings:

@@ -17,6 +17,7 @@ from tests.histories import NOTHING
 from tests.skips import by_default
 from tests.training_steps import (
     ONE_OF_EACH,
+    REPORT_QUICK,
     REPORT_WORKLOADS,
     WORKLOADS,
     Recorded,
@@ -41,7 +42,7 @@ from tracer.capture.recording import (
 from tracer.capture.torch_private.torch_profiler import HOST_DEVICE_TYPE
 from tracer.errors import RecordingError
 
-NAMES = by_default([*WORKLOADS, *REPORT_WORKLOADS], {*ONE_OF_EACH, *REPORT_WORKLOADS})
+NAMES = by_default([*WORKLOADS, *REPORT_WORKLOADS], {*ONE_OF_EACH, *REPORT_QUICK})
 Cycles = list[tuple[Recording, Attribution]]
 
 

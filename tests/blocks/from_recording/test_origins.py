@@ -412,7 +412,7 @@ INDUCTORS = ["resnet", "fno", "step_function", "checkpointed"]
 FIRST = inspect.getsourcelines(Block.forward)[1]
 BLOCK = (FIRST + 1, FIRST + 2, FIRST + 3)
 # The slow ones say what the others say, of more graphs or of one alone.
-OTHERS = by_default([one.__name__ for one in WITHOUT_INDUCTOR], {"part_of_a_model", "checkpointed_eager"})
+OTHERS = by_default([one.__name__ for one in WITHOUT_INDUCTOR], {"checkpointed_eager"})
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in INDUCTORS]
 
 

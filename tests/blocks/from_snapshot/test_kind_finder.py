@@ -504,6 +504,7 @@ def verdicts() -> dict[bool, list[Verdict]]:
     }
 
 
+@pytest.mark.slow  # as benchmarks.snapshot_kinds
 def test_three_quarters_are_right_and_next_to_nothing_is_wrong(verdicts: dict[bool, list[Verdict]]) -> None:
     assert mean(verdicts[False]) >= MIN_MEAN
     for one in verdicts[False]:
@@ -533,6 +534,7 @@ def test_what_an_out_of_memory_in_backward_leaves_is_what_the_whole_says(percent
     assert sizes[False] < 0.005 * total and sizes[True] > min_named * total
 
 
+@pytest.mark.slow  # as benchmarks.snapshot_kinds
 def test_without_cpp_frames_no_more_than_a_third_is_lost(verdicts: dict[bool, list[Verdict]]) -> None:
     for bare, whole in zip(verdicts[True], verdicts[False], strict=True):
         assert bare.percent(bare.right) >= MIN_WITHOUT_CPP * whole.percent(whole.right), bare.name

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.answer_screens import answer_screen
@@ -132,6 +132,7 @@ rows = st.lists(
 )
 
 
+@settings(max_examples=25)
 @given(before=rows, after=rows)
 def test_any_two_peaks_sum(before: list[Row], after: list[Row]) -> None:
     diff = diff_peaks(saved(*before), saved(*after))

@@ -410,6 +410,7 @@ def changed_columns(draw: st.DrawFn) -> dict[str, Any]:
     return columns
 
 
+@settings(max_examples=25)
 @given(columns=changed_columns())
 def test_changed_columns_are_refused_or_are_those_of_a_run(columns: dict[str, Any]) -> None:
     try:
@@ -437,7 +438,7 @@ def explain(kept: KeptRun, folder: Path) -> None:
     answer_screen(results.answer)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(columns=changed_columns())
 def test_a_report_of_changed_columns_ends_in_files_or_in_a_sentence(
     columns: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
