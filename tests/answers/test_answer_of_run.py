@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -10,19 +11,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.answer_screens import peak_screen
 from tests.blocks.from_recording.test_attribution import BLOCK_BYTES, blocks, one_of_four, sharded, train
 from tests.training_steps import record
 from tests.truth.isolate import value_in_fresh_process
+from tracer.answers.answer_of_prediction import largest_words
 from tracer.answers.answer_tables import categories_table
-from tracer.answers.parallelism import parallelism_sentences, wide_sentence
+from tracer.answers.parallelism import _of_modules, parallelism_sentences, wide_sentence
+from tracer.answers.prediction import LargestBatch
 from tracer.answers.recording_findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.answers.rows import Row
 from tracer.answers.values_read import values_lines
 from tracer.blocks.kinds import meaning_of, words_of
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.run_facts import ValueRead, ValuesRead
+from tracer.capture.torch_names import in_buffers_of
 
 
 @cache
@@ -134,6 +139,22 @@ def test_all_values_that_were_read_are_counted(num_places: int, last: int | str)
 
 
 # -------------------------------------------------------------------------------------------------------------- largest
+@pytest.mark.parametrize(
+    ("largest", "words"),
+    [
+        (LargestBatch(0), "Not even one sample fits."),
+        (
+            LargestBatch(1 << 20, is_all=True),
+            "Largest batch that fits: 1048576. No larger one was tried.",
+        ),
+        (
+            LargestBatch(181),
+            "Largest batch that fits: 181.",
+        ),
+    ],
+)
+def test_it_says_what_fits_and_why_no_more_was_tried(largest: LargestBatch, words: str) -> None:
+    assert largest_words(largest) == words
 
 
 # ---- collectives, and 32 bits ----------------------------------------------------------------------------------------
@@ -170,6 +191,29 @@ def test_the_line_with_most_of_float32_is_named_where_a_step_makes_16_bits_too()
     assert wide_sentence(rows[:2], 50 * GIB) is None
 
 
+def test_what_a_function_of_torchs_puts_into_its_buffers() -> None:
+    param = "torch/distributed/fsdp/_fully_shard/_fsdp_param.py"
+    assert in_buffers_of(param, "alloc_all_gather_outputs") == "gathered parameters"
+    assert in_buffers_of(param, "alloc_storage") is None
+    assert in_buffers_of("train.py", "foreach_reduce") is None
+    assert in_buffers_of("torch/nn/parallel/distributed.py", "_ddp_init_helper") == "buckets of gradients"
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ((), ""),
+        (("(training loop)", ""), ""),
+        (("a",), " (a)"),
+        (("a", "b"), " (a and b)"),
+        (("a", "b", "c"), " (a, b and 1 more module)"),
+        (("a", "b", "c", "d"), " (a, b and 2 more modules)"),
+    ],
+)
+def test_two_modules_are_named_and_the_others_counted(names: tuple[str, ...], words: str) -> None:
+    assert _of_modules(Counter({name: 9 - number for number, name in enumerate(names)})) == words
+
+
 @pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
 def test_gathered_parameters_and_gradients_are_told_apart_and_have_their_modules() -> None:
     returned = value_in_fresh_process(_sentences_of_shards)
@@ -182,3 +226,15 @@ def test_gathered_parameters_and_gradients_are_told_apart_and_have_their_modules
 def _sentences_of_shards() -> tuple[str, ...]:
     with one_of_four():
         return parallelism_sentences(train(sharded(blocks())))
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
+def test_buckets_are_named() -> None:
+    returned = value_in_fresh_process(_sentences_of_buckets)
+    assert returned == ("Communication at the peak: 36.94 KiB buckets of gradients (module).",)
+    assert round(3 * BLOCK_BYTES / 1024, 2) == 36.94
+
+
+def _sentences_of_buckets() -> tuple[str, ...]:
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    return parallelism_sentences(train(DistributedDataParallel(blocks())))

@@ -82,6 +82,11 @@ class TestOutOfMemory:
         assert found.advice.endswith(event.advice)
         assert ("Some 78.99 GiB of the device's 80.00 GiB" in found.advice) is is_said
 
+    def test_expandable_segments_are_not_advised_twice(self, tmp_path: Path) -> None:
+        (found,) = self.explain(tmp_path, asked=2 * MIB, free=0, expandable=True).oom
+        assert found.fits_without_fragmentation
+        assert "expandable_segments:True" not in found.advice
+
     def test_there_is_too_little_in_any_case(self, tmp_path: Path) -> None:
         # One byte more than the two holes of 1 MiB.
         (found,) = self.explain(tmp_path, asked=2 * MIB + 1, free=0).oom
@@ -109,6 +114,10 @@ class TestOutOfMemory:
     def test_alone_and_too_large(self, tmp_path: Path) -> None:
         (found,) = explain(tmp_path / "s", [failed(99 * MIB, 0)]).oom
         assert "the request alone is too large" in found.advice
+
+    def test_free_on_the_device_counts(self, tmp_path: Path) -> None:
+        (found,) = self.explain(tmp_path, asked=3 * MIB, free=MIB).oom
+        assert found.fits_without_fragmentation
 
     def test_a_block_that_is_large_enough_belongs_to_somebody_else(self, tmp_path: Path) -> None:
         (found,) = self.explain(tmp_path, asked=MIB, free=0).oom
@@ -157,6 +166,18 @@ class TestModelled:
         (event,) = device.oom
         return event
 
+    def test_memory_of_another_stream_is_no_fragmentation(self) -> None:
+        # Stream 1 keeps 4 of its 20 MiB; stream 0 asks for 9, and the device has 40.
+        program = Program(0, capacity=40 * MIB)
+        program.allocator.allocate(19 * MIB, 0)
+        large, _ = program.allocator.allocate(9 * MIB, 1), program.allocator.allocate(4 * MIB, 1)
+        program.allocator.free(large)
+        event = self.run_out(program, 9 * MIB)
+        assert (event.cause, event.usable_free_bytes) == ("other pools", 0)
+        assert event.largest_free_bytes >= event.asked_bytes
+        assert "another stream or pool" in event.advice and "expandable" not in event.advice
+        assert not event.fits_without_fragmentation
+
     def test_memory_of_a_private_pool_is_no_fragmentation(self) -> None:
         program = Program(0, capacity=60 * MIB)
         pool = (0, 1)
@@ -172,6 +193,16 @@ class TestModelled:
         program.allocator.empty_cache()
         with pytest.raises(OutOfMemoryError):
             program.allocator.allocate(31 * MIB)
+
+    def test_holes_of_its_own_are_fragmentation(self) -> None:
+        # Two segments of 20 MiB with 9 free in each: 18 in all, and no piece of 10.
+        program = Program(0, capacity=40 * MIB)
+        blocks = [program.allocator.allocate(size * MIB) for size in (9, 8, 9, 8)]
+        for one in blocks[::2]:
+            program.allocator.free(one)
+        event = self.run_out(program, 12 * MIB)
+        assert (event.cause, event.fits_without_fragmentation) == ("fragmentation", True)
+        assert "expandable_segments:True" in event.advice
 
 
 def test_a_block_of_its_own_that_is_large_enough_was_kept_whole(tmp_path: Path) -> None:

@@ -22,11 +22,13 @@ from tests.exporters.recording_file.samples import on_cpu, on_cuda
 from tests.histories import START_NS, Event, Key, known_of, levels_of, recording_of
 from tests.training_steps import Recorded, build_workload, each_workload, record
 from tracer.answers.caveats import (
+    compiled_sentences,
     counted,
     graph_sentences,
     left_out,
     not_recorded,
     room_sentences,
+    share_sentence,
     unseen,
 )
 from tracer.answers.failed_allocation import failed_allocation, held_at_failure, held_now
@@ -46,6 +48,7 @@ from tracer.answers.rows import Row, group_rows
 from tracer.answers.run_history import RunHistory
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.why.first_changes import first_changes
+from tracer.blocks.from_recording.origins import CompiledOrigins, Origin
 from tracer.blocks.from_recording.source_lines import line_of_frame
 from tracer.blocks.from_snapshot.kind_finder import NOTHING_HELD
 from tracer.blocks.kinds import Evidence, Kind
@@ -55,6 +58,11 @@ from tracer.capture.graph_captures import Capture, LivePool
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
+from tracer.capture.sources.compiled_code import (
+    CompiledCode,
+    CompiledGraph,
+    CompiledNode,
+)
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.snapshot.load import snapshot_in_memory
@@ -512,6 +520,68 @@ def test_cycles_that_were_cut_are_said_and_whether_the_peak_is_in_one() -> None:
     )
 
 
+LINE = SourceLine("/home/somebody/net.py", 7)
+GRAPHS = (CompiledGraph("a", ""), CompiledGraph("b", "", is_backward=True))
+
+
+def found(code: CompiledCode, *, is_compiled: bool = True) -> Findings:
+    """Findings in which everything is of a compiled region of which no more is known."""
+    (results,) = record(lambda: torch.zeros(1024))
+    recording = read_recording(results)
+    num = len(recording.allocations.op)
+    origins = CompiledOrigins((Origin("region"),), np.zeros(num, np.int64), np.full(num, -1))
+    cycle = find_in_cycle(recording)
+    attribution = replace(cycle.attribution, origins=origins if is_compiled else None)
+    blocks = replace(cycle.peak.blocks, frame=np.full(len(cycle.peak.blocks.frame), -1))
+    changed = replace(cycle, attribution=attribution, peak=replace(cycle.peak, blocks=blocks))
+    return put_together([changed], compiled=code)
+
+
+def test_a_program_that_compiles_nothing_has_no_sentence() -> None:
+    assert compiled_sentences(found(CompiledCode(), is_compiled=False)) == ()
+
+
+def test_graphs_are_told() -> None:
+    first, *_ = compiled_sentences(found(CompiledCode(GRAPHS)))
+    assert first == "Compiled code ran: 1 graph of forward and 1 of backward.", "nothing is known of their lines"
+    known = tuple(replace(graph, nodes=(CompiledNode("gelu", (), -1, ""),)) for graph in GRAPHS)
+    with_lines, *_ = compiled_sentences(found(CompiledCode(known)))
+    assert with_lines == f"{first} Their buffers have the lines of the operators that they stand for."
+
+
+def test_what_is_computed_again_is_counted() -> None:
+    again, other = (CompiledNode("gelu", (), -1, "", is_recomputed=one) for one in (True, False))
+    graphs = (CompiledGraph("a", "", nodes=(other,)), CompiledGraph("b", "", is_backward=True, nodes=(again, other)))
+    (_, said, _) = compiled_sentences(found(CompiledCode(graphs)))
+    assert said == "Compiled backward computes 1 operator of forward again; 0 B of the peak hold the results."
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        (("",), "this device has none"),
+        (("mutated inputs.",), "mutated inputs"),
+        (tuple("abcde"), "a; b; c; 2 more reasons"),
+    ],
+)
+def test_cuda_graphs_that_were_not_made_are_told(left_out: tuple[str, ...], words: str) -> None:
+    said = compiled_sentences(found(CompiledCode(GRAPHS, cuda_graphs_left_out=left_out)))[1]
+    assert said.startswith(f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {words}. ")
+
+
+def test_what_cuda_graphs_have_reserved_is_told() -> None:
+    code = CompiledCode(GRAPHS, cuda_graphs_left_out=("a.",), cuda_graphs_bytes=3 << 20)
+    reserved, left_out = compiled_sentences(found(code))[1:3]
+    assert reserved.startswith("3.00 MiB are reserved for CUDA graphs, which nothing else may use. ")
+    assert left_out.startswith("CUDA graphs were asked for, as mode=reduce-overhead does, and not made: a. ")
+
+
+def test_what_came_too_late_says_how_to_get_it() -> None:
+    *_, last = compiled_sentences(found(CompiledCode(GRAPHS)))
+    assert last.startswith("4.00 KiB of the peak were allocated by compiled code and have no line. ")
+    assert "torch.compiler.reset()" in last
+
+
 # ---- A run that takes little of its device says so, and what of its peak a larger batch leaves as it is.
 def peak(**sizes: int) -> Peak:
     findings = on_cpu().findings
@@ -543,6 +613,13 @@ def test_a_share_below_a_tenth_is_said_with_what_any_batch_needs(
 ) -> None:
     size = None if device_mib is None else device_mib * MIB
     assert room_sentences(peak(PARAMETER=150, OPTIMIZER_STATE=50, ACTIVATION=100), size) == words
+
+
+def test_nothing_is_said_of_a_batch_where_all_may_grow_with_it() -> None:
+    assert room_sentences(peak(ACTIVATION=100), 100 << 30) == ()
+    assert share_sentence(peak(ACTIVATION=100), 100 << 30) == (
+        "100.00 MiB are reserved then, 0.1 % of the GPU's 100.00 GiB.",
+    )
 
 
 def causes(device_bytes: int | None) -> list[str]:

@@ -217,6 +217,15 @@ def test_the_answer_is_a_command(
     assert words == command
 
 
+def test_the_worst_rank_is_named() -> None:
+    trial = FitTrial((), True, GIB, GIB, arguments=("--batch-size", "4"), worst_rank=3)
+    assert trial_words(trial, 2 * GIB) == (
+        "--batch-size 4: 1.00 GiB allocated, 1.00 GiB reserved by rank 3, the worst; fits with 1.00 GiB left.",
+    )
+    full = FitTrial((), False, GIB, GIB, worst_rank=1_000, is_whole=False, failed_in=4, failed_at_bytes=GIB)
+    assert trial_words(full, 2 * GIB) == ("as it is: rank 1,000 is out of memory in step 5, with 1.00 GiB allocated.",)
+
+
 def test_what_fits_with_a_fiftieth_left_fits_narrowly() -> None:
     trial = FitTrial(("bf16",), True, GIB, 98 * GIB)
     assert trial_words(trial, 100 * GIB)[0].endswith("; fits with 2.00 GiB left.")
@@ -240,6 +249,18 @@ def test_what_does_not_fit_says_how_much_more_it_needs() -> None:
     assert trial_words(in_pieces, 2 * GIB, base)[0].endswith("; the reserved bytes are 1.00 GiB more than there is.")
     built = replace(base, failed_in=-1, is_whole=False, explanation=None)
     assert trial_words(built, 2 * GIB) == ("as it is: out of memory before the first step, with 1.00 GiB allocated.",)
+
+
+def test_growth_says_when_memory_ends() -> None:
+    # 2 GiB are left behind step 10, four times what a step leaves.
+    grows = FitTrial((), True, 4 * GIB, 6 * GIB, num_steps=10, growth_bytes=GIB // 2)
+    left, growth = trial_words(grows, 8 * GIB)
+    assert left.endswith("fits with 2.00 GiB left.")
+    assert growth == (
+        "Memory grows: each of the last steps left 512.00 MiB more in use; if that goes on, it ends in step 15 or so."
+    )
+    full = replace(grows, fits=False, failed_in=8)
+    assert trial_words(full, 4 * GIB)[2] == "Memory grows: each of the last steps left 512.00 MiB more in use."
 
 
 def test_what_nccl_and_other_ranks_take_is_no_room() -> None:

@@ -19,7 +19,7 @@ from tracer.commands.app import app
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
 from tracer.commands.on_card import OnOptions
 from tracer.engines import run as engine_run
-from tracer.engines.answer import print_engine
+from tracer.engines.answer import lacking_sentences, print_engine, print_engines
 from tracer.engines.start import EngineStart, StartStage, engine_start
 from tracer.exporters.screen.terminal import screen
 from tracer.null_gpu.cards import devices_of
@@ -89,6 +89,25 @@ def test_the_screen_answers_in_24_lines_and_its_rows_sum(capsys: pytest.CaptureF
     assert lines[-1] == "Start it with: vllm serve m"
 
 
+@pytest.mark.parametrize(
+    ("num_workers", "computed", "is_said"), [(2, False, True), (1, False, False), (2, True, False)]
+)
+def test_nccl_is_said_not_to_be_counted_on_several_null_gpus(
+    capsys: pytest.CaptureFixture[str], num_workers: int, computed: bool, is_said: bool
+) -> None:
+    workers = [replace(READY, num_workers=num_workers, rank=rank) for rank in range(num_workers)]
+    with screen() as console:
+        print_engine(engine_start(workers, cache_tokens=1, concurrency=1.0), console, command="", computed=computed)
+    assert ("NCCL is not counted" in capsys.readouterr().out) is is_said
+
+
+@pytest.mark.parametrize(("allocated_bytes", "words"), [(5, "counts 5 bytes more"), (-5, "counts 5 bytes less")])
+def test_bytes_allocated_or_freed_between_stages_are_said(allocated_bytes: int, words: str) -> None:
+    start = engine_start([replace(READY, allocated_bytes=allocated_bytes)], cache_tokens=1, concurrency=1.0)
+    (said,) = lacking_sentences(start, computed=True)
+    assert words in said
+
+
 def test_a_command_that_does_not_start_is_printed_with_the_first_change(capsys: pytest.CaptureFixture[str]) -> None:
     failed = replace(READY, stage=StartStage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
     start = engine_start([failed], cache_tokens=None, concurrency=None, failure="ValueError")
@@ -118,6 +137,20 @@ def test_options_that_are_tried_take_the_place_of_the_commands_own(
     changed = engine.changed(options)
     assert changed.arguments == ("serve", *expected)
     assert changed.words == shlex.join(["vllm", "serve", *expected])
+
+
+def test_a_table_of_options_says_what_starts_and_what_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = replace(READY, stage=StartStage.PROFILE, request_bytes=64 * GIB, cache_bytes=0, cache_tokens=None)
+    starts = [
+        engine_start([READY], cache_tokens=442_160, concurrency=53.97),
+        engine_start([failed], cache_tokens=None, concurrency=None, failure="ValueError"),
+    ]
+    with screen() as console:
+        print_engines([(("--a", "1"), starts[0]), (("--a", "2"), starts[1])], console)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "KV cache on card, by options"
+    assert lines[3].split() == ["54.00", "GiB", "442,160", "54.0", "442,352", "8.00", "GiB", "--a", "1"]
+    assert lines[4].split("--a 2")[1].strip().startswith("One request of 8,192 tokens needs 64.00 GiB")
 
 
 @pytest.mark.parametrize(("most", "expected"), [(1, "1"), (6, "1 2 4 6"), (8, "1 2 4 8")])
