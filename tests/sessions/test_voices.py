@@ -185,7 +185,7 @@ class Wrapping(torch.optim.Optimizer):
         self.optimizer.step()
 
 
-@pytest.mark.parametrize("loop", by_default(["wrapped", "two", "twice", "no module", "by hand"], {"wrapped", "twice"}))
+@pytest.mark.parametrize("loop", by_default(["wrapped", "two", "twice", "no module", "by hand"], {"wrapped"}))
 def test_the_peak_is_in_the_same_step_whatever_ends_a_step(
     loop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
