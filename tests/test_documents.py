@@ -89,10 +89,6 @@ def program() -> Any:
 def check_command(command: str) -> None:
     """Parse a command as the program does; nothing of it runs."""
     words = shlex.split(command, comments=True)
-    if words[0] == "--install-completion":
-        # Parsing it would write to the home folder, in the way of the shell that the tests were started from.
-        assert words == [words[0]] and any(words[0] in option.opts for option in program().params)
-        return
     context = program().make_context("torch-timeline", words, resilient_parsing=False)
     rest = [*context._protected_args, *context.args]
     if rest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,10 +40,10 @@ def test_a_default_of_the_project_takes_the_place_of_ours(project: Path) -> None
     assert "nowhere.pickle does not exist" in called("snapshot", "nowhere.pickle", "--gpu-memory", "16GiB").stderr
 
 
-@pytest.mark.parametrize("option", ["html", "sqlite", "markdown", "baseline"])
+@pytest.mark.parametrize("option", ["html", "markdown", "baseline"])
 def test_a_project_names_no_file_outside_of_its_folder(project: Path, option: str) -> None:
     """A checkout of somebody else's writes over nothing of the user's."""
-    command = "snapshot" if option in ("html", "sqlite") else "check"
+    command = "snapshot" if option == "html" else "check"
     for outside in ("../../elsewhere", str(project.parent.parent / "x")):
         project.write_text(f'[tool.torch-timeline.{command}]\n{option} = "{outside}"\n')
         assert f"{option} of [tool.torch-timeline.{command}] names a file outside of" in error("snapshot", "no.pickle")
@@ -138,12 +137,3 @@ def test_help_is_a_screen_of_40_lines_and_the_rest_is_asked_for() -> None:
     assert len(lines("run", "--help", columns=100)) <= 40 and len(lines("--help")) <= 40
     assert not any("--hidden-channels" in line for line in lines("--help"))
     assert any("--hidden-channels" in line for line in lines("--help-all"))
-
-
-def test_a_shell_completes_commands_and_options() -> None:
-    environment = {
-        **os.environ, "_TORCH_TIMELINE_COMPLETE": "complete_bash", "COMP_WORDS": "torch-timeline sn", "COMP_CWORD": "1",
-    }  # fmt: skip
-    program = "from tracer.commands.app import app; app(prog_name='torch-timeline')"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["snapshot"]

@@ -115,7 +115,7 @@ def test_no_recording_is_one_sentence(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_about_one_recording_is_refused(tmp_path: Path) -> None:
-    for option in (("--sqlite", tmp_path / "report.sqlite"), ("--html", tmp_path / "page.html"), ("--open",)):
+    for option in (("--html", tmp_path / "page.html"), ("--open",)):
         status, _, err = run("snapshot", job(tmp_path / option[0]), *option)
         assert status == 1 and f"{option[0]} is about one recording" in err
 

@@ -19,7 +19,6 @@ from tests.allocator.recorded import Program
 from tests.blocks.from_snapshot.recorded_program import full
 from tests.commands import test_profile as profile
 from tests.exporters.page.page_samples import peak_row
-from tests.exporters.report_readers import query
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.histories import Event, Key, recording_of
 from tests.processes import run_python
@@ -44,19 +43,18 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_files_are_written_and_named(file: Path, tmp_path: Path) -> None:
-    page, report = tmp_path / "new" / "page.html", tmp_path / "report.sqlite"
-    code, out, err = run("snapshot", file, "--html", page, "--sqlite", report, "--full")
+    page = tmp_path / "new" / "page.html"
+    code, out, err = run("snapshot", file, "--html", page, "--full")
     assert code == 0
     # What to do about it stands behind the failure, before all that is about the allocator.
     order = [out.index(words) for words in ("Out of memory on device 0", "The request that failed", "By kind")]
     assert order == sorted(order)
     *files, after = err.splitlines()
-    assert [line.split()[:2] for line in files] == [["Wrote", str(page)], ["Wrote", str(report)]]
+    assert [line.split()[:2] for line in files] == [["Wrote", str(page)]]
     assert after.startswith("Next: ") and "--html" not in after
     written = page.read_text("utf-8")
     assert "</html>" in written
     assert (cause := "is what does not fit: 48.00 MiB for a single tensor") in out and cause in written
-    assert query(report, "SELECT size_bytes FROM misc_sizes") == [(5 * MIB,)]
 
 
 def test_an_address_is_refused_in_a_sentence() -> None:
@@ -72,18 +70,18 @@ def test_json_goes_to_stdout_alone(file: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux that takes nothing")
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_stream_that_takes_nothing_leaves_the_files(stream: str, file: Path, tmp_path: Path) -> None:
-    page, report = tmp_path / "page.html", tmp_path / "report.sqlite"
-    command = ["main.py", "snapshot", file, "--html", page, "--sqlite", report]
+    page = tmp_path / "page.html"
+    command = ["main.py", "snapshot", file, "--html", page]
     with Path("/dev/full").open("w") as full:
         streams: dict[str, Any] = {stream: full}
         ended = run_python(*command, folder=ROOT, **streams)
-    assert page.is_file() and report.is_file()
+    assert page.is_file()
     if stream == "stderr":
         assert ended.returncode == 0
         assert "Out of memory on device 0" in ended.stdout
     else:
-        first, second, error, _ = ended.stderr.splitlines()
-        assert first.startswith(f"Wrote {page}") and second.startswith(f"Wrote {report}")
+        first, error, _ = ended.stderr.splitlines()
+        assert first.startswith(f"Wrote {page}")
         assert error == "Error: The answer could not be printed on stdout: No space left on device."
         assert ended.returncode == 1
 
@@ -93,7 +91,7 @@ def test_a_stream_that_takes_nothing_leaves_the_files(stream: str, file: Path, t
 def test_what_ends_the_command_while_files_are_written(
     number: signal.Signals, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C after the file at work, SIGTERM after both."""
+    """The page is whole, and nothing else is left."""
     write_page = snapshot_page.write_snapshot_page
 
     def signalled(*arguments: Any, **options: Any) -> None:
@@ -101,15 +99,10 @@ def test_what_ends_the_command_while_files_are_written(
         write_page(*arguments, **options)
 
     monkeypatch.setattr(snapshot_page, "write_snapshot_page", signalled)
-    code, out, err = run("snapshot", file, "--html", tmp_path / "a.html", "--sqlite", tmp_path / "b.sqlite")
+    code, out, err = run("snapshot", file, "--html", tmp_path / "a.html")
     assert (code, out) == (1, "")
-    there = sorted(path.name for path in tmp_path.iterdir() if path != file)
-    if number == signal.SIGINT:
-        assert err == "Error: Interrupted while writing: wrote a.html; not written: b.sqlite.\n"
-        assert there == ["a.html"]
-    else:
-        assert err == "Error: Ended by SIGTERM.\n"
-        assert there == ["a.html", "b.sqlite"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path != file) == ["a.html"]
+    assert err == ("Error: Interrupted.\n" if number == signal.SIGINT else "Error: Ended by SIGTERM.\n")
 
 
 def test_reading_a_snapshot_does_not_wait_for_torch(file: Path, tmp_path: Path) -> None:
@@ -117,7 +110,7 @@ def test_reading_a_snapshot_does_not_wait_for_torch(file: Path, tmp_path: Path) 
         "import sys, main; from pathlib import Path\n"
         "from tracer.commands.diff import diff\nfrom tracer.commands.snapshot import snapshot\n"
         "file, folder = map(Path, sys.argv[1:])\n"
-        "snapshot([file], html=folder / 'a.html', sqlite=folder / 'a.sqlite')\n"
+        "snapshot([file], html=folder / 'a.html')\n"
         "diff(file, file)\n"
         "import tracer.sessions.jobs.read_recordings  # what each process of a job's readers imports\n"
         "assert 'torch' not in sys.modules"
@@ -125,26 +118,18 @@ def test_reading_a_snapshot_does_not_wait_for_torch(file: Path, tmp_path: Path) 
     subprocess.run([sys.executable, "-c", program, file, tmp_path], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("option", ["--html", "--sqlite"])
 @pytest.mark.parametrize(
     ("target", "complaint"),
     [("s.pickle", "named twice"), ("folder", "is a folder"), ("s.pickle/page", "is a file, not a folder")],
 )
-def test_a_target_that_cannot_be_is_refused(
-    file: Path, tmp_path: Path, option: str, target: str, complaint: str
-) -> None:
+def test_a_target_that_cannot_be_is_refused(file: Path, tmp_path: Path, target: str, complaint: str) -> None:
     (tmp_path / "folder").mkdir()
     before = file.read_bytes()
-    code, out, err = run("snapshot", file, option, tmp_path / target)
+    code, out, err = run("snapshot", file, "--html", tmp_path / target)
     assert (code, out) == (1, "")
-    assert complaint in err and "Hint: Name another file with --html or --sqlite." in err
+    assert complaint in err and "Hint: Name another file with --html." in err
     assert file.read_bytes() == before
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "s.pickle"]
-
-
-def test_one_target_for_both_is_refused(file: Path, tmp_path: Path) -> None:
-    code, _, err = run("snapshot", file, "--html", tmp_path / "x", "--sqlite", tmp_path / "x")
-    assert code == 1 and "named twice" in err
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
@@ -157,7 +142,7 @@ def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
 def test_signs_that_a_terminal_obeys_are_shown(tmp_path: Path) -> None:
     text = json.dumps(out_of_memory()).replace("/home/me/model.py", "/home/\\u001b[2J\\ud800model.py")
     file = write(tmp_path / "s", json.loads(text))
-    code, out, _ = run("snapshot", file, "--html", tmp_path / "a", "--sqlite", tmp_path / "b")
+    code, out, _ = run("snapshot", file, "--html", tmp_path / "a")
     assert code == 0
     assert "\x1b" not in out
     assert "/home/\\x1b[2J\\ud800model.py" in out.replace("\n", "").replace(" ", "")
@@ -311,13 +296,12 @@ def test_a_snapshot_of_a_cpu_run_tells_of_no_allocator(tmp_path: Path) -> None:
     recording = recording_of([Event(50, 4096, 2), Event(50, -4096, 2), Event(9000, 70000, 3)], [Key(0, 50, 1)])
     path = tmp_path / "memory_snapshot.pkl"
     write_memory_snapshot(snapshot_of_recording(recording, follow_blocks(recording, None, 0)), path)
-    page, report = tmp_path / "page.html", tmp_path / "report.sqlite"
-    code, out, _ = run("snapshot", path, "--html", page, "--sqlite", report)
+    page = tmp_path / "page.html"
+    code, out, _ = run("snapshot", path, "--html", page)
     assert code == 0
     for words in ("reserved", "Reserved", "allocator", "What to try first", "taken from the device"):
         assert words not in out
     assert "reserved." not in page.read_text("utf-8")
-    assert query(report, "SELECT size_bytes FROM misc_sizes") == [(70050,)]
     (device,) = json.loads(run("snapshot", path, "--json")[1])["devices"]
     assert device["peak_requested_bytes"] == 70050
     assert device["reserved_at_peak_bytes"] is device["fragmentation_at_end"] is device["allocator"]["settings"] is None
@@ -391,9 +375,8 @@ def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def test_the_page_that_was_named_is_shown(file: Path, shown: list[str], tmp_path: Path) -> None:
     page = tmp_path / "a page.html"
-    for command in (("snapshot", file), ("diff", file, file)):
-        assert run(*command, "--html", page, "--open")[0] == 0
-    assert shown == [page.as_uri(), page.as_uri()]
+    assert run("snapshot", file, "--html", page, "--open")[0] == 0
+    assert shown == [page.as_uri()]
 
 
 def test_without_a_name_the_page_is_in_a_new_folder(file: Path, shown: list[str], tmp_path: Path) -> None:

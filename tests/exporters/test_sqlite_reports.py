@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,23 +13,18 @@ import pytest
 
 from tests.answers.operators.test_memory_report import report
 from tests.answers.operators.test_run_times import times
-from tests.answers.test_snapshot_findings import BASE, MAIN, MIB, load
 from tests.exporters.report_readers import R1, R2, R3, R4, dump, query, shape
-from tests.exporters.snapshot_samples import LINEAR_BUILD, out_of_memory
 from tests.skips import by_default
-from tests.snapshot.dumps import block, each_real_file, entry, frame, segment, snapshot
-from tests.snapshot.explained import real_replayed
 from tests.training_steps import ONE_OF_EACH, REPORT_QUICK, REPORT_WORKLOADS, record
 from tracer.answers.operators.invocations import op_instances
 from tracer.answers.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
 from tracer.answers.operators.run_times import RunTimeRow
 from tracer.answers.recording_findings import find_in_cycle, put_together
-from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.capture.objects.parameter_origins import ParameterOrigins, describe_parameters
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.source_files import ProjectFiles
 from tracer.capture.sources.source_line import SourceLine
-from tracer.exporters.sqlite_reports import write_memory_report, write_run_time_report, write_snapshot_report
+from tracer.exporters.sqlite_reports import write_memory_report, write_run_time_report
 
 memory_reader = pytest.importorskip("skyline.tracking.memory.report", reason="needs the package skyline-cli")
 time_reader = pytest.importorskip("skyline.tracking.time.report", reason="needs the package skyline-cli")
@@ -65,19 +61,10 @@ def times_written(rows: tuple[RunTimeRow, ...], folder: Path) -> Path:
     return path
 
 
-def snapshot_written(replayed: ReplayedSnapshot, folder: Path) -> Path:
-    shown = explain_replayed(replayed).worst
-    assert shown is not None
-    path = folder / "report.sqlite"
-    write_snapshot_report(replayed.devices[shown], path)
-    return path
-
-
 def all_written(folder: Path) -> dict[str, Path]:
     return {
         "memory": memory_written(MEMORY_BY_HAND, folder),
         "time": times_written(TIMES_BY_HAND, folder),
-        "snapshot": snapshot_written(replay_snapshot(load(folder / "s", out_of_memory())), folder),
     }
 
 
@@ -86,7 +73,7 @@ def test_structure_is_that_of_skylines_own_files(tmp_path: Path) -> None:
     memory_reader.MemoryReportBuilder(str(memory)).add_misc_entry(memory_reader.MiscSizeType.PeakUsageBytes, 0).build()
     time_reader.OperationRunTimeReportBuilder(str(time)).build()
     ours = {name: shape(path) for name, path in all_written(tmp_path).items()}
-    assert ours == {"memory": shape(memory), "time": shape(time), "snapshot": shape(memory)}
+    assert ours == {"memory": shape(memory), "time": shape(time)}
     assert ours["memory"]["user_version"] == 1
 
 
@@ -110,47 +97,10 @@ def test_times_by_hand_come_back(tmp_path: Path) -> None:
     }
 
 
-def test_a_snapshot_by_hand(tmp_path: Path) -> None:
-    path = snapshot_written(replay_snapshot(load(tmp_path / "s", out_of_memory())), tmp_path)
-    tables = dump(path)
-    assert tables["weight_entries"] == [(1, "build", 2 * MIB, 0)]
-    # Two blocks of one stack are one entry, called after the operation that its C++ frames name.
-    assert tables["activation_entries"] == [(1, "mul_Tensor", 3 * MIB)]
-    assert tables["stack_correlation"] == [(1, 1, 1), (2, 1, 2)]
-    assert tables["stack_frames"] == [
-        (1, 0, "/home/me/model.py", 3),
-        (1, 1, "/home/me/train.py", 70),
-        (2, 0, "/home/me/model.py", 7),
-        (2, 1, "/home/me/train.py", 70),
-    ]
-    assert tables["misc_sizes"] == [("peak_usage_bytes", 5 * MIB)]
-    reader = memory_reader.MemoryReport(sqlite3.connect(path))
-    assert [*map(tuple, reader.get_weight_entries())] == [("build", 2 * MIB, 0, "/home/me/model.py", 3)]
-    assert [*map(tuple, reader.get_activation_entries())] == [("mul_Tensor", 3 * MIB, "/home/me/model.py", 7)]
-
-
 def test_text_of_a_recording_is_a_value(tmp_path: Path) -> None:
     evil = "x'); DROP TABLE weight_entries; --"
-    trace = [entry("alloc", BASE, 2 * MIB, frames=[*LINEAR_BUILD[:-2], frame(f"{evil}\ud800", f"/{evil}.py"), MAIN])]
-    loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 2 * MIB, [block(BASE, 2 * MIB)])]))
-    tables = dump(snapshot_written(replay_snapshot(loaded), tmp_path))
-    assert tables["weight_entries"] == [(1, f"{evil}\\ud800", 2 * MIB, 0)]
-    assert tables["stack_frames"][0] == (1, 0, f"/{evil}.py", 10)
-
-
-@each_real_file
-def test_entries_of_real_snapshots_sum_to_their_kinds(path: Path, tmp_path: Path) -> None:
-    replayed = real_replayed(path)
-    finding = explain_replayed(replayed)
-    assert finding.worst is not None
-    peak = finding.devices[finding.worst].peak
-    written = snapshot_written(replayed, tmp_path)
-    assert query(written, R3, "peak_usage_bytes") == [(peak.peak_bytes,)]
-    for kind, table in (("parameter", "weight_entries"), ("activation", "activation_entries")):
-        of_kind = sum(group.bytes for group in peak.rows if group.kind.words == kind)
-        assert query(written, f"SELECT TOTAL(size_bytes) FROM {table}") == [(of_kind,)]
-    reader = memory_reader.MemoryReport(sqlite3.connect(written))
-    assert sorted(map(tuple, reader.get_activation_entries()), key=repr) == sorted(query(written, R2), key=repr)
+    tables = dump(memory_written(replace(MEMORY_BY_HAND, weights=(Weight(evil, 7, 0, ()),)), tmp_path))
+    assert tables["weight_entries"] == [(1, evil, 7, 0)]
 
 
 def first_line(frames: tuple[SourceLine, ...]) -> tuple[str | None, int | None]:

@@ -39,7 +39,6 @@ from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.exporters.page.data import page_data, page_json
 from tracer.exporters.page.snapshot_page import snapshot_page
-from tracer.exporters.sqlite_reports import write_snapshot_report
 from tracer.snapshot.load import load_snapshot
 
 BATCH = 250
@@ -173,7 +172,6 @@ def draw_and_report(finding: SnapshotFinding, path: Path) -> None:
         page = snapshot_page(device, run={})
         page_json({"pages": [page_data(page)]})
         assert not page.series or max(np.sum([one.values_bytes for one in page.series], axis=0)) == page.peak.bytes
-        write_snapshot_report(device.replayed, path)
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], int]:

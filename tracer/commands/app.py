@@ -79,5 +79,10 @@ class Program(TyperGroup):
         raise ctx.fail(f"No such command '{name}'. {hint}".strip())
 
 
-app = typer.Typer(cls=Program, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]})
+app = typer.Typer(
+    cls=Program,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
 app.callback(invoke_without_command=True)(profile)

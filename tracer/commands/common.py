@@ -1,4 +1,4 @@
-"""Helpers of all commands: errors as a line or two, checks of options and files, and the page in the browser."""
+"""Helpers of all commands: errors as a line or two, and checks of options and files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,44 +114,29 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hin
             raise UsageError(f"{names[parameter]} works only {where}.", hint=hint)
 
 
-def check_outputs(outputs: Iterable[Path], read: Iterable[Path], *, hint: str) -> None:
-    """Check, before anything is read, that outputs can be written, and are neither an input nor named twice."""
+def check_output(out: Path, read: Iterable[Path]) -> None:
+    """Check, before anything is read, that a page can be written, and is no input.
+
+    Raises:
+        OutputError: The file cannot be written, or is one of those to be read.
+    """
     from tracer.exporters.files import check_folder
 
+    hint = "Name another file with --html."
+    if out.is_dir():
+        raise OutputError(f"{out} is a folder.", hint=hint)
     # pathlib's `resolve` raises for a link that leads back to itself.
-    known = [os.path.realpath(working_folder() / path) for path in read]
-    for out in outputs:
-        if out.is_dir():
-            raise OutputError(f"{out} is a folder.", hint=hint)
-        if (place := os.path.realpath(working_folder() / out)) in known:
-            raise OutputError(f"{out} is named twice.", hint=hint)
-        known.append(place)
+    if os.path.realpath(working_folder() / out) in [os.path.realpath(working_folder() / path) for path in read]:
+        raise OutputError(f"{out} is named twice.", hint=hint)
+    try:
         check_folder(out.parent)
+    except OutputError as error:  # whose hint is about the folder of a run
+        raise OutputError(str(error), hint=hint) from error
 
 
 def snapshot_path(path: Path) -> Path:
     """Return the snapshot itself, or the one in a save directory."""
     return path / SNAPSHOT_NAME if path.is_dir() else path
-
-
-def page_to_open(html: Path | None, *, is_opened: bool) -> Path | None:
-    """Return where to write a page: as `--html` says, or with `--open` alone to a new folder of this user's."""
-    if html is not None or not is_opened:
-        return html
-    return Path(tempfile.mkdtemp(prefix="torch-timeline-")) / "page.html"
-
-
-def show_page(page: Path) -> None:
-    """Show a page in the browser; without one, print its address."""
-    import webbrowser
-
-    address = page.resolve().as_uri()
-    # A browser in text would take the terminal, and runs no scripts.
-    has_window = sys.platform in ("darwin", "win32") or any(
-        map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))
-    )
-    if not (has_window and webbrowser.open(address)):
-        say(f"No browser can be started here. Open {address}")
 
 
 _SHORT: Final = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}  # Rounds, of libgomp; ms, of libiomp and libomp

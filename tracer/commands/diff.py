@@ -13,11 +13,9 @@ from tracer.commands import options as opt
 from tracer.commands.common import (
     SNAPSHOT_NAME,
     THRESHOLD_EXCEEDED,
-    check_outputs,
+    check_output,
     errors_for_people,
-    page_to_open,
     say_all,
-    show_page,
     snapshot_path,
 )
 from tracer.commands.options import option
@@ -42,7 +40,6 @@ def diff(
         option("Exit with 3 if a peak grew by more than 5%, or by more than 100MiB.", metavar="<limit>"),
     ] = None,
     html: opt.Html = None,
-    open_: opt.Open = False,
     as_json: opt.AsJson = False,
     full: opt.Full = False,
 ) -> None:
@@ -56,10 +53,9 @@ def diff(
     exceeded: list[str] = []
     with errors_for_people():
         threshold = parse_threshold(fail_above) if fail_above is not None else None
-        html = page_to_open(html, is_opened=open_)
         names = {"before": str(before), "after": str(after)}
         if html is not None:
-            check_outputs([html], [before, after], hint="Name another file with --html.")
+            check_output(html, [before, after])
         first, second = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
         diffs = compare(first, second)
         last = () if as_json else after_diff(before, after, has_page=html is not None)
@@ -79,8 +75,6 @@ def diff(
             curves, notes = _curves(first, second, diffs)
             write_diff_page(diffs, html, **names, curves=curves, notes=notes)
             say_all([f"Wrote {html}  (open with a browser)"])
-            if open_:
-                show_page(html)
         say_all(last)
         if threshold is not None:
             exceeded = [threshold.sentence(one.after.device, one) for one in diffs if threshold.is_exceeded_by(one)]

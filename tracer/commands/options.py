@@ -127,7 +127,6 @@ KeepRecording = Annotated[
     bool, option("Write recording.npz, from which `report` writes every file again.", OUTPUTS, "--keep-recording")
 ]
 Html = Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")]
-Open = Annotated[bool, option("Show the page in the browser.", OUTPUTS, "--open")]
 AsJson = Annotated[bool, option("Print the answer as JSON instead.", OUTPUTS, "--json")]
 Full = Annotated[bool, option("Print all tables.", OUTPUTS, "--full")]
 Quiet = Annotated[bool, option("Print nothing but errors.", OUTPUTS, "--quiet", "-q")]

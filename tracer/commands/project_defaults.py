@@ -16,7 +16,7 @@ from tracer.working_folder import working_folder
 
 FILE_NAME: Final = "pyproject.toml"
 TABLE: Final = "torch-timeline"
-_WRITTEN: Final = ("html", "sqlite", "markdown", "baseline")
+_WRITTEN: Final = ("html", "markdown", "baseline")
 """Options that name a file to be written: a project that somebody else wrote may not place them anywhere."""
 
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.answers.files import MEMORY_REPORT, PAGE
+from tracer.answers.files import PAGE
 from tracer.commands import options as opt
 from tracer.commands.common import (
     THRESHOLD_EXCEEDED,
-    check_outputs,
+    check_output,
     errors_for_people,
-    page_to_open,
     say_all,
-    show_page,
     snapshot_path,
 )
 from tracer.commands.options import checked_size, number, option
-from tracer.errors import MissingPackageError, OutputError, SnapshotError, TracerError
+from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
-from tracer.exporters.screen.terminal import print_json, screen
-from tracer.sessions.termination import FilesInTurn
+from tracer.exporters.screen.terminal import print_json, say, screen
+from tracer.sessions.termination import signals_deferred
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tracer.answers.snapshot_findings import SnapshotFinding
 
 
-_OTHER_FILE = "Name another file with --html or --sqlite."
 ALLOCATOR = "Other allocator settings, another GPU"
 
 
@@ -65,10 +64,7 @@ def snapshot(
         str | None, option("Read a job's recordings on the workers of this Dask scheduler.", metavar="<address>")
     ] = None,
     html: opt.Html = None,
-    open_: opt.Open = False,
-    sqlite: Annotated[
-        Path | None, option("Also write the memory report of that device.", opt.OUTPUTS, metavar="<path>")
-    ] = None,
+    open_: Annotated[bool, option("Show the page in the browser.", opt.OUTPUTS, "--open")] = False,
     as_json: opt.AsJson = False,
     full: opt.Full = False,
 ) -> None:
@@ -82,21 +78,20 @@ def snapshot(
             if str(path).startswith(("http:/", "https:/", "s3:/", "gs:/")):
                 raise SnapshotError(f"{path.name} is named by an address.", hint="Download it, and name the file.")
         if is_job(file):
-            about_one = {"html": html, "open": open_ or None, "sqlite": sqlite, "gpu-memory": gpu_memory}
+            about_one = {"html": html, "open": open_ or None, "gpu-memory": gpu_memory}
             for name, value in about_one.items():
                 if value is not None:
                     raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
             _answer_job(file, device=device, dask=dask, as_json=as_json, full=full)
             return
-        html = page_to_open(html, is_opened=open_)
+        if open_ and html is None:
+            html = Path(tempfile.mkdtemp(prefix="torch-timeline-")) / "page.html"
         (path,) = file
-        outputs = [out for out in (html, sqlite) if out is not None]
-        with _hint_for_outputs():
-            check_outputs(outputs, [snapshot_path(path)], hint=_OTHER_FILE)
+        if html is not None:
+            check_output(html, [snapshot_path(path)])
         finding, allocator = _explained(path, device, settings or (), gpu_memory)
-        if outputs:
-            with _hint_for_outputs():
-                _write(finding, allocator, html=html, sqlite=sqlite, file=path)
+        if html is not None:
+            _write_page(finding, allocator, html, path)
         from tracer.answers.answer_of_snapshot import answer_of_snapshot
         from tracer.exporters.json_documents.snapshot import snapshot_json
         from tracer.exporters.screen.answer import print_answer
@@ -117,10 +112,10 @@ def snapshot(
                 print_answer(
                     answer_of_snapshot(finding, allocator, file=str(path)), console, full=full, last=last, top=10
                 )
-            readers = {html: PAGE.read_with, sqlite: MEMORY_REPORT.read_with}
-            say_all(f"Wrote {path}  (open with {reader})" for path, reader in readers.items() if path is not None)
+            if html is not None:
+                say(f"Wrote {html}  (open with {PAGE.read_with})")
         if html is not None and open_:
-            show_page(html)
+            _show_page(html)
         say_all(last)
     # Each device of the recording has to run on the GPU of --gpu-memory.
     if not all(one.what_if is None or one.what_if.runs for one in allocator):
@@ -180,41 +175,28 @@ def _explained(
     return with_model(explain_replayed(replayed), allocator), allocator
 
 
-@contextmanager
-def _hint_for_outputs() -> Iterator[None]:
-    """Replace the exporters' hint, which is about the folder of a run: here each file has an option of its own."""
-    try:
-        yield
-    except MissingPackageError:
-        raise
-    except OutputError as error:
-        raise OutputError(str(error), hint=_OTHER_FILE) from error
+def _write_page(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding], page: Path, file: Path) -> None:
+    from tracer.exporters.page.snapshot_page import write_snapshot_page
 
-
-def _write(
-    finding: SnapshotFinding,
-    allocator: Sequence[AllocatorFinding],
-    *,
-    html: Path | None,
-    sqlite: Path | None,
-    file: Path,
-) -> None:
-    """Write a page of all devices, and a database of the one that is named, or else the worst."""
-    if (shown := finding.worst) is None:
+    if finding.worst is None:
         raise SnapshotError(
             f"{file} has no device with memory, so there is nothing to draw.",
             hint="Take the snapshot while the program runs.",
         )
-    with FilesInTurn([path for path in (html, sqlite) if path is not None]) as turn:
-        if html is not None:
-            from tracer.exporters.page.snapshot_page import write_snapshot_page
+    devices = ", ".join(str(device.device) for device in finding.devices)
+    run = {"file": str(file), "devices": devices, "entries": f"{sum(one.entries for one in finding.devices):,}"}
+    with signals_deferred():
+        write_snapshot_page(finding, page, allocator, run=run)
 
-            devices = ", ".join(str(device.device) for device in finding.devices)
-            run = {"file": str(file), "devices": devices, "entries": f"{sum(one.entries for one in finding.devices):,}"}
-            with turn.writing(html):
-                write_snapshot_page(finding, html, allocator, run=run)
-        if sqlite is not None:
-            from tracer.exporters.sqlite_reports import write_snapshot_report
 
-            with turn.writing(sqlite):
-                write_snapshot_report(finding.devices[shown].replayed, sqlite)
+def _show_page(page: Path) -> None:
+    """Show a page in the browser; without one, print its address."""
+    import webbrowser
+
+    address = page.resolve().as_uri()
+    # A browser in text would take the terminal, and runs no scripts.
+    has_window = sys.platform in ("darwin", "win32") or any(
+        map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))
+    )
+    if not (has_window and webbrowser.open(address)):
+        say(f"No browser can be started here. Open {address}")

@@ -15,7 +15,6 @@ from tracer.units import ms
 if TYPE_CHECKING:
     from tracer.answers.operators.memory_report import MemoryReport
     from tracer.answers.operators.run_times import RunTimeRow
-    from tracer.blocks.from_snapshot.blocks import ReplayedDevice
     from tracer.capture.sources.source_line import SourceLine
 
 RelativeName = Callable[[str], str | None]
@@ -85,56 +84,25 @@ def write_memory_report(report: MemoryReport, path: Path, *, relative: RelativeN
         relative: A file's path from the root of the user's project, or None for a file that is not of the project,
             whose frames are left out.
     """
-    _write_memory_entries(
-        path,
-        peak_bytes=report.peak_bytes,
-        weights=[(weight.name, weight.size_bytes, weight.grad_size_bytes) for weight in report.weights],
-        activations=[(activation.name, activation.size_bytes) for activation in report.activations],
-        frames=[
-            *(_in_project(weight.frames, relative) for weight in report.weights),
-            *(_in_project(activation.frames, relative) for activation in report.activations),
-        ],
-    )
-
-
-def write_snapshot_report(device: ReplayedDevice, path: Path) -> None:
-    """Write the memory report of one device of a snapshot."""
-    from tracer.answers.operators.of_snapshot import activations_at_peak, weights_at_peak
-
-    weights, activations = weights_at_peak(device), activations_at_peak(device)
-    replay = device.replay
-    _write_memory_entries(
-        path,
-        peak_bytes=int(replay.requested_bytes[replay.peak_entry + 1]),
-        # A snapshot does not show which gradient is whose.
-        weights=[(weight.name, weight.bytes, 0) for weight in weights],
-        activations=[(activation.name, activation.bytes) for activation in activations],
-        frames=[entry.frames for entry in (*weights, *activations)],
-    )
-
-
-def _write_memory_entries(
-    path: Path,
-    *,
-    peak_bytes: int,
-    weights: Sequence[tuple[str, int, int]],
-    activations: Sequence[tuple[str, int]],
-    frames: Sequence[Iterable[Place]],
-) -> None:
-    """Write a memory report; `frames` are those of the weights, then of the activations."""
     # All entries share one numbering, weights first; entries without frames have a number too.
-    entries = [(row, _WEIGHT) for row, _ in enumerate(weights, start=1)]
-    entries += [(row, _ACTIVATION) for row, _ in enumerate(activations, start=1)]
+    entries = [(row, _WEIGHT) for row, _ in enumerate(report.weights, start=1)]
+    entries += [(row, _ACTIVATION) for row, _ in enumerate(report.activations, start=1)]
+    frames = [*(weight.frames for weight in report.weights), *(entry.frames for entry in report.activations)]
     rows = {
         "entry_types": ((_WEIGHT, "Weight"), (_ACTIVATION, "Activation")),
-        "misc_sizes": (("peak_usage_bytes", peak_bytes),),
-        "weight_entries": ((row, *weight) for row, weight in enumerate(weights, start=1)),
-        "activation_entries": ((row, *activation) for row, activation in enumerate(activations, start=1)),
+        "misc_sizes": (("peak_usage_bytes", report.peak_bytes),),
+        "weight_entries": (
+            (row, weight.name, weight.size_bytes, weight.grad_size_bytes)
+            for row, weight in enumerate(report.weights, start=1)
+        ),
+        "activation_entries": (
+            (row, activation.name, activation.size_bytes) for row, activation in enumerate(report.activations, start=1)
+        ),
         "stack_correlation": ((number, *entry) for number, entry in enumerate(entries, start=1)),
         "stack_frames": (
             (number, ordering, *place)
             for number, found in enumerate(frames, start=1)
-            for ordering, place in enumerate(found)
+            for ordering, place in enumerate(_in_project(found, relative))
         ),
     }
     _write_database(path, _MEMORY_TABLES, rows)
