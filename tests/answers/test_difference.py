@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,17 +9,15 @@ from hypothesis import strategies as st
 
 from tests.exporters.page.page_samples import peak_row
 from tracer.answers.aligned_curves import MemoryCurve, align, highest, positions_of
-from tracer.answers.difference import SavedPeak, diff_peaks, parse_threshold
+from tracer.answers.difference import PeakDiff, SavedPeak, diff_peaks, parse_threshold
 from tracer.answers.rows import NO_MODULE, Row, module_tree
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.errors import TracerError
 
 
 # ---- How much a peak may grow: read, compared, and said.
-@dataclass(frozen=True)
-class Peaks:
-    before_bytes: int
-    bytes: int
+def grown(before_bytes: int, change_bytes: int) -> PeakDiff:
+    return diff_peaks(SavedPeak("cpu", before_bytes, None), SavedPeak("cpu", before_bytes + change_bytes, None))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +33,7 @@ class Peaks:
     ],
 )
 def test_thresholds(text: str, after: int, exceeded: bool) -> None:
-    assert parse_threshold(text).is_exceeded_by(Peaks(100, after - 100)) is exceeded
+    assert parse_threshold(text).is_exceeded_by(grown(100, after - 100)) is exceeded
 
 
 @pytest.mark.parametrize("text", ["", "much", "-5%", "5 %%", "1e9", "5TiB"])
@@ -65,8 +61,8 @@ def test_a_bare_number_is_refused_with_what_it_could_mean() -> None:
 )
 def test_why_it_is_exceeded(text: str, before: int, change: int, sentence: str) -> None:
     threshold = parse_threshold(text)
-    assert threshold.is_exceeded_by(Peaks(before, change))
-    assert threshold.sentence("cpu", Peaks(before, change)) == sentence
+    assert threshold.is_exceeded_by(grown(before, change))
+    assert threshold.sentence("cpu", grown(before, change)) == sentence
 
 
 def test_a_file_is_the_same_in_checkouts_of_other_names() -> None:

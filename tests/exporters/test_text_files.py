@@ -18,6 +18,7 @@ from tests.test_json_documents import HEADER, keys
 from tests.training_steps import ONE_OF_EACH, Recorded
 from tracer.answers.peak import AllocatorPeak
 from tracer.answers.recording_findings import put_together
+from tracer.answers.run_results import RunResults
 from tracer.blocks.from_recording.memory_timeline import Breakdown
 from tracer.blocks.table import CountedParts
 from tracer.capture.run_facts import PHASES, PhaseTimings, RunOrigin
@@ -169,7 +170,7 @@ def test_on_a_workload_of_each_kind_the_rows_of_peak_json_sum_to_the_allocators_
     name: str, recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:
     findings = put_together(recorded(name).cycles)
-    write_json(tmp_path / "peak.json", peak_document(findings.peaks))
+    write_json(tmp_path / "peak.json", peak_document(RunResults(findings)))
     document: dict[str, Any] = json.loads((tmp_path / "peak.json").read_text())
     assert set(document) >= CONTRACT
     assert all(set(row) >= ROW for row in document["rows"])
@@ -182,30 +183,30 @@ def test_peak_json_is_about_the_cycle_with_the_largest_peak(recorded: Callable[[
     findings = put_together(recorded("lbfgs").cycles)
     small, large = findings.peaks
     assert small.peak_bytes < large.peak_bytes
-    document = peak_document(findings.peaks)
+    document = peak_document(RunResults(findings))
     assert (document["cycle"], document["peak_bytes"]) == (1, large.peak_bytes)
     assert document["time_us"] == large.time_ns / 1000
-    assert peak_document([large, small])["cycle"] == 0
-    assert peak_document([small, small])["cycle"] == 0, "the first of equals"
+    first, last = findings.cycles
+    assert peak_document(RunResults(put_together([last, first])))["cycle"] == 0
+    assert peak_document(RunResults(put_together([first, first])))["cycle"] == 0, "the first of equals"
 
 
 def test_rows_are_told_apart_as_the_report_tells_them(recorded: Callable[[str], Recorded]) -> None:
-    peaks = put_together(recorded("fno_2d_new_zeros").cycles).peaks
-    document = peak_document(peaks)
-    assert [row["bytes"] for row in document["rows"]] == [row.bytes for row in peaks[0].rows]
+    findings = put_together(recorded("fno_2d_new_zeros").cycles)
+    document = peak_document(RunResults(findings))
+    assert [row["bytes"] for row in document["rows"]] == [row.bytes for row in findings.peaks[0].rows]
     assert any(row["file"] and row["file"].endswith("fno_layers.py") and row["line"] > 0 for row in document["rows"])  # type: ignore[operator]
     assert any(row["module"] for row in document["rows"])
 
 
 def test_peak_json_says_with_what_the_run_was_made(recorded: Callable[[str], Recorded]) -> None:
-    peaks = put_together(recorded("lbfgs").cycles).peaks
+    findings = put_together(recorded("lbfgs").cycles)
     origin = RunOrigin("main.py --seed 1", "2026-01-01", "2.15.0", "3.11")
-    document = peak_document(peaks, origin=origin)
+    document = peak_document(RunResults(findings, origin=origin))
     assert {name for row in document["rows"] for name in row} == set(keys("A row"))
     assert set(document) == {*HEADER, *keys("peak.json")}
     assert (document["format"], document["version"]) == (FORMAT, VERSION)
     assert (document["torch"], document["command"]) == ("2.15.0", "main.py --seed 1")
-    assert (peak_document(peaks)["torch"], peak_document(peaks)["command"]) == (None, None)
     text = (Path(__file__).resolve().parents[2] / "docs" / "files.md").read_text("utf-8")
     inner = [one.name for kind in (AllocatorPeak, CountedParts) for one in fields(kind)]
     assert [name for name in inner if f"`{name}`" not in text] == []

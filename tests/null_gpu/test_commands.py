@@ -188,14 +188,15 @@ def test_memory_that_runs_out_after_the_recorded_steps_is_the_headline(
 ) -> None:
     (tmp_path / "train.py").write_text(program, "utf-8")
     card = "rtx4090:8GiB" if program is FORGETS else "rtx4090:2GiB"
-    run = called(tmp_path, "run", "--on", card, "--save-dir", "out", "train.py", *arguments)
+    run = called(tmp_path, "run", "--on", card, "--save-dir", "out", "--keep-recording", "train.py", *arguments)
     assert run.returncode == 1, run.stderr
     number = 1 + next(row for row, text in enumerate(program.splitlines()) if text.startswith(line))
     said = " ".join(run.stdout.split())
     happened = f"Out of memory on cuda:0 at train.py:{number} ("
     assert happened in said and "used more than the peak below" not in said
     assert said.index(happened) < said.index("Peak of the recorded steps: ")
-    assert "Why: " in said and "Change: " in said and "recorded steps. See out/later/watch.txt" in said
+    assert "Why: " in said and "Change: " in said and "behind the recorded steps." in said
+    assert "Later steps are explained in out/later/watch.txt" in said
     assert len(run.stdout[run.stdout.index("Null GPU:") :].splitlines()) <= 24
     peak = peak_of(tmp_path / "out")
     assert (peak["failure"]["line"], peak["failure"]["is_peak"], peak["failure"]["rows"]) == (number, False, None)
@@ -212,6 +213,10 @@ def test_memory_that_runs_out_after_the_recorded_steps_is_the_headline(
     ]
     (mark,) = (mark for mark in page["marks"] if mark["kind"] == "oom")
     assert mark["label"].startswith("out of memory after these steps") and mark["bytes"] > page["peak"]["bytes"]
+    # Its history is not in the recording, which has what was found in it.
+    called(tmp_path, "report", "out", "--save-dir", "again")
+    for name in ("peak.json", "memory_timeline.html"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), name
     told = (tmp_path / "out" / "later" / "watch.txt").read_text("utf-8")
     assert re.search(rf"Step {step or '[0-9]+'}, out of memory", told) and f"train.py:{number}" in told
     assert "out of memory: OutOfMemoryError" not in run.stderr, "the answer has it"

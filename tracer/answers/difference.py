@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from tracer.answers.rows import Row
 from tracer.errors import UsageError
@@ -203,18 +202,6 @@ def _lines(rows: list[Row]) -> str:
     return ", ".join(map(str, sorted({row.line for row in rows if row.line is not None})))
 
 
-class PeakGrowth(Protocol):
-    """A peak on two sides."""
-
-    @property
-    def before_bytes(self) -> int:
-        """The peak on the first side."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes by which the peak grew; negative where it shrank."""
-
-
 @dataclass(frozen=True, slots=True)
 class Threshold:
     """How much a peak may grow, in bytes or in percent of what it was."""
@@ -222,14 +209,14 @@ class Threshold:
     bytes: int | None = None
     percent: float | None = None
 
-    def is_exceeded_by(self, diff: PeakGrowth) -> bool:
+    def is_exceeded_by(self, diff: PeakDiff) -> bool:
         """Whether the peak grew by more; exactly as much is not more."""
         if self.percent is not None:
             return diff.bytes * 100 > self.percent * diff.before_bytes
         assert self.bytes is not None
         return diff.bytes > self.bytes
 
-    def sentence(self, device: str, diff: PeakGrowth) -> str:
+    def sentence(self, device: str, diff: PeakDiff) -> str:
         """The reason why the limit is exceeded: `cpu: peak grew 50.7 %, the limit is 5 %`."""
         if self.percent is None:
             assert self.bytes is not None

@@ -8,7 +8,7 @@ from functools import cache
 from inspect import Parameter, signature
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -27,7 +27,7 @@ _WORDS: Final[dict[type, str]] = {
     dict: "an object",
 }
 # Fields in which -1 stands for a missing value.
-_CAN_LACK = {"module_id", "num_outputs", "shapes"}
+_CAN_LACK = {"module_id", "num_outputs", "shapes", "time_us"}
 _Record = TypeVar("_Record")
 
 
@@ -133,6 +133,10 @@ class Document:
             return self._column(at, *get_args(inner[1]))
         if origin in (object, Any):
             return _setting(value)
+        if origin is Literal:
+            if value not in inner:
+                raise self._source.refusal(f": {at} is none of {', '.join(map(str, inner))}.")
+            return value
         if origin in (tuple, frozenset):
             entries = self._checked(at, value, list)
             if len(entries) > _MAX_RECORDS:

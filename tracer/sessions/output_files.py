@@ -190,19 +190,7 @@ def _write_recording(results: RunResults, path: Path) -> None:
 
 
 def _write_peak_json(results: RunResults, path: Path) -> None:
-    findings = _findings(results)
-    document = peak_document(
-        findings.peaks,
-        recordings=[cycle.recording for cycle in findings.cycles],
-        origin=results.origin,
-        values_read=results.values_read,
-        graph_pools=findings.graph_pools,
-        failed=results.failed_allocation,
-        first=results.first_changes,
-        pinned_bytes=results.history.pinned_bytes,
-        answer=results.answer,
-    )
-    write_json(path, document)
+    write_json(path, peak_document(results))
 
 
 _RECORDING = Output(files.RECORDING, _write_recording, lambda results: results.keep_recording and _can_be_kept(results))
@@ -216,7 +204,9 @@ OUTPUTS = (
     Output(files.TIMING, _write_timing, lambda results: results.timings is not None),
     _RECORDING,
 )
-WITHOUT_FAILURE = frozenset(output.name for output in OUTPUTS) - {files.PAGE.name, files.PEAK.name}
+WITHOUT_FAILURE = frozenset(output.name for output in OUTPUTS) - {
+    *(files.PAGE.name, files.PEAK.name, files.RECORDING.name),
+}
 """Outputs that are about the recorded steps alone, and the same if memory runs out after them."""
 
 

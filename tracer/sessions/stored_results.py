@@ -32,6 +32,7 @@ def kept_run(results: RunResults) -> KeptRun:
         ran_out_of_memory=failure is not None and failure.out_of_memory,
         device_bytes=results.origin.device_bytes if failure is None else failure.allocator.get("device"),
         at_failure=None if failed is None else failed.objects,
+        failed_later=failed if results.history.device_out_of_memory is None else None,
         notes=tuple(note for note in results.notes if note not in results.history.notes),
         sources=tuple(_sources(results)),
         compiled=findings.compiled if findings is not None else NOTHING_COMPILED,
@@ -58,8 +59,8 @@ def results_of(run: KeptRun) -> RunResults:
     notes = list(run.notes)
     history = RunHistory(run.snapshot, run.num_later)
     findings = _findings(run, history)
-    failed = None
-    if run.ran_out_of_memory:
+    failed = run.failed_later
+    if run.ran_out_of_memory and failed is None:
         failed = history.failed_allocation(
             findings, run.known, run.device, run.at_failure, device_bytes=run.device_bytes
         )

@@ -114,7 +114,6 @@ class TrainingProfile(ProfileSession):
             steps_are_found=self.voice.is_of_script,
         )
         self._is_announced = False
-        self._failed_after_step: int | None = None  # Steps that had ended when memory ran out behind the recorded ones
         self._has_failed: bool | None = None  # Whether the block raised; None where nothing is to be told, or all is
         self._peak_before_bytes = self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
         # The step, from 1, in which the allocator's peak last rose, and whether it was recorded.
@@ -319,9 +318,10 @@ class TrainingProfile(ProfileSession):
             return False
         if (failed := failure_in_words(report)) is None:
             return False
-        self._failed_after_step = report.event.step
         failure = replace(failure_of(error, self, is_raised=True), step=report.event.step)
-        self.results = shown = replace(results, failure=failure, failed_allocation=failed)
+        note = f"Memory ran out after step {report.event.step:,}, behind the recorded steps."
+        notes = (note, *results.notes)
+        self.results = shown = replace(results, failure=failure, failed_allocation=failed, notes=notes)
         leave_out = {*self._leave_out, *WITHOUT_FAILURE}
         with numpys_own_names():
             self._guarded(lambda: self._folder.write(shown, leave_out=leave_out))
@@ -366,11 +366,9 @@ class TrainingProfile(ProfileSession):
         if self._screen == "none" or not self._folder.is_of_first_rank:
             return ()
         note = self._of_another_time() if self.voice.is_of_script else ""
-        if self._failed_after_step is not None:
-            note = f"Memory ran out after step {self._failed_after_step:,}, behind the recorded steps."
-        see = f" See {explained_in}." if note and explained_in is not None else ""
-        answer = self.results.answer
-        return self._print(replace(answer, remarks=(f"{note}{see}", *answer.remarks)) if note else answer)
+        see = f"Later steps are explained in {explained_in}." if explained_in is not None else ""
+        more = (" ".join(filter(None, (note, see))),) if note or see else ()
+        return self._print(replace(self.results.answer, remarks=(*more, *self.results.answer.remarks)))
 
     def _print(self, answer: Answer) -> tuple[str, ...]:
         """Print the answer; return lines that are to stand last: on the files, and what to do next."""

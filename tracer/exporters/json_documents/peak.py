@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.answers.answer import Answer, answer_values
+from tracer.answers.answer import answer_values
 from tracer.answers.rows import Row
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.header import json_header
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from tracer.answers.failed_allocation import FailedAllocation
     from tracer.answers.peak import Peak
     from tracer.answers.recording_findings import GraphPool
-    from tracer.answers.why.first_changes import FirstChanges
-    from tracer.capture.recording import Recording
-    from tracer.capture.run_facts import RunOrigin, ValuesRead
+    from tracer.answers.run_results import RunResults
     from tracer.exporters.document import Document
 
 NAME, VERSION = "peak", 1
@@ -30,37 +28,20 @@ MAX_BYTES = 256 * MIB  # Of a file to be read: a row has some 400 bytes, so this
 _DAMAGED = "The file is damaged or of another program; profile the run again."
 
 
-def peak_document(
-    peaks: Sequence[Peak],
-    *,
-    recordings: Sequence[Recording] = (),
-    origin: RunOrigin | None = None,
-    values_read: ValuesRead | None = None,
-    graph_pools: Sequence[GraphPool] = (),
-    failed: FailedAllocation | None = None,
-    first: FirstChanges | None = None,
-    pinned_bytes: int = 0,
-    answer: Answer | None = None,
-) -> dict[str, Any]:
+def peak_document(results: RunResults) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys."""
     from tracer.answers.peak import worst_of  # reading peak.json back does not wait for torch
+    from tracer.answers.python_stacks import stacks_of_rows
 
-    cycle = worst_of(peaks)
-    peak = peaks[cycle]
-    stacks: list[list[str] | None] = [None] * len(peak.rows)
-    if recordings:
-        from tracer.answers.python_stacks import stacks_of_rows
-
-        stacks = stacks_of_rows(recordings[cycle], peak, num_rows=MAX_STACKS, num_frames=MAX_FRAMES)
+    findings, origin, failed, first = results.findings, results.origin, results.failed_allocation, results.first_changes
+    assert findings is not None  # else it is not due
+    cycle = worst_of(findings.peaks)
+    recording, peak = findings.cycles[cycle].recording, findings.peaks[cycle]
+    stacks = stacks_of_rows(recording, peak, num_rows=MAX_STACKS, num_frames=MAX_FRAMES)
     return {
-        **json_header(
-            NAME,
-            VERSION,
-            torch=None if origin is None else origin.torch,
-            computed=None if origin is None else origin.computed,
-        ),
-        "command": None if origin is None else origin.command,
-        "answer": None if answer is None else answer_values(answer),
+        **json_header(NAME, VERSION, torch=origin.torch, computed=origin.computed),
+        "command": origin.command,
+        "answer": answer_values(results.answer),
         "device": peak.device,
         "peak_bytes": peak.peak_bytes,
         "allocator_peak_bytes": peak.allocator_peak_bytes,
@@ -68,16 +49,16 @@ def peak_document(
         "counted": asdict(peak.counted),
         "reserved_bytes": peak.reserved_bytes,
         "cycle": cycle,
-        "time_us": peak.time_ns / NS_PER_US if origin is None or origin.computed else None,
+        "time_us": peak.time_ns / NS_PER_US if origin.computed else None,
         "step": peak.step,
         "phase": peak.phase,
         "allocator": asdict(peak.allocator) if peak.allocator is not None else None,
         "threads_not_recorded": list(peak.threads),
         "failure": None if failed is None else _failure(failed, peak),
         "first_changes": None if first is None else [asdict(change) for change in first.changes],
-        "values_read": None if values_read is None else asdict(values_read),
-        "cuda_graphs": list(map(_graph_pool, graph_pools)),
-        "pinned_bytes": pinned_bytes,
+        "values_read": None if results.values_read is None else asdict(results.values_read),
+        "cuda_graphs": list(map(_graph_pool, findings.graph_pools)),
+        "pinned_bytes": results.history.pinned_bytes,
         "rows": [{**row.values(), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
     }
 

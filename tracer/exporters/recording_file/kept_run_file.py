@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tracer.answers.failed_allocation import FailedAllocation
 from tracer.answers.recording_findings import GraphPool
 from tracer.arrays import ColumnTable, Ints
 from tracer.capture.objects.known_storages import ObjectsAtFailure, Role
@@ -69,6 +70,7 @@ class KeptRun(RunFacts):
     compiled: CompiledCode = NOTHING_COMPILED
     at_failure: ObjectsAtFailure | None = None  # Objects when memory ran out; None if it did not
     graph_pools: tuple[GraphPool, ...] = ()  # Pools of CUDA graphs; cycles do not record captures
+    failed_later: FailedAllocation | None = None  # The request that failed after the recorded steps; None without one
     num_later: int | None = 0  # Cycles behind the one that the snapshot is of; None if it is of none
 
     @property
