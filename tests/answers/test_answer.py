@@ -14,9 +14,9 @@ from tests.snapshot.dumps import REAL_FILES
 from tracer.answers.allocator.allocator_finding import explain_allocator, with_model
 from tracer.answers.answer import Answer
 from tracer.answers.answer_of_snapshot import answer_of_snapshot
+from tracer.answers.difference import diff_snapshots
 from tracer.answers.paths import shorten_paths
 from tracer.answers.run_results import RunResults
-from tracer.answers.snapshot_difference import diff_snapshots
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.exporters.diff import answer_of_diffs
 from tracer.sessions.stored_results import kept_run, results_of

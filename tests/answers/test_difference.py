@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.exporters.page.page_samples import peak_row
 from tracer.answers.aligned_curves import MemoryCurve, align, highest, positions_of
-from tracer.answers.difference import PeakDiff, SavedPeak, diff_peaks, parse_threshold
+from tracer.answers.difference import PeakDiff, SavedPeak, diff_peaks
 from tracer.answers.rows import NO_MODULE, Row, module_tree
+from tracer.answers.threshold import parse_threshold
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.errors import TracerError
 

@@ -28,8 +28,7 @@ from tests.snapshot.dumps import (
 )
 from tests.snapshot.explained import explain_snapshot, real_replayed
 from tracer.answers.answer_of_snapshot import answer_of_snapshot
-from tracer.answers.difference import PeakDiff
-from tracer.answers.snapshot_difference import diff_snapshots, differing, match_stacks
+from tracer.answers.difference import PeakDiff, diff_snapshots, differing, match_stacks
 from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.blocks.kinds import Kind
 from tracer.errors import SnapshotError

@@ -33,7 +33,7 @@ from tests.snapshot.allocator_model import AllocatorModel
 from tests.snapshot.dumps import block, segment
 from tracer.answers.allocator.allocator_finding import explain_allocator
 from tracer.answers.answer_of_snapshot import answer_of_snapshot
-from tracer.answers.snapshot_difference import diff_snapshots
+from tracer.answers.difference import diff_snapshots
 from tracer.answers.snapshot_findings import SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json

@@ -1,19 +1,31 @@
-"""Changes between two peaks, to the byte: of profiled runs by category, module, operator and line."""
+"""Changes between two peaks, to the byte: of runs by category, module, operator and line, of snapshots by stack."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
 
 from tracer.answers.rows import Row
-from tracer.errors import UsageError
-from tracer.units import GIB, KIB, MIB, format_bytes, format_growth
+from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.arrays import Grouped, grouped
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
+from tracer.blocks.from_snapshot.sites import NO_FRAMES
+from tracer.blocks.from_snapshot.sizes import most_at_once
+from tracer.blocks.kinds import BEFORE_RECORDING, Kind
+from tracer.blocks.table import BEFORE, Blocks
+from tracer.snapshot.columns import Snapshot
+from tracer.units import format_growth
 
 OUTSIDE_MODULES = "outside modules"
 NO_OPERATOR = "no operator"
 # One small tensor more or less makes any factor of less than this.
 _LEAST_BYTES = 1 << 16
+_SUMMED: Final = ("before_bytes", "after_bytes", "before_count", "after_count")
 _MOST_GROWTH = 100  # A side with less than a hundredth of the other has next to nothing
 
 
@@ -202,48 +214,178 @@ def _lines(rows: list[Row]) -> str:
     return ", ".join(map(str, sorted({row.line for row in rows if row.line is not None})))
 
 
+# ---- Two snapshots: by kind and by stack -----------------------------------------------------------------------------
+
+
+def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
+    """Compare the peaks of two snapshots, device by device; a side that lacks a device counts as zero."""
+    sides = [{one.state.device: _side(one) for one in replay_snapshot(side).devices} for side in (before, after)]
+    return tuple(
+        _diff_sides(f"device {device}", *(side.get(device, _Side()) for side in sides))
+        for device in sorted({*sides[0], *sides[1]})
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class Threshold:
-    """How much a peak may grow, in bytes or in percent of what it was."""
+class _Side:
+    """A device's peak, as one of the two sides that are compared."""
 
-    bytes: int | None = None
-    percent: float | None = None
+    # Bytes and number of its blocks, by kind and stack without lines.
+    at_peak: Mapping[Key | None, tuple[int, int]] = field(default_factory=dict)
+    phase: str = ""
+    # The most that each kind and stack had in use at once, also those that the peak has nothing of; a kind as a whole
+    # has no stack. Empty for a device that is not there.
+    own_peaks: Mapping[Key | None, int] = field(default_factory=dict)
 
-    def is_exceeded_by(self, diff: PeakDiff) -> bool:
-        """Whether the peak grew by more; exactly as much is not more."""
-        if self.percent is not None:
-            return diff.bytes * 100 > self.percent * diff.before_bytes
-        assert self.bytes is not None
-        return diff.bytes > self.bytes
+    @property
+    def keys(self) -> list[Key]:
+        """Kinds and stacks of the peak."""
+        return [key for key in self.at_peak if key is not None]
 
-    def sentence(self, device: str, diff: PeakDiff) -> str:
-        """The reason why the limit is exceeded: `cpu: peak grew 50.7 %, the limit is 5 %`."""
-        if self.percent is None:
-            assert self.bytes is not None
-            grown, limit = format_bytes(diff.bytes), format_bytes(self.bytes)
-            if grown == limit:
-                grown, limit = f"{diff.bytes:,} B", f"{self.bytes:,} B"
-        elif not diff.before_bytes:
-            grown, limit = f"from 0 B to {format_bytes(diff.bytes)}", f"{self.percent:g} %"
-        else:
-            percent, limit = 100 * diff.bytes / diff.before_bytes, f"{self.percent:g} %"
-            digits = next((n for n in (1, 3, 6) if f"{percent:.{n}f}" != f"{self.percent:.{n}f}"), 9)
-            grown = f"{percent:.{digits}f} %"
-        return f"{device}: peak grew {grown}, the limit is {limit}."
+    @property
+    def not_at_peak(self) -> list[Key]:
+        """Kinds and stacks that were in use at other moments alone."""
+        return [key for key in self.own_peaks if key is not None and key[1] and key not in self.at_peak]
 
 
-def parse_threshold(text: str) -> Threshold:
-    """Read `5%`, `100MiB`, `2 GiB`, `4096B` and the like."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|B|[KMGkmg]i?B?)?\s*", text)
-    if not match:
-        raise UsageError(f"{text!r} is not a threshold.", hint="Write a percentage or a size, as in 5% or 100MiB.")
-    number, unit = float(match.group(1)), match.group(2)
-    if unit is None:
-        bare = text.strip()
-        raise UsageError(
-            f"A threshold of {bare} could be percent or bytes.", hint=f"Write {bare}%, {bare}MiB or {bare}B."
-        )
-    if unit == "%":
-        return Threshold(percent=number)
-    factor = {"b": 1, "k": KIB, "m": MIB, "g": GIB}[unit[0].lower()]
-    return Threshold(bytes=round(number * factor))
+def _side(device: ReplayedDevice) -> _Side:
+    entry, blocks, start = device.replay.peak_entry, device.blocks, "the moment of the snapshot"
+    at_peak = blocks.take(blocks.alive_at(entry))
+    keys, peak_keys = _keys(blocks), _keys(at_peak)
+    sums = zip(peak_keys.sums(at_peak.size_bytes), peak_keys.counts(), strict=True)
+    own_peaks: dict[Key | None, int] = dict.fromkeys(((kind.words, ()) for kind in Kind), 0)
+    for of, names in ((keys.of_row, keys.keys.__getitem__), (blocks.kind, lambda kind: (Kind(kind).words, ()))):
+        most = most_at_once(of, blocks.made_at, blocks.freed_at, blocks.size_bytes)
+        own_peaks |= {names(number): size for number, size in zip(*map(np.ndarray.tolist, most), strict=True)}
+    start = "the start of the recording" if len(device.state.trace) else start
+    phase = device.kinds.phase_at(entry) or ("" if entry >= 0 else start)
+    return _Side(dict(zip(peak_keys.keys, sums, strict=True)), phase, own_peaks)
+
+
+def _keys(blocks: Blocks) -> Grouped[Key]:
+    """Kind and stack of each block, without lines."""
+    sites = blocks.sites
+    assert sites is not None
+
+    def key(kind: int, stack: int, is_before: int) -> Key:
+        names = sites.without_lines(stack)
+        if not names:
+            names = () if sites.site(stack).frame == NO_FRAMES else (sites.site(stack).frame,)
+        return Kind(kind).words, (*names, BEFORE_RECORDING) if is_before else names or (NO_FRAMES,)
+
+    return grouped((blocks.kind, blocks.stack, blocks.phase == BEFORE), key)
+
+
+def _diff_sides(device: str, before: _Side, after: _Side) -> PeakDiff:
+    pairs = match_stacks(before.keys, after.keys)
+    come = set(after.keys) - set(pairs.values())
+    # A stack that one peak lacks may have been in use at another moment of that side.
+    pairs |= match_functions([key for key in before.keys if key not in pairs], after.not_at_peak)
+    olds = match_functions([key for key in after.keys if key in come], before.not_at_peak)
+
+    def change(old: Key | None, new: Key | None) -> PeakChange:
+        """The change of one stack, with the frames of the second side if it has the stack."""
+        (kind, stack) = new or old or ("", ())
+        sizes = zip(before.at_peak.get(old, (0, 0)), after.at_peak.get(new, (0, 0)), strict=True)
+        (was_bytes, now_bytes), counts = sizes
+        was, became = differing(old[1], new[1]) if old is not None and new is not None else ("", "")
+        return PeakChange((kind, *stack), was_bytes, now_bytes, *counts, was, became, own_peaks(old, new))
+
+    def own_peaks(old: Key | None, new: Key | None) -> tuple[int, int] | None:
+        has_both = before.own_peaks and after.own_peaks
+        return (before.own_peaks.get(old, 0), after.own_peaks.get(new, 0)) if has_both else None
+
+    by_stack = [change(key, pairs.get(key)) for key in before.keys]
+    by_stack += [change(olds.get(key), key) for key in after.keys if key in come]
+    of_kind: dict[str, list[PeakChange]] = {}
+    for each in by_stack:
+        of_kind.setdefault(each.name[0], []).append(each)
+    kinds = []
+    for kind, group in of_kind.items():
+        was_bytes, now_bytes, was_count, now_count = (sum(map(attrgetter(name), group)) for name in _SUMMED)
+        sizes = was_bytes, now_bytes, was_count, now_count
+        kinds.append(PeakChange((kind,), *sizes, own_peaks=own_peaks((kind, ()), (kind, ()))))
+    old_peak, new_peak = (
+        SavedPeak(device, sum(size for size, _ in side.at_peak.values()), side.phase or None)
+        for side in (before, after)
+    )
+    return PeakDiff(old_peak, new_peak, {"kind": largest_first(kinds), "stack": largest_first(by_stack)})
+
+
+Stack = tuple[str, ...]
+Key = tuple[str, Stack]
+
+
+def match_stacks(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
+    """For each kind and stack of the first side, the same code's stack on the second side.
+
+    Equal ones first. Then those with the same functions in other files. Then those whose inner frames are the same, at
+    least half of the shorter one, the longest such part first: an outer frame more or less is no change.
+
+    Returns:
+        Pairs; what has no counterpart is not in it. No two have the same counterpart.
+    """
+    lefts, rights = dict.fromkeys(before), dict.fromkeys(after)
+    matches = match_functions(lefts, rights)
+    taken = set(matches.values())
+    rest = [key for key in lefts if key not in matches], [key for key in rights if key not in taken]
+    return matches | _by_inner_frames(*rest)
+
+
+def match_functions(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
+    """Match stacks that are equal, or that have the same functions in other files; the first pass of `match_stacks`."""
+    lefts, rights = dict.fromkeys(before), dict.fromkeys(after)
+    matches = {key: key for key in lefts if key in rights}
+    rest = [key for key in lefts if key not in matches], [key for key in rights if key not in matches]
+    return matches | _by_functions(*rest)
+
+
+def differing(before: Stack, after: Stack) -> tuple[str, str]:
+    """The innermost frame that differs, on both sides; empty where a side has no more."""
+    same = _common(before, after)
+    return ("".join(before[same : same + 1]), "".join(after[same : same + 1]))
+
+
+def _functions(stack: Stack) -> Stack:
+    return tuple(frame.split(" (")[0] for frame in stack)
+
+
+def _by_functions(before: Sequence[Key], after: Sequence[Key]) -> dict[Key, Key]:
+    """Pairs of the same kind and functions; where there are several, in their order."""
+    of_functions: dict[Hashable, list[Key]] = {}
+    for kind, stack in after:
+        of_functions.setdefault((kind, _functions(stack)), []).append((kind, stack))
+    matches = {}
+    for kind, stack in before:
+        if candidates := of_functions.get((kind, _functions(stack))):
+            matches[kind, stack] = candidates.pop(0)
+    return matches
+
+
+def _by_inner_frames(before: Sequence[Key], after: Sequence[Key]) -> dict[Key, Key]:
+    """Pairs with the longest common inner part; each of both sides at most once."""
+    of_innermost: dict[Hashable, list[Key]] = {}
+    for kind, stack in after:
+        of_innermost.setdefault((kind, _functions(stack[:1])), []).append((kind, stack))
+    pairs = []
+    for kind, stack in before:
+        for candidate in of_innermost.get((kind, _functions(stack[:1])), []):
+            same = _common(_functions(stack), _functions(candidate[1]))
+            if same and 2 * same >= min(len(stack), len(candidate[1])):
+                pairs.append((-same, (kind, stack), candidate))
+    matched: dict[Key, Key] = {}
+    taken: set[Key] = set()
+    for _, key, candidate in sorted(pairs, key=lambda pair: pair[0]):
+        if key not in matched and candidate not in taken:
+            matched[key] = candidate
+            taken.add(candidate)
+    return matched
+
+
+def _common(stack: Stack, other: Stack) -> int:
+    same = 0
+    for frame, counterpart in zip(stack, other, strict=False):
+        if frame != counterpart:
+            break
+        same += 1
+    return same

@@ -74,7 +74,8 @@ def check(
 
     torch-timeline check --on 8xh100 --fail-above 2% train.py
     """
-    from tracer.answers.difference import diff_peaks, parse_threshold
+    from tracer.answers.difference import diff_peaks
+    from tracer.answers.threshold import parse_threshold
     from tracer.exporters.diff import answer_of_diffs, write_markdown
     from tracer.exporters.json_documents import peak as documents
     from tracer.exporters.screen.answer import print_answer

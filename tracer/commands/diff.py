@@ -48,7 +48,7 @@ def diff(
     Two folders that runs wrote are compared by category, module, operator and line; two
     snapshots by kind and stack.
     """
-    from tracer.answers.difference import parse_threshold
+    from tracer.answers.threshold import parse_threshold
 
     exceeded: list[str] = []
     with errors_for_people():
@@ -116,7 +116,7 @@ def compare(before: Path, after: Path) -> tuple[PeakDiff, ...]:
 
         return (diff_peaks(read_peak_json(before / PEAK_NAME), read_peak_json(after / PEAK_NAME)),)
     sides = [load_snapshot(snapshot_path(path)) for path in (before, after)]
-    from tracer.answers.snapshot_difference import diff_snapshots
+    from tracer.answers.difference import diff_snapshots
 
     return diff_snapshots(*sides)
 

@@ -320,7 +320,8 @@ def _document(peak: SavedPeak) -> dict[str, object]:
 
 def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tuple[list[str], str]:
     """Return the lines on each exceeded limit, and the peak in a few words."""
-    from tracer.answers.difference import diff_peaks, parse_threshold
+    from tracer.answers.difference import diff_peaks
+    from tracer.answers.threshold import parse_threshold
     from tracer.units import format_bytes
 
     peak = worst.peak

@@ -16,8 +16,7 @@ from tests.exporters.page.page_samples import peak_row
 from tests.exporters.page.tab import hover
 from tests.snapshot.dumps import block, segment, write
 from tracer.answers.aligned_curves import MemoryCurve, align
-from tracer.answers.difference import PeakChange, SavedPeak, diff_peaks
-from tracer.answers.snapshot_difference import diff_snapshots
+from tracer.answers.difference import PeakChange, SavedPeak, diff_peaks, diff_snapshots
 from tracer.answers.tables import cell_text
 from tracer.blocks.from_snapshot.timeline import Band
 from tracer.commands.app import app
