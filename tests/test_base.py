@@ -123,6 +123,7 @@ def test_what_is_seen_and_where(value: object, expected: list[str]) -> None:
     assert places(value) == expected
 
 
+@pytest.mark.slow  # transformers' import; a UserDict is seen above
 def test_a_batch_encoding_of_transformers_is_seen() -> None:
     transformers = pytest.importorskip("transformers")
     encoding = transformers.BatchEncoding({"input_ids": ONE, "attention_mask": ONE})

@@ -204,6 +204,7 @@ def test_a_training_is_profiled_step_by_step(trainer: str, parameter: str, accum
 
 
 @BOTH
+@pytest.mark.slow
 def test_a_training_is_watched_to_its_end(trainer: str, parameter: str, tmp_path: Path) -> None:
     callback = callback_of(trainer, "WatchCallback", tmp_path / "out", screen="none")
     trained_by(trainer, tmp_path, callback)
@@ -214,6 +215,7 @@ def test_a_training_is_watched_to_its_end(trainer: str, parameter: str, tmp_path
 
 
 @BOTH
+@pytest.mark.slow
 def test_a_model_learns_the_same_with_it(trainer: str, parameter: str, tmp_path: Path) -> None:
     callback = callback_of(trainer, "TimelineCallback", tmp_path / "out", schedule=SHORT)
     with_it = trained_by(trainer, tmp_path, callback)

@@ -544,7 +544,7 @@ def _peak_of_shards() -> tuple[list[Row], list[str]]:
         return list(train(model).peak.rows), [name for name, _ in model.named_parameters()]
 
 
-@pytest.mark.parametrize("name", ["", "student"])
+@pytest.mark.parametrize("name", by_default(["", "student"], {"student"}))
 def test_what_is_gathered_and_reduced_has_the_module_that_it_is_of(four_ranks: None, name: str) -> None:
     model = sharded(blocks())
     cycle = train(model, models=lambda model: {name: model} if name else model)
@@ -556,11 +556,13 @@ def test_what_is_gathered_and_reduced_has_the_module_that_it_is_of(four_ranks: N
     assert found[f"{prefix}0"] == found[f"{prefix}1"] >= found[f"{prefix}2"] >= 4 * BLOCK_BYTES
 
 
+@pytest.mark.slow
 def test_what_the_root_gathers_is_the_models(four_ranks: None) -> None:
     found = modules_of(train(sharded(blocks(), only_root=True)), Kind.COMMUNICATION)
     assert set(found) == {"FSDPSequential"}
 
 
+@pytest.mark.slow
 def test_one_rank_alone_copies_what_it_would_gather(alone: None) -> None:
     assert set(modules_of(train(sharded(blocks())), Kind.COMMUNICATION)) == {"0", "1", "2"}
 

@@ -19,7 +19,7 @@ from tests.blocks.from_snapshot.test_held_and_fed import FORWARD, HIDDEN, OTHER,
 from tests.skips import by_default
 from tests.snapshot.dumps import Row, block, entry, freed, segment, write
 from tests.snapshot.explained import explain_snapshot
-from tests.training_steps import build_workload, each_workload
+from tests.training_steps import ONE_OF_EACH, WORKLOADS, build_workload
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.blocks.from_snapshot.frames import is_python, is_users
 from tracer.snapshot.columns import Frame
@@ -69,7 +69,7 @@ def judge(recorder: AutogradRecorder, folder: Path, *, skip: int = 0) -> Verdict
     return Verdict(int(sizes.sum()), int(sizes[forward >= 0].sum()), wrong)
 
 
-@each_workload
+@pytest.mark.parametrize("name", by_default(WORKLOADS, ONE_OF_EACH[1:6]))
 def test_no_line_of_a_training_step_is_wrong(name: str, tmp_path: Path) -> None:
     verdict = judge(record(build_workload(name).step), tmp_path)
     print(f"{name}: {100 * verdict.share:.0f} % of {verdict.total:,} B of backward")

@@ -203,6 +203,7 @@ def test_the_cache_of_an_attention_layer_is_a_kv_cache() -> None:
     assert len(layers) == 2
 
 
+@pytest.mark.slow  # transformers' import
 def test_a_static_cache_of_transformers_is_a_kv_cache_and_a_growing_one_is_held() -> None:
     cache_utils = pytest.importorskip("transformers.cache_utils")
     static, growing = cache_utils.StaticLayer(max_cache_len=8), cache_utils.DynamicLayer()

@@ -30,7 +30,8 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("needs Debian's package chromium")
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--headless=new"])
+        options = ["--no-sandbox", "--headless=new", "--disable-gpu"]
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=options)
         yield chromium
         chromium.close()
 
