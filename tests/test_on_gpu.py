@@ -33,7 +33,8 @@ from tracer.sessions.workload_run import run_profile
 from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.replay import replay
 from tracer.workloads.module_steps import checkpoint_blocks
-from tracer.workloads.user_model import StepOptions, build_user_workload
+from tracer.workloads.step_options import StepOptions
+from tracer.workloads.user_model import build_user_workload
 from tracer.workloads.workload import Workload, train_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*Profiler clears events")]

@@ -127,7 +127,7 @@ def layers() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(4)))
 
 
-LAYERS = WorkloadOptions(model=f"{__name__}:layers", model_input=["512x1024"], batch_size=16, optimizer="sgd")
+LAYERS = WorkloadOptions(model=f"{__name__}:layers", inputs=["512x1024"], batch_size=16, optimizer="sgd")
 
 
 @pytest.mark.slow
@@ -146,16 +146,13 @@ def test_the_largest_batch_is_found_in_one_process(elsewhere: Elsewhere) -> None
     largest = elsewhere(largest_batch, LAYERS, 700 * MIB)
     assert largest > 16
     fits, lacks = (
-        elsewhere(model, WorkloadOptions(**{**vars(LAYERS), "batch_size": size}), 700 * MIB).fits
-        for size in (largest, largest + 1)
+        elsewhere(model, replace(LAYERS, batch_size=size), 700 * MIB).fits for size in (largest, largest + 1)
     )
     assert fits is True and lacks is False
 
 
 def test_a_model_on_the_meta_device_has_its_shared_weight_once(elsewhere: Elsewhere) -> None:
-    workload = WorkloadOptions(
-        model=f"{__name__}:tied", model_input=["64:int64:0-4096"], batch_size=2, loss="mean-square"
-    )
+    workload = WorkloadOptions(model=f"{__name__}:tied", inputs=["64:int64:0-4096"], batch_size=2, loss="mean-square")
     told = elsewhere(model, workload)
     # The weight, its gradient and two averages are 4 MiB each; logits, their gradient and what is between are 2 MiB.
     assert 4 * (4 << 20) <= told.need.peak_requested_bytes - 3 * (8 << 20) <= 5 * (4 << 20) + (8 << 20)

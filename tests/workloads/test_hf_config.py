@@ -12,7 +12,8 @@ from torch import nn
 
 from tracer.errors import UserModelError
 from tracer.workloads.hf_config import build_hf_workload
-from tracer.workloads.user_model import StepOptions, as_workload
+from tracer.workloads.step_options import StepOptions
+from tracer.workloads.user_model import as_workload
 
 CPU = torch.device("cpu")
 GPT2 = {

@@ -15,13 +15,13 @@ from torch import nn
 
 import main
 from models import lstm
-from tests.pieces import Pieces, tiny_fno
 from tracer.errors import UserModelError
 from tracer.workloads.factory import is_shipped, load_factory, parse_arguments, shipped_model, shipped_models
-from tracer.workloads.module_steps import compiled, repeated_blocks
+from tracer.workloads.module_steps import repeated_blocks
 from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.random_inputs import parse_input, random_batches
-from tracer.workloads.user_model import StepOptions, as_workload
+from tracer.workloads.step_options import StepOptions
+from tracer.workloads.user_model import as_workload
 
 
 def test_arguments_are_literals_or_else_strings() -> None:
@@ -59,7 +59,8 @@ def test_a_project_may_have_a_package_of_the_same_name(tmp_path: Path) -> None:
         (tmp_path / name).write_text(textwrap.dedent(text).lstrip())
     program = """
         from tracer.workloads.factory import load_factory
-        from tracer.workloads.user_model import StepOptions, build_user_workload
+        from tracer.workloads.step_options import StepOptions
+        from tracer.workloads.user_model import build_user_workload
         print(load_factory("models.gpt:Theirs").__name__)
         workload = build_user_workload("src/net.py:build", device="cpu", options=StepOptions(inputs=["7"]))
         print(workload.model.in_features, type(workload).__name__)
@@ -201,20 +202,3 @@ def test_a_list_that_hides_the_method_hides_no_buffer() -> None:
 # ------------------------------------------------------------------------------------------------------------ compiling
 def linear() -> Any:
     return as_workload(nn.Linear(8, 2), device=torch.device("cpu"), options=StepOptions(inputs=["8"]))
-
-
-@pytest.mark.parametrize("build", [linear, tiny_fno])
-def test_the_model_is_called_through_what_compiles_it(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch.compile, which would load Inductor for it."""
-    monkeypatch.setattr(torch, "compile", nn.Sequential)
-    plain = build()
-    found = compiled(plain)
-    assert found.model is not plain.model
-    assert all(one is other for one, other in zip(found.model.parameters(), plain.model.parameters(), strict=True))
-    assert (found.optimizer, found.next_batch) == (plain.optimizer, plain.next_batch)
-
-
-def test_a_workload_that_makes_its_own_step_is_refused() -> None:
-    with pytest.raises(UserModelError, match="--compile has no meaning for a workload") as caught:
-        compiled(Pieces())
-    assert "torch.compile in the factory" in caught.value.hint

@@ -20,7 +20,8 @@ from tracer.errors import UserModelError
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
 from tracer.workloads.module_steps import checkpoint_blocks, gradient_scaler, loss_of
-from tracer.workloads.user_model import StepOptions, as_workload, build_user_workload
+from tracer.workloads.step_options import StepOptions
+from tracer.workloads.user_model import as_workload, build_user_workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

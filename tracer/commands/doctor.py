@@ -368,7 +368,8 @@ def train(name: str) -> Outcome:
     from tracer.sessions.on_null_gpu import values_on
     from tracer.sessions.profile_session import ProfileSession
     from tracer.sessions.schedule import Schedule
-    from tracer.workloads.user_model import StepOptions, build_user_workload
+    from tracer.workloads.step_options import StepOptions
+    from tracer.workloads.user_model import build_user_workload
     from tracer.workloads.workload import train_step
 
     if name != "cpu" and not torch.cuda.is_available():

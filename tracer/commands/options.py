@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import typer
 
 from tracer.errors import UsageError
 from tracer.units import MAX_COUNT, parse_count, parse_memory
+from tracer.workloads import step_options
 
 # Panels of --help.
 MODEL: Final = "Model"
@@ -108,12 +109,10 @@ ModelInputs = Annotated[
 BatchSize = Annotated[int, number("Samples in a batch.", MODEL)]
 Optimizer = Annotated[str, option("Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", STEP, metavar="<text>")]
 Loss = Annotated[
-    Literal["auto", "mean-square", "cross-entropy"],
+    step_options.Loss,
     option("auto (the model's own, else mean-square), mean-square or cross-entropy.", STEP, metavar="<loss>"),
 ]
-Amp = Annotated[
-    Literal["off", "bfloat16", "float16"], option("Mixed precision: off, bfloat16 or float16.", STEP, metavar="<dtype>")
-]
+Amp = Annotated[step_options.Amp, option("Mixed precision: off, bfloat16 or float16.", STEP, metavar="<dtype>")]
 Checkpoint = Annotated[bool, option("Recompute repeated blocks in backward.", STEP, "--checkpoint")]
 Inference = Annotated[bool, option("Forward only, without gradients.", STEP, "--inference")]
 

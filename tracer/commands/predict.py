@@ -92,20 +92,20 @@ def predict(
     torch-timeline predict --on 24GiB --model models.gpt:build
     """
     place = OnOptions(on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process)
-    workload = WorkloadOptions(
-        batch_size=batch_size,
-        model=model,
-        hf_config=hf_config,
-        tokens=tokens,
-        model_arg=model_arg or (),
-        model_input=model_input or (),
-        optimizer=optimizer,
-        loss=loss,
-        amp=amp,
-        checkpoint=checkpoint,
-        inference=inference,
-    )
     with errors_for_people(), kept_import_path():
+        workload = WorkloadOptions(
+            batch_size=batch_size,
+            model=model,
+            hf_config=hf_config,
+            tokens=tokens,
+            model_arg=model_arg or (),
+            inputs=model_input or (),
+            optimizer=optimizer,
+            loss=loss,
+            amp=amp,
+            checkpoint=checkpoint,
+            inference=inference,
+        )
         if script is not None and (engine := engine_command(script, arguments, is_module=module)) is not None:
             if on is None:
                 raise no_card_named(arguments)

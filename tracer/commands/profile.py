@@ -108,7 +108,6 @@ def profile(
     model_arg: opt.ModelArgs = None,
     model_input: opt.ModelInputs = None,
     batch_size: opt.BatchSize = 8,
-    compile: Annotated[bool, option("Call the model through torch.compile.", opt.MODEL, "--compile")] = False,
     seed: Annotated[int, number("Seed of weights and data.", opt.MODEL, most=MAX_SEED)] = 0,
     optimizer: opt.Optimizer = "adamw",
     loss: opt.Loss = "auto",
@@ -205,13 +204,12 @@ def profile(
             seed=seed,
             model=model,
             model_arg=model_arg or (),
-            model_input=model_input or (),
+            inputs=model_input or (),
             optimizer=optimizer,
             loss=loss,
             amp=amp,
             checkpoint=checkpoint,
             inference=inference,
-            compile=compile,
             fno=fno,
         )
         options = ProfileOptions(

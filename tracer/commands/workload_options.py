@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.errors import TracerError, UsageError, UserModelError, WorkloadError, WrongValueError
 from tracer.exporters.screen.terminal import say
 from tracer.units import parse_count, shortened
+from tracer.workloads.step_options import StepOptions
 
 if TYPE_CHECKING:
     import torch
 
-    from tracer.workloads.user_model import StepOptions
     from tracer.workloads.workload import Workload
 
 MAX_SEED: Final = (1 << 63) - 1
@@ -25,22 +25,13 @@ _DEVICES_HINT: Final = "Use cpu, cuda:0, xpu:0, ..., or the name of a backend th
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadOptions:
-    """The model, its inputs and its optimizer; nothing is built yet."""
+class WorkloadOptions(StepOptions):
+    """The model and how it is trained; nothing is built yet."""
 
-    batch_size: int = 8
-    seed: int = 0
     model: str = ""  # `package.module:factory` or `path/to/file.py:factory`; empty for a configuration or the FNO
     hf_config: Path | None = None  # config.json of a transformers model
     tokens: int | None = None  # Tokens in a sample of it
     model_arg: Sequence[str] = ()
-    model_input: Sequence[str] = ()
-    optimizer: str = "adamw"
-    loss: Literal["auto", "mean-square", "cross-entropy"] = "auto"
-    amp: Literal["off", "bfloat16", "float16"] = "off"
-    checkpoint: bool = False
-    inference: bool = False
-    compile: bool = False
     fno: Mapping[str, Any] = field(default_factory=dict)  # The built-in model's own settings
 
     @property
@@ -50,9 +41,9 @@ class WorkloadOptions:
         if self.model or self.hf_config is not None:
             model = self.model if self.hf_config is None else str(self.hf_config)
             options = {name: getattr(self, name) for name in ("batch_size", *OF_STEP, "seed")}
-            own = {"model": model, "inputs": tuple(self.model_input), **options}
+            own = {"model": model, "inputs": tuple(self.inputs), **options}
         more: dict[str, object] = {} if self.tokens is None else {"tokens": self.tokens}
-        return own | more | ({"compile": True} if self.compile else {})
+        return own | more
 
     def fno_settings(self) -> dict[str, Any]:
         """Settings of the built-in model, as `FnoSettings` has them."""
@@ -60,47 +51,32 @@ class WorkloadOptions:
 
     def build(self, device: torch.device, *, device_named: bool, without_memory: bool = False) -> Workload:
         """Return the workload on a device."""
+        built: Workload
         with _model_errors():
-            workload: Workload = self._build(device, device_named=device_named, without_memory=without_memory)
-            if self.compile:
-                from tracer.workloads.module_steps import compiled
+            if self.hf_config is not None:
+                from tracer.workloads.hf_config import build_hf_workload
 
-                workload = compiled(workload)
-            return workload
+                built = build_hf_workload(
+                    self.hf_config,
+                    device=device,
+                    model_args=tuple(self.model_arg),
+                    options=self,
+                    tokens=self.tokens,
+                )
+            elif not self.model:
+                built = fno_module().build_fno_workload(fno_module().FnoSettings(**self.fno_settings()), device=device)
+            else:
+                from tracer.workloads.user_model import build_user_workload
 
-    def _build(self, device: torch.device, *, device_named: bool, without_memory: bool) -> Any:
-        if self.hf_config is not None:
-            from tracer.workloads.hf_config import build_hf_workload
-
-            return build_hf_workload(
-                self.hf_config,
-                device=device,
-                model_args=tuple(self.model_arg),
-                options=self._step_options(),
-                tokens=self.tokens,
-            )
-        if not self.model:
-            return fno_module().build_fno_workload(fno_module().FnoSettings(**self.fno_settings()), device=device)
-        from tracer.workloads.user_model import build_user_workload
-
-        return build_user_workload(
-            self.model,
-            device=device,
-            model_args=tuple(self.model_arg),
-            options=self._step_options(),
-            device_named=device_named,
-            without_memory=without_memory,
-        )
-
-    def _step_options(self) -> StepOptions:
-        from tracer.workloads.user_model import StepOptions
-
-        return StepOptions(
-            inputs=tuple(self.model_input),
-            batch_size=self.batch_size,
-            seed=self.seed,
-            **{name: getattr(self, name) for name in OF_STEP},
-        )
+                built = build_user_workload(
+                    self.model,
+                    device=device,
+                    model_args=tuple(self.model_arg),
+                    options=self,
+                    device_named=device_named,
+                    without_memory=without_memory,
+                )
+        return built
 
 
 def axis_sizes(option: str, text: str) -> int | tuple[int, ...]:

@@ -17,7 +17,8 @@ from tracer.errors import UserModelError, WrongValueError, first_line
 from tracer.workloads.factory import parse_arguments
 from tracer.workloads.module_steps import ModuleWorkload, own_loss
 from tracer.workloads.module_tensors import default_dtype, give_memory
-from tracer.workloads.user_model import StepOptions, as_workload
+from tracer.workloads.step_options import StepOptions
+from tracer.workloads.user_model import as_workload
 
 __tracebackhide__ = True  # what raises here is to be looked for in the configuration
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +19,10 @@ from tracer.errors import UserModelError, WrongValueError
 from tracer.nested import leaves
 from tracer.workloads.factory import defined_at
 from tracer.workloads.random_inputs import Batch
+from tracer.workloads.step_options import Amp, Loss
 
 __tracebackhide__ = True  # what raises here is to be looked for in the model
 
-Amp = Literal["off", "bfloat16", "float16"]
-Loss = Literal["auto", "mean-square", "cross-entropy"]
 _LISTS = (nn.ModuleList, nn.Sequential)
 
 
@@ -246,14 +245,3 @@ class SupervisedWorkload:
         """The same step on copies of model and optimizer; batches keep coming from the same source."""
         model, optimizer = deepcopy((self.model, self.optimizer))
         return replace(self, model=model, optimizer=optimizer)
-
-
-def compiled(workload: Any) -> ModuleWorkload | SupervisedWorkload:
-    """Return a copy of the workload with its model compiled."""
-    if not isinstance(workload, ModuleWorkload | SupervisedWorkload):
-        raise UserModelError(
-            "--compile has no meaning for a workload, which makes its own step.",
-            hint="Call torch.compile in the factory.",
-        )
-    wrapped: Any = torch.compile(workload.model)
-    return replace(workload, model=wrapped)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,56 +19,12 @@ from torch import nn
 from tracer.errors import UserModelError, WrongValueError
 from tracer.units import some
 from tracer.workloads.factory import FACTORY_HINT, call_factory, defined_at, load_factory, parse_arguments
-from tracer.workloads.module_steps import (
-    Amp,
-    Loss,
-    ModuleWorkload,
-    checkpoint_blocks,
-    gradient_scaler,
-    loss_of,
-)
+from tracer.workloads.module_steps import ModuleWorkload, checkpoint_blocks, gradient_scaler, loss_of
 from tracer.workloads.module_tensors import all_tensors, give_memory, is_on_meta
 from tracer.workloads.random_inputs import HINT, InputSpec, parse_input, random_batches
+from tracer.workloads.step_options import DEFAULTS, StepOptions
 
 _PARTS_OF_A_WORKLOAD = ["model", "optimizer", "device", "next_batch", "forward", "backward", "optimizer_step", "copy"]
-
-
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    """How a plain module is trained."""
-
-    inputs: Sequence[str] = ()  # What it is called with, as `--input` has it
-    batch_size: int = 8  # Samples of a batch
-    # Optimizer of `torch.optim`, by name, with arguments: `sgd:lr=0.1,momentum=0.9`; or `none`.
-    optimizer: str = "adamw"
-    loss: Loss = "auto"  # From the output to a number
-    amp: Amp = "off"  # The dtype of mixed precision
-    checkpoint: bool = False  # Whether repeated blocks compute their activations again in backward
-    inference: bool = False  # Whether there is only a forward pass
-    seed: int = 0  # Seed of the inputs
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise WrongValueError(f"The batch size must be at least 1, not {self.batch_size}.", hint="Use 1 or more.")
-        if self.amp not in get_args(Amp):
-            raise WrongValueError(f"There is no mixed precision {self.amp}.", hint=f"Use {', '.join(get_args(Amp))}.")
-
-    def check_inference(self) -> None:
-        """Make sure that nothing is asked of a backward pass which there is not."""
-        if self.inference and self.checkpoint:
-            raise UserModelError(
-                "--checkpoint has no meaning in --inference, which has no backward.", hint="Leave one out."
-            )
-
-    def given(self) -> list[str]:
-        """The options that only a plain module can follow and that were given."""
-        defaults = StepOptions()
-        names = ("inputs", "optimizer", "loss", "amp", "checkpoint", "inference")
-        words = {"inputs": "input"}
-        options = [
-            name for name in names if getattr(self, name) != getattr(defaults, name) and getattr(self, name) != []
-        ]
-        return [f"--{words.get(name, name)}" for name in options]
 
 
 def build_user_workload(
@@ -77,7 +32,7 @@ def build_user_workload(
     *,
     device: torch.device | str,
     model_args: Sequence[str] = (),
-    options: StepOptions = StepOptions(),
+    options: StepOptions = DEFAULTS,
     device_named: bool = False,
     without_memory: bool = False,
 ) -> Any:
@@ -109,7 +64,7 @@ def as_workload(
     built: Any,
     *,
     device: torch.device,
-    options: StepOptions = StepOptions(),
+    options: StepOptions = DEFAULTS,
     source: Any = None,
     device_named: bool = False,
     without_memory: bool = False,
@@ -156,7 +111,7 @@ def _module_workload(
     options: StepOptions,
     without_memory: bool,
 ) -> ModuleWorkload:
-    if optimizer is not None and options.optimizer != StepOptions().optimizer:
+    if optimizer is not None and options.optimizer != DEFAULTS.optimizer:
         raise UserModelError("The factory brings an optimizer, and --optimizer names another.", hint="Leave one out.")
     options.check_inference()
     if optimizer is not None and not options.inference:
