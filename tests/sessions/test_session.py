@@ -173,7 +173,7 @@ def test_a_fault_of_ours_in_a_step_is_told_once_and_the_loop_goes_on(
     assert session.num_steps_done == SHORT.num_steps
 
 
-@pytest.mark.parametrize("name", ["output_files.write_outputs", "training_profile.describe_parameters"])
+@pytest.mark.parametrize("name", ["output_files.write_outputs", "profile_session.describe_parameters"])
 def test_a_fault_of_ours_at_the_end_is_told(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,10 +23,12 @@ from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
 from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages, Parameter
 from tracer.capture.objects.live_tensors import FROZEN
+from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
+from tracer.capture.sources.source_files import project_root
 from tracer.capture.torch_private import torch_profiler, torch_tensors
 from tracer.errors import RecordingError
 from tracer.loaded_modules import on_import
@@ -91,6 +93,8 @@ class ProfileSession(Session):
         device: torch.device | str | None = None,
         schedule: Schedule = DEFAULT_SCHEDULE,
         steps_are_found: bool = False,
+        settings: Mapping[str, object] | None = None,
+        keep_recording: bool = False,
     ) -> None:
         """Prepare; nothing is switched on.
 
@@ -101,9 +105,16 @@ class ProfileSession(Session):
             schedule: Which steps are recorded.
             steps_are_found: Whether `step` is called by hooks, where torch may have begun to record an operator, and
                 there may be one step alone: the first is recorded too, until a second one has ended.
+            settings: What to remember of the run.
+            keep_recording: Whether recording.npz is among the files.
         """
         objects = TrainingObjects(model, optimizer)
         super().__init__(objects, device=device)
+        self.settings, self.keep_recording = dict(settings or {}), keep_recording
+        self.project_root = project_root(next(iter(objects.models.values()), None))
+        # The program may have let go of its models when the results are put together.
+        self._parameters: tuple[Parameter, ...] = ()
+        self._guarded(self._describe_parameters)
         self.device_is_named = device is not None
         self.schedule = replace(schedule, is_apart=True) if steps_are_found else schedule
         self._may_have_one_step = steps_are_found
@@ -557,6 +568,23 @@ class ProfileSession(Session):
                 self._observed.after_evaluations(optimizer)
 
     # --------------------------------------------------------------------------------------------------------- results
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The models' parameters, also those that were made since the beginning; one that several share once."""
+        self._describe_parameters()
+        return self._parameters
+
+    def _describe_parameters(self) -> None:
+        if (objects := self._objects) is not None:
+            names = {name for name, _ in objects.parameters()}
+            described = (
+                parameter
+                for prefix, model in objects.models.items()
+                for parameter in describe_parameters(model, prefix=prefix)
+                if parameter.name in names
+            )
+            self._parameters = tuple({each.name: each for each in (*self._parameters, *described)}.values())
+
     @property
     def known(self) -> KnownStorages:
         """Return the storages observed so far."""

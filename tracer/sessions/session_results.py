@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tracer.answers.failure import Failure, without_tracebacks
 from tracer.answers.null_run import caveat_of, notes_of
 from tracer.answers.run_results import RunResults
 from tracer.capture.device.devices import allocator_counters
-from tracer.capture.objects.known_storages import Parameter
 from tracer.capture.run_facts import RunOrigin
 from tracer.errors import RecordingError
 from tracer.sessions.on_null_gpu import values_read
@@ -47,10 +45,6 @@ def run_results(
     *,
     failure: Failure | None,
     notes: Sequence[str] = (),
-    parameters: tuple[Parameter, ...],
-    project_root: Path | None,
-    settings: Mapping[str, object],
-    keep_recording: bool,
     timings: PhaseTimings | None = None,
     losses: tuple[float, ...] = (),
 ) -> RunResults:
@@ -73,14 +67,14 @@ def run_results(
         losses=losses if not caveat else (),
         num_steps=session.num_steps_done,
         failure=failure,
-        settings=dict(settings),
+        settings=session.settings,
         notes=(*(notes_of(findings) if caveat else ()), *notes, *session.notes),
-        parameters=parameters,
-        project_root=project_root,
+        parameters=session.parameters,
+        project_root=session.project_root,
         failed_allocation=session.failed_allocation if ran_out else None,
         module_names=session.module_names,
         origin=RunOrigin.here(str(device), caveat=caveat),
         device=str(device),
-        keep_recording=keep_recording,
+        keep_recording=session.keep_recording,
         values_read=values_read() if caveat else None,
     )

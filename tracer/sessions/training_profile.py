@@ -22,10 +22,7 @@ from tracer.arrays import numpys_own_names
 from tracer.capture.device.device_blocks import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.known_storages import Parameter
-from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
-from tracer.capture.sources.source_files import project_root
 from tracer.errors import OutputError, Terminated, TracerError
 from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html
@@ -112,20 +109,17 @@ class TrainingProfile(ProfileSession):
             device=device,
             schedule=schedule,
             steps_are_found=self.voice.is_of_script,
+            settings=settings,
+            keep_recording=keep_recording,
         )
         self._is_announced = False
         self._has_failed: bool | None = None  # Whether the block raised; None where nothing is to be told, or all is
         self._peak_before_bytes = self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
         # The step, from 1, in which the allocator's peak last rose, and whether it was recorded.
         self._highest_step, self._is_highest_recorded = 0, False
-        self._keep_recording = keep_recording
-        self._leave_out, self._settings = leave_out, dict(settings or {})
+        self._leave_out = leave_out
         assert self._objects is not None
-        # The program may have let go of its models when the files are written.
-        self._parameters: tuple[Parameter, ...] = ()
-        self._guarded(self._describe_parameters)
         self.voice.of_optimizers(self._objects)
-        self._project_root = project_root(next(iter(self._objects.models.values()), None))
         self._folder = SessionFolder(save_dir)
 
     @property
@@ -211,10 +205,6 @@ class TrainingProfile(ProfileSession):
         what_to_do = f": {advice}" if advice else ""
         return f"The loop {ended}, and the first one that is recorded is step {self._first_recorded}{what_to_do}."
 
-    def _describe_parameters(self) -> None:
-        if self._objects is not None:
-            self._parameters = _describe(self._objects)
-
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         return CallHooks(
             models=objects.models.values(),
@@ -294,15 +284,7 @@ class TrainingProfile(ProfileSession):
             self._folder.write(self.results, leave_out=self._leave_out)
 
     def _results(self, error: BaseException | None) -> RunResults:
-        assert self._objects is not None
-        return run_results(
-            self,
-            failure=failure_of(error, self, is_raised=True) if error is not None else None,
-            parameters=tuple({each.name: each for each in (*self._parameters, *_describe(self._objects))}.values()),
-            project_root=self._project_root,
-            settings=self._settings,
-            keep_recording=self._keep_recording,
-        )
+        return run_results(self, failure=failure_of(error, self, is_raised=True) if error is not None else None)
 
     def failed_later(self, error: BaseException, report: WatchReport) -> bool:
         """Take memory that ran out after the recorded steps into the results, and write what says it again.
@@ -424,15 +406,6 @@ class TrainingProfile(ProfileSession):
     def _if_too_short(self) -> str:
         """Return a hint for a loop that ended before anything was recorded; "" for a script without steps."""
         return self.voice.if_too_short if self.num_steps_done or not self.voice.is_of_script else ""
-
-
-def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
-    """The models' parameters, one that several share once."""
-    names = {name for name, _ in objects.parameters()}
-    parameters = (
-        parameter for prefix, model in objects.models.items() for parameter in describe_parameters(model, prefix=prefix)
-    )
-    return tuple(parameter for parameter in parameters if parameter.name in names)
 
 
 def larger_elsewhere(

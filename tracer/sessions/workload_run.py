@@ -17,9 +17,7 @@ from tracer.answers.null_run import caveat_of
 from tracer.answers.run_results import RunResults
 from tracer.capture.device import devices
 from tracer.capture.device.devices import has_random_state, with_index
-from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.run_facts import PHASES, PhaseTimings
-from tracer.capture.sources.source_files import project_root
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import fault_text
@@ -61,6 +59,8 @@ def run_profile(
             workload.optimizer,
             device=workload.device if device_named else None,
             schedule=schedule,
+            settings=settings,
+            keep_recording=keep_recording,
         )
         losses: list[float] = []
         timings: PhaseTimings | None = None
@@ -82,10 +82,6 @@ def run_profile(
             session,
             failure=failure,
             notes=notes,
-            parameters=describe_parameters(workload.model),
-            project_root=project_root(workload.model),
-            settings=settings or {},
-            keep_recording=keep_recording,
             timings=timings,
             losses=tuple(losses),
         )
