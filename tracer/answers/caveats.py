@@ -8,7 +8,6 @@ from tracer.answers.peak import Peak
 from tracer.answers.recording_findings import Findings
 from tracer.answers.why.first_changes import is_small
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
-from tracer.blocks.from_recording.blocks import origin_of
 from tracer.blocks.kinds import Kind
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
@@ -185,9 +184,8 @@ def _recomputed(findings: Findings) -> list[str]:
     again = sum(node.is_recomputed for node in backward)
     if not again:
         return []
-    cycle = findings.worst
-    blocks = zip(cycle.peak.blocks.row.tolist(), cycle.peak.blocks.size_bytes.tolist(), strict=True)
-    origins = ((origin_of(cycle.attribution, allocation), size_bytes) for allocation, size_bytes in blocks)
+    blocks = findings.worst.peak.blocks
+    origins = zip(map(blocks.value, blocks.origin.tolist()), blocks.size_bytes.tolist(), strict=True)
     recomputed_bytes = sum(size_bytes for origin, size_bytes in origins if origin is not None and origin.is_recomputed)
     return [
         f"Compiled backward computes {_count(again, 'operator')} of forward again; "
@@ -197,10 +195,8 @@ def _recomputed(findings: Findings) -> list[str]:
 
 def _without_line(findings: Findings) -> list[str]:
     """How much of the peak has no line in compiled regions, and, if the run came too late for it, how to get it."""
-    cycle = findings.worst
-    blocks = cycle.peak.blocks.take(cycle.peak.blocks.frame < 0)
-    sizes = zip(blocks.row.tolist(), blocks.size_bytes.tolist(), strict=True)
-    total_bytes = sum(size for allocation, size in sizes if origin_of(cycle.attribution, allocation) is not None)
+    blocks = findings.worst.peak.blocks
+    total_bytes = int(blocks.size_bytes[(blocks.frame < 0) & (blocks.origin >= 0)].sum())
     if not total_bytes:
         return []
     sentence = f"{format_bytes(total_bytes)} of the peak were allocated by compiled code and have no line."

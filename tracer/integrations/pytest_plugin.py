@@ -349,16 +349,11 @@ def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
 
 def _rows(peak: SavedPeak) -> list[str]:
     """The largest rows of a peak, and what the others are together."""
-    from tracer.answers.tables import Place, Table, columns
-    from tracer.blocks.kinds import words_of
+    from tracer.answers.answer_tables import blocks_table
     from tracer.exporters.screen.text import table_lines
 
-    heads = (*columns("bytes", "bytes"), *columns("label", "category"), *columns("text", "made by"))
-    rows = tuple(
-        (row.bytes, words_of(row.category), Place(row.made_by or "", row.file, row.line))
-        for row in sorted(peak.rows, key=lambda row: -row.bytes)
-    )
-    return table_lines(Table("", heads, rows, (peak.bytes, "", "sum")), top=_NUM_ROWS)[1:]
+    table = replace(blocks_table(peak.rows, ""), footer=(peak.bytes, "", "", "sum"))
+    return table_lines(table, top=_NUM_ROWS)[1:]
 
 
 def _changes(diff: PeakDiff) -> list[str]:
