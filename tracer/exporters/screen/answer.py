@@ -21,7 +21,7 @@ WIDTH: Final = 100
 _ROWS: Final = {1: 8, 2: 4, 3: 3}  # Of each of so many tables, at most
 _LEAST_ROWS: Final = 2
 _MOST_PLACE: Final = 44  # Characters of a place in a table
-_TITLE_ENDS: Final = re.compile(r"[;,]| \(")
+_TITLE_ENDS: Final = re.compile(r"[;,]| \(| whose | of the same ")
 _LABELS: Final = {"why": "Why: ", "change": "Change: ", "remarks": "Note: "}
 
 
