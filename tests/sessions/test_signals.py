@@ -25,7 +25,7 @@ from tracer.sessions import profile_session as session
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import ScriptVoice, Session
-from tracer.sessions.termination import WritingInterrupted
+from tracer.sessions.termination import WritingInterrupted, uninterrupted
 from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
@@ -165,17 +165,14 @@ def test_an_interrupted_loop_that_is_interrupted_again_ends_at_once(
 def test_a_signal_at_the_first_instruction_of_the_end_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave = profile_training.__exit__
 
-    def __exit__(self: Any, *args: Any) -> None:  # noqa: N807
+    @uninterrupted
+    def end(self: Any, *args: Any) -> None:
         send(signal.SIGINT)
         leave(self, *args)
 
-    __exit__.__globals__["__name__"], before = "tracer.sessions.training_profile", __exit__.__globals__["__name__"]
-    monkeypatch.setattr(profile_training, "__exit__", __exit__)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path)
-    finally:
-        __exit__.__globals__["__name__"] = before
+    monkeypatch.setattr(profile_training, "__exit__", end)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path)
     assert names(tmp_path) == ALL
 
 

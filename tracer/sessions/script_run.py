@@ -32,7 +32,7 @@ from tracer.sessions.on_null_gpu import share_with_ranks
 from tracer.sessions.session import fault_text
 from tracer.sessions.started_processes import StartedProcesses
 from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers
-from tracer.sessions.termination import signals_deferred
+from tracer.sessions.termination import signals_deferred, uninterrupted
 from tracer.sessions.training_profile import TrainingProfile
 
 _NO_MODEL = "no model with parameters to be trained was called, and no optimizer made a step."
@@ -219,6 +219,7 @@ class ScriptProfile:
             self._look_no_longer()
             self._close(None)
 
+    @uninterrupted
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -29,7 +29,7 @@ from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.answer import print_answer
 from tracer.exporters.screen.terminal import say, say_beside_bars, screen, text_of
 from tracer.sessions.folder import SessionFolder
-from tracer.sessions.termination import Termination, signals_deferred
+from tracer.sessions.termination import Termination, signals_deferred, uninterrupted
 
 Screen = Literal["full", "short", "none"]
 
@@ -134,6 +134,7 @@ class Session:
         self._let_go()
         self._termination.forget()
 
+    @uninterrupted
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Switch off, and finish; an exception of the loop's goes on its way. A forked child does nothing."""
         if self.is_in_child:
@@ -319,7 +320,7 @@ def device_of(objects: TrainingObjects) -> torch.device:
 
     Where none holds any, the one in use: FSDP may keep parameters on the CPU, and they go there in parts. Else the CPU.
     """
-    from tracer.workloads.module_tensors import all_tensors
+    from tracer.workloads.workload import all_tensors
 
     num_bytes: Counter[torch.device] = Counter()
     trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))

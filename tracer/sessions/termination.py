@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
-from types import FrameType
-from typing import Final, Self
+from types import CodeType, FrameType
+from typing import Any, Final, Self, TypeVar
 
 from tracer.capture import deferred_handlers
 from tracer.capture.forked_child import in_forked_child
@@ -327,13 +327,20 @@ def _end(number: int) -> None:
     end_by(number)
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_uninterrupted: set[CodeType] = set()
+
+
+def uninterrupted(function: _Function) -> _Function:
+    """Mark a function within which signals wait, from its first instruction on: files are at stake."""
+    _uninterrupted.add(function.__code__)
+    return function
+
+
 def _is_ending(frame: FrameType | None) -> bool:
-    """Whether a session has begun to end, be it by the first instruction: from there on files are at stake."""
-    while frame is not None:
-        if frame.f_code.co_name == "__exit__" and str(frame.f_globals.get("__name__")).startswith("tracer.sessions."):
-            return True
+    while frame is not None and frame.f_code not in _uninterrupted:
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 class WritingInterrupted(KeyboardInterrupt):
@@ -379,6 +386,7 @@ class FilesInTurn:
         yield
         self._written.append(path)
 
+    @uninterrupted
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Listen no longer, and raise what has waited."""
         is_interrupted = self._termination.num_interrupts > 0
