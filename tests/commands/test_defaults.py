@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 import main
 from tracer import __version__
-from tracer.commands.project_defaults import did_you_mean
+from tracer.commands.app import did_you_mean
 
 ROOT = Path(main.__file__).parent
 

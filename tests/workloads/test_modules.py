@@ -18,10 +18,10 @@ from models import lstm
 from tracer.errors import UserModelError
 from tracer.workloads.factory import is_shipped, load_factory, parse_arguments, shipped_model, shipped_models
 from tracer.workloads.module_steps import repeated_blocks
-from tracer.workloads.module_tensors import all_tensors
 from tracer.workloads.random_inputs import parse_input, random_batches
 from tracer.workloads.step_options import StepOptions
 from tracer.workloads.user_model import as_workload
+from tracer.workloads.workload import all_tensors
 
 
 def test_arguments_are_literals_or_else_strings() -> None:

@@ -113,7 +113,10 @@ def doctor(
             if as_json:
                 print_json(doctor_json(checks), console)
             else:
-                say_on(console, _summary(checks))
+                counts = ", ".join(f"{sum(check.status == status for check in checks)} {status}" for status in _STYLES)
+                failed = ", ".join(check.name for check in checks if check.status == "FAIL")
+                mend = f" Mend first: {failed}." if failed else ""
+                say_on(console, f"{some(len(checks), 'check')}: {counts}.{mend}")
     if any(check.status == "FAIL" for check in checks):
         raise typer.Exit(1)
 
@@ -147,12 +150,6 @@ def _print_check(check: Check, console: Console) -> None:
     console.print(f"  {check.name:{_WIDTH}}  {check.sentence}", soft_wrap=True, markup=False)
     if check.mend and check.status != "PASS":
         console.print(f"{'':{_WIDTH + 8}}{check.mend}", soft_wrap=True, markup=False)
-
-
-def _summary(checks: Sequence[Check]) -> str:
-    counts = ", ".join(f"{sum(check.status == status for check in checks)} {status}" for status in _STYLES)
-    failed = ", ".join(check.name for check in checks if check.status == "FAIL")
-    return f"{some(len(checks), 'check')}: {counts}.{f' Mend first: {failed}.' if failed else ''}"
 
 
 def doctor_json(checks: Sequence[Check]) -> dict[str, Any]:

@@ -143,7 +143,12 @@ def run(
             _say_if_elsewhere(profile)
     # A job says it for all ranks together.
     if devices is not None and RankPlace.here() is None and ended.out_of_memory and not quiet:
-        _say_need(devices.card.usable_bytes)
+        from tracer.answers.answer_of_prediction import need_words
+        from tracer.commands.fit_trials import ScriptTrials
+
+        usable_bytes = devices.card.usable_bytes
+        limit_s = _LEAST_NEED_S + 2 * int(time.process_time())  # the script's own time is in it
+        say_all(need_words(ScriptTrials(usable_bytes).need(limit_s), usable_bytes))
     ended.end_command(is_incomplete=profile.is_incomplete)
 
 
@@ -319,14 +324,6 @@ def _say_if_elsewhere(profile: ScriptProfile) -> None:
     results = profile.session.results if isinstance(profile.session, TrainingProfile) else None
     if results is not None and (reason := elsewhere(results.device)):
         say(f"{reason} {USE_CUDA}")
-
-
-def _say_need(usable_bytes: int) -> None:
-    from tracer.answers.answer_of_prediction import need_words
-    from tracer.commands.fit_trials import ScriptTrials
-
-    limit_s = _LEAST_NEED_S + 2 * int(time.process_time())  # the script's own time is in it
-    say_all(need_words(ScriptTrials(usable_bytes).need(limit_s), usable_bytes))
 
 
 def _checked_changes(names: str) -> Sequence[str]:

@@ -271,14 +271,14 @@ class _OneTest:
             if type(error).__name__ == "OutOfMemoryError":
                 error.add_note("\n".join(_rows(self._worst().peak)))
             raise
-        from tracer.exporters.json_documents.peak import as_in_checkout
+        from tracer.exporters.json_documents.peak import as_in_checkout, saved_peak_document
 
         worst = self._worst()
         worst = replace(worst, peak=as_in_checkout(worst.peak, pyfuncitem.config.rootpath))
         limits = Limits.of(pyfuncitem)
         assert limits is not None
         complaints, words = _judged(worst, limits, self._baseline(pyfuncitem.nodeid))
-        self._measured = {"words": words, "peak": _document(worst.peak)}
+        self._measured = {"words": words, "peak": saved_peak_document(worst.peak)}
         if complaints:
             from tracer.exporters.screen.terminal import visible
 
@@ -310,12 +310,6 @@ class _OneTest:
         if self._has_run:
             answer = {"measured": self._measured, "failed": self._failed, "skipped": self._skipped}
             self._answer.write_text(json.dumps({**answer, "sections": self._sections}), encoding="utf-8")
-
-
-def _document(peak: SavedPeak) -> dict[str, object]:
-    from tracer.exporters.json_documents.peak import saved_peak_document
-
-    return saved_peak_document(peak)
 
 
 def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tuple[list[str], str]:

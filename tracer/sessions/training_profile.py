@@ -339,7 +339,8 @@ class TrainingProfile(ProfileSession):
                 )
         if self._folder.is_another:
             self.voice.complain(f"Another session is still using {self.folder.parent}: the files are in {self.folder}.")
-        self._tell_of_earlier_files()
+        if left := left_from_earlier(self.folder, self.written):
+            self.voice.complain(left)
         for file in self.written:
             if file.error is not None and self._screen == "full":
                 say_if_failed(file)
@@ -363,10 +364,6 @@ class TrainingProfile(ProfileSession):
         below = _LINES_OF_JOB if RankPlace.here() is not None else 0
         last = after_run(self.folder, self._folder.names, fit=fit, is_full=is_full)
         return self.voice.answer(answer, self, last=last, is_full=is_full, top=self._top, below=below)
-
-    def _tell_of_earlier_files(self) -> None:
-        if left := left_from_earlier(self.folder, self.written):
-            self.voice.complain(left)
 
     def _of_another_time(self) -> str:
         """A sentence if the script used more memory than in any recorded step; else empty.

@@ -24,8 +24,7 @@ from tracer.sessions.session import fault_text
 from tracer.sessions.session_results import failure_of, run_results
 from tracer.sessions.termination import Termination
 from tracer.units import NS_PER_MS
-from tracer.workloads.module_tensors import all_tensors
-from tracer.workloads.workload import Workload, train_step
+from tracer.workloads.workload import Workload, all_tensors, train_step
 
 Progress = Callable[[int, int], None]
 _NUM_TIMING_WARMUP, _NUM_TIMING_MEASURED = 2, 6

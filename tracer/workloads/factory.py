@@ -221,9 +221,7 @@ def defined_at(thing: Any) -> str:
         file, line = inspect.getsourcefile(inspect.unwrap(thing)), inspect.getsourcelines(thing)[1]
     except (TypeError, OSError):
         return ""
-    return f" ({_short(file)}:{line})" if file else ""
-
-
-def _short(file: str) -> str:
+    if not file:
+        return ""
     path, folder = Path(file).absolute(), Path.cwd()
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    return f" ({path.relative_to(folder) if path.is_relative_to(folder) else path}:{line})"

@@ -16,9 +16,9 @@ from torch import nn
 from tracer.errors import UserModelError, WrongValueError, first_line
 from tracer.workloads.factory import parse_arguments
 from tracer.workloads.module_steps import ModuleWorkload, own_loss
-from tracer.workloads.module_tensors import default_dtype, give_memory
 from tracer.workloads.step_options import StepOptions
 from tracer.workloads.user_model import as_workload
+from tracer.workloads.workload import default_dtype, give_memory
 
 __tracebackhide__ = True  # what raises here is to be looked for in the configuration
 

@@ -48,7 +48,9 @@ def parse_input(text: str) -> InputSpec:
     if form is None:
         raise WrongValueError(f"--input {text} is not a shape.", hint=HINT)
     shape = _shape(text, form["shape"])
-    dtype = _dtype(text, form["dtype"] or "float32")
+    dtype = getattr(torch, name := form["dtype"] or "float32", None)
+    if not isinstance(dtype, torch.dtype):
+        raise WrongValueError(f"--input {text}: torch has no dtype {name}.", hint=HINT)
     if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
         if form["range"] is None:
             raise WrongValueError(f"--input {text} has integers and does not say which.", hint=HINT)
@@ -73,13 +75,6 @@ def _shape(text: str, shape: str) -> tuple[int, ...]:
     if min(sizes) < 1:
         raise WrongValueError(f"--input {text}: every size must be at least 1.", hint=HINT)
     return sizes
-
-
-def _dtype(text: str, name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise WrongValueError(f"--input {text}: torch has no dtype {name}.", hint=HINT)
-    return dtype
 
 
 Batch = tuple[tuple[Tensor, ...], dict[str, Tensor]]

@@ -20,9 +20,9 @@ from tracer.errors import UserModelError, WrongValueError
 from tracer.units import some
 from tracer.workloads.factory import FACTORY_HINT, call_factory, defined_at, load_factory, parse_arguments
 from tracer.workloads.module_steps import ModuleWorkload, checkpoint_blocks, gradient_scaler, loss_of
-from tracer.workloads.module_tensors import all_tensors, give_memory, is_on_meta
 from tracer.workloads.random_inputs import HINT, InputSpec, parse_input, random_batches
 from tracer.workloads.step_options import DEFAULTS, StepOptions
+from tracer.workloads.workload import all_tensors, give_memory, is_on_meta
 
 _PARTS_OF_A_WORKLOAD = ["model", "optimizer", "device", "next_batch", "forward", "backward", "optimizer_step", "copy"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tracer.changes.hooks import Hooks
-from tracer.workloads.module_tensors import all_tensors
+from tracer.workloads.workload import all_tensors
 
 
 class Bf16(Hooks, makes="bf16"):

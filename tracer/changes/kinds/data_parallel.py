@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tracer.changes.hooks import Hooks
 from tracer.errors import TracerError
 from tracer.workloads.module_steps import repeated_blocks
-from tracer.workloads.module_tensors import all_tensors
+from tracer.workloads.workload import all_tensors
 
 
 class ShardedInstead(Hooks, makes="shard"):

@@ -38,6 +38,7 @@ from tracer.null_gpu.process import WITHOUT_END_BYTES, limited_to
 from tracer.null_gpu.writes import own_files
 from tracer.sessions.jobs.child_processes import end_with_parent
 from tracer.sessions.on_null_gpu import delete_writes, writes_in_fork
+from tracer.sessions.termination import uninterrupted
 from tracer.sessions.training_watch import MAX_ENTRIES
 from tracer.sessions.trials.trial_channel import Channel, TrialRequest
 
@@ -75,6 +76,7 @@ class ForkedTrials:
         if torch.distributed.is_available():
             self._end.callback(before_first_group(self.applied.decide))
 
+    @uninterrupted
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -108,7 +110,7 @@ class ForkedTrials:
 
     def _fork_for_each(self) -> TrialRequest | None:
         """Return, in each fork, the request it answers; None after the last."""
-        offsets = _offsets()
+        offsets = {number: os.lseek(number, 0, os.SEEK_CUR) for number, mode in _modes().items() if stat.S_ISREG(mode)}
         while (asked := self._channel.next()) is not None:
             flush_output()
             child = fork_to_go_on()
@@ -137,28 +139,11 @@ def _is_alone(channel: Channel) -> bool:
         children = [path.read_text("ascii").split() for path in Path("/proc/self/task").glob("*/children")]
     except OSError:
         return False
-    return bool(children) and not any(children) and not _threads() and not _connections(channel)
-
-
-def _threads() -> list[threading.Thread]:
-    """Other Python threads, without the monitor of tqdm, whose bars work without it."""
-    others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
-    return [thread for thread in others if type(thread).__module__ != "tqdm._monitor"]
-
-
-def _connections(channel: Channel) -> list[int]:
-    """Open sockets and pipes, but for what the process began with."""
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    has_threads = any(type(thread).__module__ != "tqdm._monitor" for thread in others)  # bars work without it
     own = {0, 1, 2, channel.requests, channel.replies}
-    return [
-        number
-        for number, mode in _modes().items()
-        if number not in own and (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
-    ]
-
-
-def _offsets() -> dict[int, int]:
-    """Return the position of each open file."""
-    return {number: os.lseek(number, 0, os.SEEK_CUR) for number, mode in _modes().items() if stat.S_ISREG(mode)}
+    connected = (number for number, mode in _modes().items() if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
+    return bool(children) and not any(children) and not has_threads and own.issuperset(connected)
 
 
 def _modes() -> dict[int, int]:
