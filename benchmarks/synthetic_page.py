@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from tests.exporters.page.page_samples import blocks_of
 from tracer.answers.answer import Answer
 from tracer.answers.rows import Row
 from tracer.answers.tables import Section, Table, columns
@@ -16,9 +17,6 @@ from tracer.exporters.page.model import (
     Curve,
     Mark,
     Page,
-    PageBlocks,
-    PagePeak,
-    Series,
 )
 
 _PHASES = ("forward", "backward", "optimizer")
@@ -103,20 +101,19 @@ def _page(times: Ints, blocks: _Blocks, bands: list[Band], num_rows: int, random
         ),
         subtitle=f"{len(times):,} events, {sum(band.kind == 'step' for band in bands)} steps",
         times=times,
-        series=tuple(Series(kind, level) for kind, level in zip(_KINDS, levels, strict=True)),
+        series=dict(zip(_KINDS, levels, strict=True)),
         lines=(Curve("reserved", times, np.maximum.accumulate(totals) // (2 << 20) * (2 << 20) + (64 << 20)),),
         counted_bytes=totals,
-        blocks=PageBlocks(tuple(groups), group, blocks.size_bytes, blocks.made_at, blocks.freed_at),
+        blocks=blocks_of(blocks.size_bytes, blocks.made_at, blocks.freed_at),
+        groups=tuple(groups),
+        group=group,
         marks=(
             Mark("peak", "True peak", int(times[top]), int(totals[top]), top),
             Mark("tagged", "Tagged peak", int(times[tagged.argmax()]), int(tagged.max()), int(tagged.argmax())),
         ),
         bands=tuple(bands),
-        peak=PagePeak(
-            bytes=int(totals[top]),
-            breakdown={kind: int(level[top]) for kind, level in zip(_KINDS, levels, strict=True)},
-            row=top,
-        ),
+        breakdown={kind: int(level[top]) for kind, level in zip(_KINDS, levels, strict=True)},
+        peak_row=top,
         run={
             "command": "python main.py --batch-size 32 --hidden-channels 128 --data-size 128 --n-modes 64",
             "device": "NVIDIA H200",

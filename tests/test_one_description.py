@@ -208,14 +208,12 @@ def test_every_output_says_the_same_of_every_block(model: str, place: str, card:
     assert results.findings is not None
     page = timeline_page(results.findings, results.answer, run={}, failed=results.failed_allocation)
     assert page.blocks is not None
-    assert page.peak.row is not None
-    is_alive = (page.blocks.made_at <= page.peak.row) & (page.blocks.freed_at > page.peak.row)
+    assert page.peak_row is not None and page.group is not None
+    is_alive = page.blocks.alive_at(page.peak_row)
     assert page.blocks.size_bytes[is_alive].sum() == peak["peak_bytes"]
     drawn: Counter[Place] = Counter()
-    for group, size in zip(
-        page.blocks.group[is_alive].tolist(), page.blocks.size_bytes[is_alive].tolist(), strict=True
-    ):
-        of = page.blocks.groups[group]
+    for group, size in zip(page.group[is_alive].tolist(), page.blocks.size_bytes[is_alive].tolist(), strict=True):
+        of = page.groups[group]
         if size:
             drawn[Kind[of.category].words, of.file, of.line] += size
     said: Counter[Place] = Counter()

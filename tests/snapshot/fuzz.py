@@ -171,7 +171,8 @@ def draw_and_report(finding: SnapshotFinding, path: Path) -> None:
     for device in finding.devices:
         page = snapshot_page(device, run={})
         page_json({"pages": [page_data(page)]})
-        assert not page.series or max(np.sum([one.values_bytes for one in page.series], axis=0)) == page.peak.bytes
+        peak_bytes = sum(page.breakdown.values())
+        assert not page.series or max(np.sum(list(page.series.values()), axis=0)) == peak_bytes
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], int]:

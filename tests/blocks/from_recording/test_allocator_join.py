@@ -381,7 +381,7 @@ def test_a_page_without_a_history_has_no_segments() -> None:
     allocator.alloc(512)
     page = timeline_page(allocator.findings(), run={})
     assert page.space is None
-    assert page.blocks is not None and page.blocks.address is None
+    assert page.blocks is not None and not page.has_addresses
 
 
 def drawn(random: Random) -> list[tuple[str, int]]:

@@ -89,9 +89,8 @@ def test_what_was_held_is_the_same_in_the_curves_the_peak_and_the_page(kind: Kin
     kinds = {group.kind.words: group.evidence for group in finding.devices[0].peak.rows}
     assert kinds[kind.words] == "address of a live, named tensor when the recording began"
     page = snapshot_page(finding.devices[0], run={})
-    assert page.peak is not None
-    in_page = {series.name: int(series.values_bytes[-1]) for series in page.series}
-    assert in_page == page.peak.breakdown
+    in_page = {name: int(values[-1]) for name, values in page.series.items()}
+    assert in_page == page.breakdown
     assert in_page == {kind.name: 512, "UNKNOWN": 100}
 
 

@@ -10,10 +10,12 @@ import numpy as np
 from tracer.answers.answer import Answer
 from tracer.answers.rows import Row
 from tracer.answers.tables import Place, Section, Table, columns
+from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.timeline import Band
+from tracer.blocks.table import Blocks
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.html import html_of_data
-from tracer.exporters.page.model import Curve, Mark, Page, PageBlocks, PagePeak, Series
+from tracer.exporters.page.model import Curve, Mark, Page
 
 SCRIPT = "</script><script>alert(1)</script>"
 IMAGE = "<img src=x onerror=alert(1)>"
@@ -48,16 +50,20 @@ def peak_row(size: int, **given: object) -> Row:
 SAID = Answer(("Peak: so much.",))
 
 
+def blocks_of(size: Ints, made_at: Ints, freed_at: Ints) -> Blocks:
+    """Blocks of which no more is known."""
+    unknown = dict.fromkeys(Blocks.names(), np.full(len(size), -1, np.int64))
+    return Blocks(**unknown | {"size_bytes": size, "made_at": made_at, "freed_at": freed_at}, values=(), sites=None)
+
+
 def with_blocks(page: Page, groups: tuple[Row, ...], row: int = 0) -> Page:
     """The page with these rows of its peak as blocks, each in use at one row of its times alone."""
-    assert page.peak is not None
     group = np.repeat(np.arange(len(groups)), [one.count for one in groups])
     size = np.array([one.bytes // one.count for one in groups], np.int64)[group]
     at = np.full(len(group), row, np.int64)
     times = page.times if len(page.times) else np.zeros(1, np.int64)
-    return replace(
-        page, times=times, peak=replace(page.peak, row=row), blocks=PageBlocks(groups, group, size, at, at + 1)
-    )
+    blocks = blocks_of(size, at, at + 1)
+    return replace(page, times=times, peak_row=row, blocks=blocks, groups=groups, group=group)
 
 
 def small_page() -> Page:
@@ -76,17 +82,14 @@ def small_page() -> Page:
             sections=(Section("Time", ("By the host's clock.",), (SLOW,)),),
         ),
         times=times,
-        series=(Series("PARAMETER", parameter), Series("ACTIVATION", activation), Series("UNTAGGED", untagged)),
+        series={"PARAMETER": parameter, "ACTIVATION": activation, "UNTAGGED": untagged},
         marks=(Mark("peak", "True peak", at[3], 9000), Mark("tagged", "Tagged peak", at[2], 7000)),
         bands=(
             Band("step", "ProfilerStep#4", at[0], at[5]),
             Band("forward", "forward", at[0], at[3]),
             Band("backward", "backward", at[3], at[5]),
         ),
-        peak=PagePeak(
-            bytes=9000,
-            breakdown={"PARAMETER": 2000, "ACTIVATION": 4000, "UNTAGGED": 3000},
-        ),
+        breakdown={"PARAMETER": 2000, "ACTIVATION": 4000, "UNTAGGED": 3000},
         run={"command": "python main.py", "torch": "2.15"},
     )
     rows = (
@@ -106,9 +109,9 @@ def one_event_page() -> Page:
         device="cpu",
         answer=SAID,
         times=times,
-        series=(Series("INPUT", np.array([512], np.int64)),),
+        series={"INPUT": np.array([512], np.int64)},
         marks=(Mark("peak", "True peak", 0, 512),),
-        peak=PagePeak(bytes=512, breakdown={"INPUT": 512}),
+        breakdown={"INPUT": 512},
     )
     return with_blocks(page, (peak_row(512, category="INPUT"),))
 
@@ -144,11 +147,11 @@ def hostile_page() -> Page:
         ),
         subtitle=MARKUP,
         times=times,
-        series=(Series(IMAGE, levels), Series(MARKUP, levels * 0 + 1)),
+        series={IMAGE: levels, MARKUP: levels * 0 + 1},
         lines=(Curve(SCRIPT, times, levels),),
         marks=(Mark("peak", MARKUP, 2000, 300),),
         bands=(Band("step", MARKUP, 0, 3000), Band("forward", IMAGE, 0, 3000)),
-        peak=PagePeak(300, breakdown={IMAGE: 200, MARKUP: 100}),
+        breakdown={IMAGE: 200, MARKUP: 100},
         run={IMAGE: SCRIPT, "command": MARKUP},
     )
     return with_blocks(page, rows, 2)

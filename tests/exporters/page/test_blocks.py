@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.answers.test_snapshot_findings import load
-from tests.exporters.page.page_samples import empty_page, html_of, peak_row, small_page
+from tests.exporters.page.page_samples import blocks_of, empty_page, html_of, peak_row, small_page
 from tests.exporters.page.test_snapshot_page import check_sums, page_of_replayed
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import each_real_file
@@ -27,7 +27,7 @@ from tracer.answers.snapshot_findings import ReplayedSnapshot, replay_snapshot
 from tracer.arrays import Ints
 from tracer.exporters.page.blocks import KeptBlocks, keep_blocks, unpacked
 from tracer.exporters.page.data import page_data
-from tracer.exporters.page.model import Page, PageBlocks, PagePeak, Series, without_times
+from tracer.exporters.page.model import Page, without_times
 from tracer.exporters.page.timeline_page import timeline_page
 
 
@@ -108,15 +108,18 @@ def test_groups_say_what_their_rows_say() -> None:
         peak_row(5, module=None, op=None, file=None, line=None, name="weight", shape=()),
     )
     times = np.arange(2, dtype=np.int64)
-    blocks = PageBlocks(rows, np.array([0, 1]), np.array([10, 5]), np.array([0, 0]), np.array([2, 2]))
+    blocks = blocks_of(np.array([10, 5]), np.array([0, 0]), np.array([2, 2]))
     page = Page(
         "x",
         "cpu",
         Answer(("Peak: so much.",)),
         times=times,
-        series=(Series("s", times * 0 + 15),),
+        series={"s": times * 0 + 15},
         blocks=blocks,
-        peak=PagePeak(15, row=0),
+        groups=rows,
+        group=np.array([0, 1]),
+        breakdown={"s": 15},
+        peak_row=0,
     )
     data = page_data(page)
     found = data["blocks"]
@@ -130,14 +133,6 @@ def test_groups_say_what_their_rows_say() -> None:
     assert first[12:] == [7, 4]
     assert [texts[number] for number in second[4:9]] == [None, None, None, None, "weight"]
     assert (texts[second[11]], second[12:]) == ("scalar", [0, 0])
-
-
-def test_columns_of_different_lengths_are_refused() -> None:
-    none = np.zeros(0, np.int64)
-    with pytest.raises(ValueError, match="different lengths"):
-        PageBlocks((), np.zeros(1, np.int64), none, none, none)
-    with pytest.raises(ValueError, match="stacks"):
-        PageBlocks((), none, none, none, none, stacks=((),))
 
 
 # ---------------------------------------------------------------------------------------------------------- kept blocks

@@ -30,7 +30,7 @@ from tracer.exporters.page.data import (
     relative_paths,
 )
 from tracer.exporters.page.html import data_of_html, write_pages
-from tracer.exporters.page.model import Curve, Page, PagePeak, Series
+from tracer.exporters.page.model import Curve, Page
 
 PAGES: dict[str, Callable[[], Page]] = {
     "empty": samples.empty_page,
@@ -83,7 +83,7 @@ def test_the_timeline_is_in_the_page_row_by_row() -> None:
     assert number.tolist() == [0, 1, 2, 3, 4, 5]
     assert times.tolist() == [0, 10_000, 20_000, 30_000, 40_000, 50_000]
     assert [series["name"] for series in timeline["series"]] == ["parameter", "activation", "UNTAGGED"]
-    assert [column.tolist() for column in values] == [series.values_bytes.tolist() for series in page.series]
+    assert [column.tolist() for column in values] == [values.tolist() for values in page.series.values()]
     assert [mark["time"] for mark in page_data(page)["marks"]] == [30_000, 20_000]
 
 
@@ -95,7 +95,7 @@ def test_a_long_timeline_keeps_its_peaks_and_exact_rows() -> None:
     assert len(table["packed"]) <= MAX_TIMELINE_CHARS
     number, times, *values = unpacked(table)
     assert (times + page.times[0] == page.times[number]).all()
-    whole = np.array([series.values_bytes for series in page.series])
+    whole = np.array(list(page.series.values()))
     assert (np.array(values) == whole[:, number]).all()
     assert np.array(values).sum(axis=0).max() == whole.sum(axis=0).max()
     assert (np.array(values).max(axis=1) == whole.max(axis=1)).all()
@@ -109,7 +109,7 @@ def test_noise_does_not_burst_the_page() -> None:
         "cpu",
         samples.SAID,
         times=times,
-        series=tuple(Series(f"s{i}", random.integers(0, 1 << 45, 60_000)) for i in range(8)),
+        series={f"s{i}": random.integers(0, 1 << 45, 60_000) for i in range(8)},
     )
     assert len(page_data(page)["timeline"]["stack"]["packed"]) <= MAX_TIMELINE_CHARS
 
@@ -125,7 +125,7 @@ def test_packing_and_unpacking_are_inverse(columns: np.ndarray) -> None:
     "wrong",
     [
         lambda: Curve("x", np.zeros(2, np.int64), np.zeros(1, np.int64)),
-        lambda: Page("x", "cpu", samples.SAID, series=(Series("x", np.zeros(1, np.int64)),)),
+        lambda: Page("x", "cpu", samples.SAID, series={"x": np.zeros(1, np.int64)}),
     ],
 )
 def test_refuses_columns_that_do_not_fit(wrong: Callable[[], object]) -> None:
@@ -192,7 +192,7 @@ def test_a_page_names_no_home(tmp_path: Path) -> None:
         "x",
         "cpu",
         Answer((f"It ended at {home}:3.",), sections=(Section("s", (f"See {home}.",), (table,)),), is_alarming=True),
-        peak=PagePeak(9),
+        breakdown={"ACTIVATION": 9},
         run={"command": f"python {home}"},
     )
     row = samples.peak_row(9, file=home, caller_file=home)

@@ -32,7 +32,7 @@ from tests.training_steps import Recorded
 from tracer.answers.answer import Answer
 from tracer.answers.recording_findings import put_together
 from tracer.answers.tables import Section, Table, columns
-from tracer.exporters.page.model import Page, PagePeak
+from tracer.exporters.page.model import Page
 from tracer.exporters.page.timeline_page import timeline_page
 
 pytestmark = pytest.mark.browser
@@ -138,7 +138,7 @@ def test_lines_open_in_the_folder_that_the_reader_names(
     rows = tuple(
         samples.peak_row(9, file=file, line=3) for file in ("src/net.py", "~/net.py", "/usr/site-packages/a.py")
     )
-    page = samples.with_blocks(Page("x", "cpu", samples.SAID, peak=PagePeak(27)), rows)
+    page = samples.with_blocks(Page("x", "cpu", samples.SAID, breakdown={"ACTIVATION": 27}), rows)
 
     def links(tab: Any) -> set[str | None]:
         return {link.get_attribute("href") for link in tab.locator(".blocks a.place").all()}
@@ -232,8 +232,8 @@ def tiles(tab: Any) -> list[str]:
 
 def test_the_tree_is_a_flame_graph_by_caller_and_inverted(opened: Callable[..., Any]) -> None:
     page = samples.small_page()
-    assert page.blocks is not None
-    with opened(replace(page, blocks=replace(page.blocks, stacks=STACKS))) as tab:
+    groups = tuple(replace(row, stack=stack) for row, stack in zip(page.groups, STACKS, strict=True))
+    with opened(replace(page, groups=groups)) as tab:
         assert tab.locator(".icicle").bounding_box()["width"] > 1000
         tab.get_by_role("button", name="By caller").click()
         assert tiles(tab)[1:] == [

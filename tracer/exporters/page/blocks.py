@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 import numpy as np
 
 from tracer.arrays import Int, Ints, PerBlock, Rows
-from tracer.exporters.page.model import PageBlocks, PageSpace
+from tracer.exporters.page.model import Page, PageSpace
 
 if TYPE_CHECKING:
     from tracer.allocator.fragmentation import AddressRanges
@@ -46,7 +46,7 @@ TEXT_FIELDS: Final = (
 _LINE_FIELDS: Final = ("line", "caller_line")
 
 
-def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_BLOCKS) -> dict[str, Any]:
+def blocks_json(page: Page, kept_rows: Rows, *, most_blocks: int = MOST_BLOCKS) -> dict[str, Any]:
     """The blocks at the kept rows of the timeline; positions are indices into the kept rows.
 
     Returns:
@@ -55,24 +55,25 @@ def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_
         `changes` are position, group, bytes and count: by how much the blocks smaller than `smaller_than` of a group
         changed. Those of `places` are the address of each block and, where they are not its bytes, its rounded bytes.
     """
+    blocks, group = page.blocks, page.group
+    assert blocks is not None and group is not None
     kept = keep_blocks(
         kept_rows,
-        made_at=blocks.made_at,
-        freed_at=blocks.freed_at,
+        made_at=blocks.made_at + page.first_row,
+        freed_at=blocks.freed_at + page.first_row,
         size_bytes=blocks.size_bytes,
-        group=blocks.group,
+        group=group,
         most_blocks=most_blocks,
     )
     # Groups that are seen, by number.
-    used = np.union1d(blocks.group[kept.block], kept.change_group)
-    texts, columns = _groups([blocks.groups[group] for group in used.tolist()])
-    large = np.searchsorted(used, blocks.group[kept.block])
+    used = np.union1d(group[kept.block], kept.change_group)
+    groups = [page.groups[number] for number in used.tolist()]
+    texts, columns = _groups(groups)
+    large = np.searchsorted(used, group[kept.block])
     order = np.lexsort((large, kept.first))
     rows = kept.block[order]
-    places = None
-    if blocks.address is not None:
-        rounded = [] if blocks.allocated_bytes is None else [blocks.allocated_bytes[rows]]
-        places = packed([blocks.address[rows], *rounded])
+    # A recording has sizes as allocated, a snapshot as requested.
+    rounded = [blocks.allocated_bytes[rows]] if page.source == "snapshot" else []
     return {
         "texts": texts,
         "groups": packed(columns),
@@ -80,22 +81,27 @@ def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_
         "changes": packed(
             [kept.change_at, np.searchsorted(used, kept.change_group), kept.change_bytes, kept.change_count]
         ),
-        "places": places,
+        "places": packed([blocks.address[rows], *rounded]) if page.has_addresses else None,
         "smaller_than": kept.smaller_than_bytes,
-        "stacks": stacks_json([blocks.stacks[group] for group in used.tolist()] if blocks.stacks else []),
+        "stacks": stacks_json(
+            [one.stack or () for one in groups] if any(one.stack is not None for one in groups) else []
+        ),
     }
 
 
-def space_json(space: PageSpace, kept_rows: Rows) -> dict[str, Any]:
+def space_json(page: Page, kept_rows: Rows) -> dict[str, Any] | None:
     """The reserved ranges that are seen at the kept rows of the timeline.
 
     Returns:
         `ranges` with the columns first position, how many positions, address, bytes, home, expandable or not; before
-        the position `known_from` they are not known.
+        the position `known_from` they are not known. None where nothing is known of what was reserved.
     """
+    space = page.space
+    if space is None:
+        return None
     ranges = space.ranges
     first, last, known_from = (
-        np.searchsorted(kept_rows, entries + space.first_row, side="left")
+        np.searchsorted(kept_rows, entries + page.first_row, side="left")
         for entries in (ranges.begin, ranges.end, np.array(ranges.known_from))
     )
     seen = np.flatnonzero(first < last)
@@ -138,7 +144,7 @@ def stacks_json(stacks: Sequence[tuple[str, ...]]) -> dict[str, Any]:
     }
 
 
-def page_space(ranges: AddressRanges, text: Callable[[int], str], *, first_row: int = 0) -> PageSpace:
+def page_space(ranges: AddressRanges, text: Callable[[int], str]) -> PageSpace:
     """Reserved ranges by stream and pool."""
     columns = np.stack([ranges.stream, ranges.pool, ~ranges.is_small | ranges.is_expandable], axis=1)
     homes, home = np.unique(columns, axis=0, return_inverse=True)
@@ -146,7 +152,7 @@ def page_space(ranges: AddressRanges, text: Callable[[int], str], *, first_row: 
     for stream, pool, is_large in homes.tolist():
         private = f", private pool {text(pool)}" if pool >= 0 else ""
         names.append(f"stream {stream}{private}{'' if is_large else ', segments for small blocks'}")
-    return PageSpace(tuple(names), home.reshape(-1), ranges, first_row)
+    return PageSpace(tuple(names), home.reshape(-1), ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ from tracer.arrays import Ints, Rows
 from tracer.blocks.kinds import Kind, meaning_of, words_of
 from tracer.exporters.annotated_source import AnnotatedFile, freed_words
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, packed, space_json
-from tracer.exporters.page.model import Curve, Page, PagePeak
+from tracer.exporters.page.model import Curve, Page
 
 _PACKED = "packed"
 _PYTHONS = re.compile(r"(?:/|[A-Za-z]:\\).*[/\\](lib[/\\]python3[\d.]*[/\\].+)", re.IGNORECASE)
@@ -129,9 +129,15 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "bands": [
             asdict(replace(band, start=band.start - origin, end=band.end - origin)) for band in page.bands[:MAX_BANDS]
         ],
-        "peak": None if page.peak is None else _peak(page.peak, rows, has_blocks=blocks is not None),
+        "peak": {
+            "bytes": sum(page.breakdown.values()),
+            "row": _position(page.peak_row, rows) if blocks is not None else None,
+            "breakdown": [{"name": name, "bytes": size_bytes} for name, size_bytes in page.breakdown.items()],
+        }
+        if page.breakdown
+        else None,
         "blocks": blocks,
-        "space": space_json(page.space, rows) if page.space is not None and blocks is not None else None,
+        "space": space_json(page, rows) if blocks is not None else None,
         "caveat": answer.caveat,
         "is_alarming": answer.is_alarming,
         "run": [(str(name), str(value)) for name, value in page.run.items()],
@@ -159,14 +165,6 @@ def _origin(page: Page) -> int:
 def _position(row: int | None, rows: Rows) -> int | None:
     """The place of a row that is kept among those that are."""
     return None if row is None else int(np.searchsorted(rows, row))
-
-
-def _peak(peak: PagePeak, rows: Rows, *, has_blocks: bool) -> dict[str, Any]:
-    return {
-        "bytes": peak.bytes,
-        "row": _position(peak.row, rows) if has_blocks else None,
-        "breakdown": [{"name": name, "bytes": size_bytes} for name, size_bytes in peak.breakdown.items()],
-    }
 
 
 def _source(file: AnnotatedFile) -> dict[str, Any]:
@@ -201,8 +199,8 @@ def _long_columns(page: Page, origin: int, num_pages: int) -> tuple[dict[str, An
         timeline = _timeline(page, origin, rows, num_buckets)
         size = sum(len(table["packed"]) for table in (timeline["stack"], *timeline["lines"]))
         fits = size * num_pages <= MAX_TIMELINE_CHARS
-        fitting = page.blocks if fits or num_buckets <= _FEWEST_BUCKETS else None
-        blocks = blocks_json(fitting, rows, most_blocks=MOST_BLOCKS // num_pages) if fitting is not None else None
+        is_fitting = page.blocks is not None and (fits or num_buckets <= _FEWEST_BUCKETS)
+        blocks = blocks_json(page, rows, most_blocks=MOST_BLOCKS // num_pages) if is_fitting else None
         if blocks is not None:
             tables = (blocks["blocks"], blocks["changes"], blocks["places"])
             size = sum(len(table["packed"]) for table in tables if table is not None)
@@ -213,12 +211,10 @@ def _long_columns(page: Page, origin: int, num_pages: int) -> tuple[dict[str, An
 
 
 def _kept_rows(page: Page, origin: int, num_buckets: int) -> Rows:
-    values = np.empty((len(page.times), len(page.series)), np.int64)
-    for column, series in enumerate(page.series):
-        values[:, column] = series.values_bytes
+    values = np.stack([np.zeros(len(page.times), np.int64), *page.series.values()], axis=1)[:, 1:]
     marked = [mark.row for mark in page.marks if mark.row is not None]
-    if page.peak is not None and page.peak.row is not None:
-        marked.append(page.peak.row)
+    if page.peak_row is not None:
+        marked.append(page.peak_row)
     return _rows_to_draw(_drawn(page.times, origin), values, num_buckets, marked)
 
 
@@ -238,12 +234,12 @@ def _rows_to_draw(drawn: Ints, values: Ints, num_buckets: int, keep: Sequence[in
 
 def _timeline(page: Page, origin: int, rows: Rows, num_buckets: int) -> dict[str, Any]:
     """Stack and curves; the stack's columns are row number, time, then the series. `counted` has one for each row."""
-    columns = [rows, _drawn(page.times, origin)[rows], *(series.values_bytes[rows] for series in page.series)]
+    columns = [rows, _drawn(page.times, origin)[rows], *(values[rows] for values in page.series.values())]
     counted = page.counted_bytes
     # Of two recordings the kinds of the first, then those of the second, a column each.
     sides = [levels[side][rows] for side in (0, 1) for levels in page.compared.values()]
     return {
-        "series": [{"name": series.name} for series in page.series],
+        "series": [{"name": name} for name in page.series],
         "stack": packed(columns, total=len(page.times)),
         "lines": [_line(line, origin, num_buckets) for line in page.lines],
         "compared": {"names": list(page.compared), "levels": packed(sides)} if page.compared else None,

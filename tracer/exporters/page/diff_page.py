@@ -22,7 +22,7 @@ from tracer.exporters.diff import answer_sentences, changes_tables, growth_sente
 from tracer.exporters.page.blocks import unpacked
 from tracer.exporters.page.data import BOTH, LESS, MORE
 from tracer.exporters.page.html import data_of_html, write_pages
-from tracer.exporters.page.model import Curve, Mark, Page, Series
+from tracer.exporters.page.model import Curve, Mark, Page
 from tracer.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -91,11 +91,7 @@ def _with_curves(page: Page, curves: AlignedCurves | None) -> Page:
         axis="entry",
         origin=0,
         times=curves.position,
-        series=(
-            Series(BOTH, np.minimum(old, new)),
-            Series(MORE, np.maximum(new - old, 0)),
-            Series(LESS, np.maximum(old - new, 0)),
-        ),
+        series={BOTH: np.minimum(old, new), MORE: np.maximum(new - old, 0), LESS: np.maximum(old - new, 0)},
         lines=(Curve("before", curves.position, old), Curve("after", curves.position, new)),
         compared=curves.levels,
         marks=(

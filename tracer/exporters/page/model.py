@@ -20,20 +20,13 @@ if TYPE_CHECKING:
     from tracer.allocator.fragmentation import AddressRanges
     from tracer.answers.rows import Row
     from tracer.blocks.from_snapshot.timeline import Band
+    from tracer.blocks.table import Blocks
     from tracer.exporters.annotated_source import AnnotatedFile
 
 
 Axis = Literal["time", "entry"]
 MarkKind = Literal["peak", "tagged", "oom"]
 Source = Literal["profile", "snapshot"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Series:
-    """A layer of the stacked drawing."""
-
-    name: str  # Name of the category. Those of `Kind` have colours and words of their own
-    values_bytes: PerPageRow[Int]  # [Y] Bytes held after each row of `Page.times`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,37 +57,6 @@ class Mark:
     detail: str = ""  # Said behind its bytes where there is room
 
 
-@dataclass(frozen=True, slots=True)
-class PagePeak:
-    """The worst moment."""
-
-    bytes: int  # All that was allocated
-    breakdown: Mapping[str, int] = field(default_factory=dict)  # Bytes by category, in the order in which to show them
-    row: int | None = None  # Row of `Page.times`; the page then says what was in use by `Page.blocks`
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PageBlocks:
-    """Every block of the recording, from which the page says what was in use at any moment."""
-
-    # Groups of equal blocks; bytes and counts are of all blocks of a group, whenever they were in use.
-    groups: tuple[Row, ...]
-    group: PerBlock[Int]  # [B] Which group each block belongs to
-    size_bytes: PerBlock[Int]  # [B]
-    made_at: PerBlock[Int]  # [B] The first row of `Page.times` at which it was in use; negative if it was there before
-    freed_at: PerBlock[Int]  # [B] The first row at which it no longer was; the number of rows if that was never
-    # Stack of each group, innermost frame first; as many as groups, or none.
-    stacks: tuple[tuple[str, ...], ...] = ()
-    address: PerBlock[Int] | None = None  # [B] Where each block lies; None where that is of no use
-    allocated_bytes: PerBlock[Int] | None = None  # [B] What it takes there, rounded; None where that is its size
-
-    def __post_init__(self) -> None:
-        if len({len(self.group), len(self.size_bytes), len(self.made_at), len(self.freed_at)}) > 1:
-            raise ValueError("the columns of the blocks have different lengths")
-        if self.stacks and len(self.stacks) != len(self.groups):
-            raise ValueError(f"{len(self.groups)} groups, but {len(self.stacks)} stacks")
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PageSpace:
     """The ranges of addresses that were reserved, each with its life."""
@@ -102,7 +64,6 @@ class PageSpace:
     homes: tuple[str, ...]  # Names of pools and streams
     home: Ints  # Which of them each range belongs to
     ranges: AddressRanges
-    first_row: int  # Row of `Page.times` after the first entry of the ranges' lives
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,26 +80,32 @@ class Page:
     origin: int | None = None  # What is 0 on the axis, same unit as `times`; by default the first row
     # [Y], in allocator order. One that is smaller than an earlier one is drawn where that is.
     times: PerPageRow[Int] = field(default_factory=lambda: np.empty(0, np.int64))
-    series: tuple[Series, ...] = ()  # Layers of the stack, lowest first
+    # [Y] bytes held after each row, by layer of the stack, lowest first: names of `Kind` have colours and words
+    series: Mapping[str, PerPageRow[Int]] = field(default_factory=dict)
     lines: tuple[Curve, ...] = ()  # Curves above it
     # [Y] what the allocator counted at each row, apart from blocks; None where nobody did.
     counted_bytes: PerPageRow[Int] | None = None
     # [Y] before and after by kind, where two recordings are compared; `series` then says what both have, and who more.
     compared: Mapping[str, tuple[PerPageRow[Int], PerPageRow[Int]]] = field(default_factory=dict)
-    blocks: PageBlocks | None = None  # Every block, or None where only the peak is known
+    blocks: Blocks | None = None  # Every block, from which the page says what was in use at any moment
+    groups: tuple[Row, ...] = ()  # Rows of equal blocks, whenever they were in use
+    group: PerBlock[Int] | None = None  # [B] Which of these each block belongs to
+    first_row: int = 0  # Row of `times` after the first of the events that blocks and ranges count
+    has_addresses: bool = False  # Whether blocks lie where their addresses say
     space: PageSpace | None = None  # What was reserved where; with blocks that have addresses
     marks: tuple[Mark, ...] = ()  # Points to name
     bands: tuple[Band, ...] = ()
-    peak: PagePeak | None = None  # The worst moment, or None where there is none
+    breakdown: Mapping[str, int] = field(default_factory=dict)  # Bytes by kind at the peak, which they sum to
+    peak_row: int | None = None  # Row of `times` of the peak; None where only its bytes are known
     # Command, device, versions, settings, model size, date.
     run: Mapping[str, str | int | float] = field(default_factory=dict)
     sections: tuple[Section, ...] = ()  # Findings that a page alone has room for, behind those of the answer
     sources: tuple[AnnotatedFile, ...] = ()  # The user's files with bytes beside their lines, the largest first
 
     def __post_init__(self) -> None:
-        for series in self.series:
-            if len(series.values_bytes) != len(self.times):
-                raise ValueError(f"{series.name}: {len(self.times)} times, but {len(series.values_bytes)} values")
+        for name, values in self.series.items():
+            if len(values) != len(self.times):
+                raise ValueError(f"{name}: {len(self.times)} times, but {len(values)} values")
         if self.counted_bytes is not None and len(self.counted_bytes) != len(self.times):
             raise ValueError(f"{len(self.times)} times, but {len(self.counted_bytes)} counts")
 

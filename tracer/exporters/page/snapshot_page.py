@@ -13,7 +13,6 @@ from tracer.answers.answer_of_snapshot import answer_of_device, answers_of_devic
 from tracer.answers.history_sections import device_sections, host_sections
 from tracer.answers.rows import BY_LINE, group_rows
 from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
-from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.timeline import DeviceTimeline, device_timeline
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
@@ -21,9 +20,6 @@ from tracer.exporters.page.model import (
     Curve,
     Mark,
     Page,
-    PageBlocks,
-    PagePeak,
-    Series,
 )
 from tracer.units import format_bytes, some
 
@@ -73,6 +69,7 @@ def snapshot_page(device: DeviceFinding, answer: Answer | None = None, *, run: M
         Curve("allocated", timeline.times, timeline.allocated_bytes),
         Curve("reserved", timeline.times, timeline.reserved_bytes),
     )
+    groups, group = group_rows(replayed.blocks, merged=BY_LINE)
     return Page(
         title="Memory of an allocator snapshot",
         device=f"device {device.device}",
@@ -82,33 +79,20 @@ def snapshot_page(device: DeviceFinding, answer: Answer | None = None, *, run: M
         axis=timeline.axis,
         origin=0,
         times=timeline.times,
-        series=tuple(Series(kind.name, level) for kind, level in timeline.levels.items()) if has_history else (),
+        series={kind.name: level for kind, level in timeline.levels.items()} if has_history else {},
         lines=lines if has_allocator else (),
         counted_bytes=replayed.replay.requested_bytes,
-        blocks=_blocks(replayed),
-        space=page_space(address_ranges(replayed.state), replayed.snapshot.text, first_row=1)
-        if has_allocator
-        else None,
-        marks=_marks(device, timeline) if has_history else (),
-        bands=timeline.stretches,
-        peak=PagePeak(peak.peak_bytes, peak.by_category(), peak.position + 1),
-        run=run,
-    )
-
-
-def _blocks(device: ReplayedDevice) -> PageBlocks:
-    """Every block of one device; row i + 1 of the timeline is the state after entry i."""
-    lives = device.replay.lives
-    groups, group = group_rows(device.blocks, merged=BY_LINE)
-    return PageBlocks(
+        blocks=replayed.blocks,
         groups=groups,
         group=group,
-        size_bytes=lives.requested_bytes,
-        made_at=lives.begin + 1,
-        freed_at=lives.end + 1,
-        stacks=tuple(one.stack or () for one in groups),
-        address=lives.addr,
-        allocated_bytes=lives.allocated_bytes,
+        first_row=1,  # the state after the first entry
+        has_addresses=True,
+        space=page_space(address_ranges(replayed.state), replayed.snapshot.text) if has_allocator else None,
+        marks=_marks(device, timeline) if has_history else (),
+        bands=timeline.stretches,
+        breakdown=peak.by_category(),
+        peak_row=peak.position + 1,
+        run=run,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from tracer.answers.operators.run_times import RunTimeRow
 from tracer.answers.peak import Peak
 from tracer.answers.python_stacks import PythonStacks
 from tracer.answers.recording_findings import CycleFindings, Findings, counted_blocks
-from tracer.answers.rows import group_rows
+from tracer.answers.rows import Row, group_rows
 from tracer.answers.tables import Cell, Section, Table, columns
 from tracer.arrays import Int, PerBlock, totals_by
 from tracer.blocks.from_recording.blocks import LOOP_OWNER
@@ -29,10 +30,7 @@ from tracer.exporters.page.model import (
     Curve,
     Mark,
     Page,
-    PageBlocks,
-    PagePeak,
     PageSpace,
-    Series,
 )
 from tracer.units import format_bytes, some
 
@@ -61,42 +59,37 @@ def timeline_page(
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
     times, counted = recording.allocations.time_ns[lifetimes.events], counted_blocks(cycle)
+    groups, group = group_rows(counted, merged=("step",))
     return Page(
         title=title,
         device=peak.device,
         answer=answer or answer_of_findings(findings),
         subtitle=f"{some(len(times), 'event')} in {some(len(cycle.attribution.step_names), 'recorded step')}",
         times=times,
-        series=tuple(Series(kind.name, level[1:]) for kind, level in counted.levels(len(times)).items()),
+        series={kind.name: level[1:] for kind, level in counted.levels(len(times)).items()},
         lines=_reserved(cycle),
         counted_bytes=lifetimes.allocator_bytes,
-        blocks=_blocks(cycle, counted),
+        blocks=counted,
+        groups=_with_stacks(groups, cycle.recording, counted, group),
+        group=group,
+        has_addresses=cycle.history is not None,
         space=_space(cycle),
         marks=(*_marks(cycle), *_failure_marks(cycle, failed)),
         bands=_bands(cycle),
-        peak=PagePeak(peak.peak_bytes, peak.by_category(), peak.position),
+        breakdown=peak.by_category(),
+        peak_row=peak.position,
         run=run,
         sources=() if source_of is None else annotated_files(line_memory(cycle), source_of, peak.peak_bytes),
         sections=() if run_times is None else (_time_section(cycle, run_times),),
     )
 
 
-def _blocks(cycle: CycleFindings, blocks: Blocks) -> PageBlocks:
-    """Every block of the cycle; at the peak these are the peak's rows."""
-    groups, group = group_rows(blocks, merged=("step",))
-    stacks = _stacks(cycle.recording, blocks, group, len(groups))
-    address = blocks.address if cycle.history is not None else None
-    return PageBlocks(groups, group, blocks.size_bytes, blocks.made_at, blocks.freed_at, stacks, address=address)
-
-
-def _stacks(recording: Recording, blocks: Blocks, group: PerBlock[Int], num_groups: int) -> tuple[tuple[str, ...], ...]:
-    """Return the stack of each group's largest block; empty if no Python code was running, as in backward."""
+def _with_stacks(groups: Sequence[Row], recording: Recording, blocks: Blocks, group: PerBlock[Int]) -> tuple[Row, ...]:
+    """The rows with the stack of the largest block of each; an empty one where no Python code was running."""
     order = np.lexsort((-blocks.size_bytes, group))
     _, first = np.unique(group[order], return_index=True)
-    largest = np.full(num_groups, -1, np.int64)
-    largest[group[order[first]]] = blocks.row[order[first]]
-    frames = PythonStacks(recording)
-    return tuple(frames.words_of(allocation) for allocation in largest.tolist())
+    frames, largest = PythonStacks(recording), blocks.row[order[first]].tolist()
+    return tuple(replace(row, stack=frames.words_of(made)) for row, made in zip(groups, largest, strict=True))
 
 
 def _space(cycle: CycleFindings) -> PageSpace | None:
