@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,17 +26,20 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 from tests.on_null_gpu.small_cards import leave_bytes
-from tests.truth.isolate import Elsewhere
+from tests.skips import by_default
+from tests.truth.isolate import Elsewhere, runs_elsewhere
 from tracer import TimelineTracer
 from tracer.answers.answer_of_findings import headline
 from tracer.answers.failure_lines import failure_lines
 from tracer.answers.parallelism import parallelism_sentences
-from tracer.answers.recording_findings import CycleFindings
+from tracer.answers.recording_findings import CycleFindings, Findings
+from tracer.answers.run_results import RunResults
 from tracer.blocks.from_recording.allocator_join import reserved_ranges
 from tracer.capture.device.allocator_history import record_from_start
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.capture.torch_private.torch_history import allocator_history_enabled
 from tracer.errors import Terminated
+from tracer.exporters.page.html import data_of_html
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.stored_results import kept_run, results_of
@@ -44,33 +47,33 @@ from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 PLAN = Schedule(1, 1, 2, 1)
 DEVICES = ("cuda:0", "cuda:1")
+MIB = 1 << 20
 Step = Callable[[int], object]
 
 
 @dataclass(frozen=True)
-class Told:
-    """A profile's figures, and the allocators' counts over the recorded steps."""
+class Trained:
+    """A profile, and the allocators' counts over the recorded steps."""
 
-    device: str
-    peak_bytes: int
-    rows_bytes: int
+    session: TrainingProfile
+    findings: Findings
     counted: tuple[int, int]
-    joined: tuple[int, int] | None
-    pending_bytes: int
-    by_category: dict[str, int]
-    notes: tuple[str, ...]
-    other_devices: dict[str, int]
-    files: tuple[str, ...]
-    failed_files: tuple[str, ...]
-    pages: tuple[tuple[str, int, bool], ...]
-    reserved: tuple[int, int]
+    files: set[str]
+    pages: list[tuple[str, int, bool]]
 
-
-def pages_in(path: Path) -> tuple[tuple[str, int, bool], ...]:
-    """Return each device of a page: its name, its peak and whether its segments are there."""
-    _, _, text = path.read_text().partition('id="data">')
-    pages = json.loads(text.partition("</script>")[0])["pages"]
-    return tuple((page["device"], page["peak"]["bytes"], page["space"] is not None) for page in pages)
+    def assert_laws(self, device: int) -> None:
+        """Compare the rows with what this device's allocator counted, and look for every file."""
+        cycle = self.findings.worst
+        peak, history = cycle.peak, cycle.peak.allocator
+        assert self.findings.device == f"cuda:{device}"
+        assert sum(row.bytes for row in peak.rows) == peak.allocator_peak_bytes == self.counted[device]
+        assert history is None or history.num_joined == history.num_blocks
+        # The history's segments are what the profiler counts as reserved, at every event.
+        same, of = reserved_over(self.findings.cycles[-1])
+        assert same == of and (of > 0) == (history is not None)
+        assert [written.error for written in self.session.written if written.error is not None] == []
+        written = {"max_mem.txt", "peak.json", "memory_timeline.html", "memory_snapshot.pkl", "memory_report.sqlite"}
+        assert self.files == written
 
 
 def reserved_over(cycle: CycleFindings) -> tuple[int, int]:
@@ -87,32 +90,9 @@ def reserved_over(cycle: CycleFindings) -> tuple[int, int]:
     return int(same[found.known_from :].sum()), len(events) - found.known_from
 
 
-def told(session: TrainingProfile, counted: list[tuple[int, int]]) -> Told:
-    """Return the figures of a finished session."""
-    assert session.results is not None and session.results.findings is not None, session.results
-    findings = session.results.findings
-    peak = findings.worst.peak
-    history = peak.allocator
-    return Told(
-        device=findings.device,
-        peak_bytes=peak.allocator_peak_bytes,
-        rows_bytes=sum(row.bytes for row in peak.rows),
-        counted=(max(first for first, _ in counted), max(second for _, second in counted)),
-        joined=None if history is None else (history.num_joined, history.num_blocks),
-        pending_bytes=0 if history is None else history.pending_bytes,
-        by_category=peak.by_category(),
-        notes=session.results.notes,
-        other_devices=dict(findings.other_devices),
-        files=tuple(sorted(path.name for path in session.folder.iterdir())),
-        failed_files=tuple(str(each.error) for each in session.written if each.error is not None),
-        pages=pages_in(session.folder / "memory_timeline.html"),
-        reserved=reserved_over(findings.cycles[-1]),
-    )
-
-
 def train(
     model: nn.Module, step: Step, optimizer: torch.optim.Optimizer | None = None, device: str | None = None
-) -> Told:
+) -> Trained:
     """Profile a loop of steps."""
     counted = []
     with tempfile.TemporaryDirectory() as folder:
@@ -123,10 +103,14 @@ def train(
                     torch.accelerator.reset_peak_memory_stats(number)
                 step(index)
                 if 2 <= index < 4:
-                    first, second = (torch.accelerator.max_memory_allocated(number) for number in range(2))
-                    counted.append((first, second))
+                    counted.append([torch.accelerator.max_memory_allocated(number) for number in range(2)])
                 session.step()
-        return told(session, counted)
+        assert session.results is not None and session.results.findings is not None, session.results
+        (page,) = [data_of_html((session.folder / "memory_timeline.html").read_text("utf-8"))]
+        pages = [(page["device"], page["peak"]["bytes"], page["space"] is not None) for page in page["pages"]]
+        first, second = map(max, zip(*counted, strict=True))
+        files = {path.name for path in session.folder.iterdir()}
+        return Trained(session, session.results.findings, (first, second), files, pages)
 
 
 class Split(nn.Module):
@@ -155,14 +139,45 @@ def usual_step(model: nn.Module, optimizer: torch.optim.Optimizer, place: str = 
     return step
 
 
-def train_split(*widths: int, device: str | None = None) -> Told:
+def train_split(*widths: int, device: str | None = None) -> Trained:
     """A model whose layers take turns on the two devices."""
     model = Split(*((DEVICES[number % 2], width) for number, width in enumerate(widths)))
     optimizer = torch.optim.AdamW(model.parameters())
     return train(model, usual_step(model, optimizer), optimizer, device)
 
 
-def train_behind_an_embedding_on_the_cpu() -> Told:
+@runs_elsewhere
+def test_of_two_devices_the_one_that_holds_most_is_explained_and_the_other_named() -> None:
+    """A small first layer, which has the first parameter, and large ones on the other device."""
+    found = train_split(8, 4096)
+    found.assert_laws(1)
+    assert found.findings.other_devices == {"cuda:0": found.counted[0]}
+    assert found.session.results is not None
+    (note,) = (note for note in found.session.results.notes if "Other devices" in note)
+    assert "about cuda:1, which held most" in note and "cuda:0 up to" in note
+    # The page has both, each with its own peak and segments.
+    assert found.pages == [("cuda:1", found.counted[1], True), ("cuda:0", found.counted[0], True)]
+
+
+@runs_elsewhere
+def test_a_device_that_was_named_is_explained_whatever_others_hold() -> None:
+    found = train_split(8, 4096, device="cuda:0")
+    found.assert_laws(0)
+    assert found.findings.other_devices == {"cuda:1": found.counted[1]}
+
+
+@pytest.mark.slow
+@runs_elsewhere
+def test_a_model_split_over_both() -> None:
+    found = train_split(8192, 8, 4096)
+    found.assert_laws(0)
+    sizes = found.findings.worst.peak.by_category()
+    assert sizes["PARAMETER"] > 0 and sizes["OPTIMIZER_STATE"] > 0
+    assert "BEFORE_RECORDING" not in sizes and "UNKNOWN" not in sizes
+
+
+@runs_elsewhere
+def test_an_embedding_on_the_cpu_makes_no_run_of_the_cpu() -> None:
     """The first parameter, and most of all bytes, are on the CPU."""
     embedding, top = nn.EmbeddingBag(20_000, 16), nn.Linear(16, 64, device="cuda:0")
     optimizer = torch.optim.SGD([*embedding.parameters(), *top.parameters()], lr=0.1)
@@ -172,16 +187,17 @@ def train_behind_an_embedding_on_the_cpu() -> Told:
         top(embedding(torch.randint(0, 20_000, (32, 4), device="cpu")).to("cuda:0")).sum().backward()
         optimizer.step()
 
-    return train(nn.Sequential(embedding, top), step, optimizer)
+    train(nn.Sequential(embedding, top), step, optimizer).assert_laws(0)
 
 
-def train_on_the_current_device() -> tuple[Told, str]:
-    """`device="cuda"` while the second device is the current one, in a session and in the bare callback."""
+@runs_elsewhere
+def test_a_device_without_a_number_is_the_current_one() -> None:
+    """In a session and in the bare callback."""
     torch.cuda.set_device(1)
     model = nn.Linear(16, 64, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = usual_step(model, optimizer, "cuda")
-    found = train(model, step, optimizer, "cuda")
+    train(model, step, optimizer, "cuda").assert_laws(1)
     tracer = TimelineTracer(device="cuda")
     with profile(
         activities=[ProfilerActivity.CPU],
@@ -194,11 +210,15 @@ def train_on_the_current_device() -> tuple[Told, str]:
         for index in range(3):
             step(index)
             profiler.step()
-    return found, tracer.findings.device
+    assert tracer.findings.device == "cuda:1"
 
 
-def train_without_allocating() -> Told:
-    """As a replayed CUDA graph: everything is where it was, and nobody allocates."""
+@runs_elsewhere
+def test_steps_that_allocate_nothing_are_told_what_the_device_holds() -> None:
+    """As a replayed CUDA graph: everything is where it was, and nobody allocates.
+
+    Weight and bias of 4096 and 256 bytes, and 20,000 bytes that a local variable holds, rounded up to 20,480.
+    """
     model, held = nn.Linear(16, 64, device="cuda:0"), torch.zeros(5000, device="cuda:0")
 
     def step(index: int) -> None:
@@ -206,7 +226,10 @@ def train_without_allocating() -> Told:
             for tensor in (*model.parameters(), held):
                 tensor.zero_()
 
-    return train(model, step)
+    found = train(model, step)
+    found.assert_laws(0)
+    assert found.findings.worst.peak.allocator_peak_bytes == 4096 + 512 + 20480
+    assert found.findings.worst.peak.by_category() == {"HELD": 20480, "PARAMETER": 4608}
 
 
 # ---- out of memory ---------------------------------------------------------------------------------------------------
@@ -224,35 +247,19 @@ class _Greedy(torch.autograd.Function):
         return gradients[0], None
 
 
-@dataclass(frozen=True)
-class RanOut:
-    """The explanation of a loop that ran out of memory, and the allocator's counters at that moment."""
-
-    device: str
-    asked_bytes: int
-    device_free_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    groups: tuple[tuple[str, int], ...]
-    group_bytes: int
-    requested_bytes: int
-    state: dict[str, int]
-    lines: tuple[str, ...]
-    counted: dict[str, int]
-    capacity: int
-    file: str | None
-
-
-def run_out_in(where: str, at_step: int = 2, on: int = 0) -> RanOut:
-    """Ask for too much in one of the phases of a step; step 2 is recorded, step 0 is not.
+def run_out_in(where: str, at_step: int = 2, on: int = 0) -> tuple[RunResults, dict[str, int]]:
+    """Ask for 100 MiB of 64 in one of the phases of a step; step 2 is recorded, step 0 is not.
 
     Args:
         where: forward, backward or optimizer.
         at_step: In which step.
         on: On which device; the model is on the first.
+
+    Returns:
+        The results, and the allocator's counters at that moment.
     """
-    capacity, counted = 64 << 20, dict[str, int]()
-    leave_bytes(on, capacity)
+    counted = dict[str, int]()
+    leave_bytes(on, 64 << 20)
     model = nn.Sequential(nn.Linear(16, 4096), nn.GELU(), nn.Linear(4096, 16)).to("cuda:0")
 
     def ask(now: str, index: int) -> None:
@@ -283,27 +290,50 @@ def run_out_in(where: str, at_step: int = 2, on: int = 0) -> RanOut:
             y.pow(2).mean().backward()
             optimizer.step()
             session.step()
-    results: Any = session.results
+    assert session.results is not None
+    return session.results, counted
+
+
+@pytest.mark.parametrize(
+    ("where", "step"),
+    by_default(
+        product(("forward", "backward", "optimizer"), (0, 2)), [("forward", 0), ("backward", 2), ("optimizer", 2)]
+    ),
+)
+@runs_elsewhere
+def test_out_of_memory_is_explained_with_the_allocators_numbers(where: str, step: int) -> None:
+    results, counted = run_out_in(where, step)
+    assert results.device == "cuda:0" and results.failed_allocation is not None and results.failure is not None
     failed = results.failed_allocation.event
-    return RanOut(
-        device=results.device,
-        asked_bytes=failed.asked_bytes,
-        device_free_bytes=failed.device_free_bytes,
-        allocated_bytes=failed.allocated_bytes,
-        reserved_bytes=failed.reserved_bytes,
-        groups=tuple((group.kind.words, group.bytes) for group in failed.groups),
-        group_bytes=sum(group.bytes for group in failed.groups),
-        requested_bytes=failed.requested_bytes,
-        state=dict(results.failure.allocator),
-        lines=tuple(failure_lines(results)),
-        counted=counted,
-        capacity=capacity,
-        file=failed.site.file,
-    )
+    assert failed.asked_bytes == 100 * MIB
+    assert failed.allocated_bytes == counted["allocated"]
+    assert failed.reserved_bytes == counted["reserved"]
+    assert sum(group.bytes for group in failed.groups) == failed.requested_bytes == counted["requested"]
+    free_bytes = (64 << 20) - failed.reserved_bytes
+    assert failed.device_free_bytes == free_bytes == dict(results.failure.allocator)["free on the device"]
+    assert failed.site.file is not None and failed.site.file.endswith("test_sessions.py")
+    # Recorded or not: of step 0 by what the program holds when it fails.
+    kinds = {group.kind.words for group in failed.groups}
+    assert "parameter" in kinds and "not known" not in kinds
+    if step == 2:
+        assert "optimizer state" in kinds
+    else:
+        assert ("activation" in kinds) == ("input" in kinds) == (where != "optimizer")
+    assert ("gradient" in kinds) == (where == "optimizer")
 
 
-def run_out_while_validating(*, with_gradients: bool = True, trains_in: str = "training") -> tuple[str, str, str]:
-    """A validation that adds up its losses: what is advised, what is to be tried first, and the advice read again.
+@runs_elsewhere
+def test_out_of_memory_on_the_second_device_is_about_that_one() -> None:
+    results, _ = run_out_in("forward", 2, on=1)
+    assert results.failed_allocation is not None and results.failure is not None
+    failed = results.failed_allocation.event
+    assert (failed.asked_bytes, failed.allocated_bytes, failed.reserved_bytes) == (100 * MIB, 0, 0)
+    assert failed.device_free_bytes == dict(results.failure.allocator)["free on the device"] == 64 * MIB
+    assert any("step 3 ran out of memory" in line.lower() for line in failure_lines(results))
+
+
+def run_out_while_validating(*, with_gradients: bool = True, trains_in: str = "training") -> tuple[str, str]:
+    """A validation that adds up its losses: what is advised, also where it is read again, and what is tried first.
 
     Args:
         with_gradients: Whether its calls record them; if not, memory ends at a request of its own.
@@ -330,14 +360,36 @@ def run_out_while_validating(*, with_gradients: bool = True, trains_in: str = "t
                 total = total + model(torch.randn(1024, 16, device="cuda:0")).square().mean()
         torch.empty(100 << 20, dtype=torch.uint8, device="cuda:0")
     results: Any = session.results
-    again = results_of(kept_run(results)).failed_allocation.event
-    assert again is not None
+    again = results_of(kept_run(results)).failed_allocation
+    assert again is not None and again.event.advice == results.failed_allocation.event.advice
     first = results.failed_allocation.first.changes
-    return results.failed_allocation.event.advice, first[0].words if first else "", again.advice
+    return again.event.advice, first[0].words if first else ""
 
 
-def multiply() -> tuple[list[tuple[str, str | None, str | None, int]], set[str], str]:
-    """Return a small layer's rows of scratch memory, the modules of all others, and sentences of the screen."""
+@pytest.mark.parametrize(
+    ("mode", "cause"),
+    [
+        ("training", r"The model is called at \S+ without a backward behind it"),
+        pytest.param("evaluation", r"Memory grows: each of \d+ iterations left 8\.12 MiB", marks=pytest.mark.slow),
+    ],
+)
+@runs_elsewhere
+def test_a_validation_with_gradients_on_is_told_of_no_grad(mode: str, cause: str) -> None:
+    """First of all, by a replay without what it keeps, and again where a kept recording is read; in whatever mode."""
+    advice, first = run_out_while_validating(trains_in=mode)
+    assert re.search(cause, advice)
+    assert first.startswith("evaluate under `with torch.no_grad():`")
+
+
+@pytest.mark.slow
+@runs_elsewhere
+def test_nothing_is_said_of_it_without_gradients() -> None:
+    advice, first = run_out_while_validating(with_gradients=False)
+    assert "no_grad" not in advice + first
+
+
+@runs_elsewhere
+def test_the_workspace_of_cublas_is_no_modules_and_said_not_to_grow() -> None:
     model = nn.Sequential(nn.Linear(16, 16)).to("cuda:0")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     step = usual_step(model, optimizer)
@@ -347,15 +399,21 @@ def multiply() -> tuple[list[tuple[str, str | None, str | None, int]], set[str],
             session.step()
     assert session.results is not None and session.results.findings is not None
     cycle = session.results.findings.worst
-    is_scratch = [row.category == "WORKSPACE" for row in cycle.peak.rows]
-    rows = [row for row, chosen in zip(cycle.peak.rows, is_scratch, strict=True) if chosen]
-    others = {row.module or "" for row, chosen in zip(cycle.peak.rows, is_scratch, strict=True) if not chosen}
-    found = [(row.category, row.module, row.name, row.bytes) for row in rows]
-    return found, others, " ".join(parallelism_sentences(cycle))
+    scratch = [row for row in cycle.peak.rows if row.category == "WORKSPACE"]
+    screen = " ".join(parallelism_sentences(cycle))
+    if are_workspaces_kept():
+        assert scratch == [] and "cuBLAS" not in screen
+        return
+    assert [(row.module, row.name, row.bytes) for row in scratch] == [("(cuBLAS)", "cuBLAS workspace", 32 * MIB)]
+    assert {row.module for row in cycle.peak.rows if row not in scratch} == {"0", "(training loop)"}
+    assert "cuBLAS has 32.00 MiB of the peak, a workspace that torch allocates for a call and frees behind it" in screen
 
 
-def history_of_somebody_else() -> tuple[bool, int]:
-    """Return whether the program's own history is on after a session, and the size of its first allocation."""
+# ---- histories -------------------------------------------------------------------------------------------------------
+
+
+@runs_elsewhere
+def test_a_history_of_somebody_elses_is_left_on() -> None:
     record_from_start()
     torch.cuda.memory._record_memory_history(max_entries=1000)
     first = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
@@ -364,11 +422,11 @@ def history_of_somebody_else() -> tuple[bool, int]:
     train(model, usual_step(model, optimizer), optimizer)
     entries = [entry for entry in torch.cuda.memory._snapshot()["device_traces"][0] if entry["action"] == "alloc"]
     del first
-    return allocator_history_enabled(torch.device(DEVICES[0])), entries[0]["size"]
+    assert allocator_history_enabled(torch.device(DEVICES[0])) and entries[0]["size"] == 12345
 
 
-def history_from_start() -> tuple[bool, dict[str, int], int]:
-    """Return whether a history from before a session stays on, bytes by line at a failure, and a tensor's line."""
+@runs_elsewhere
+def test_a_history_that_is_on_from_the_start_ends_with_the_first_session() -> None:
     record_from_start()
     table = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
     line = sys._getframe().f_lineno - 1
@@ -381,15 +439,16 @@ def history_from_start() -> tuple[bool, dict[str, int], int]:
     ):
         model(torch.randn(32, 16, device="cuda:0"))
         torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
-    results: Any = session.results
-    rows = results.failed_allocation.in_use.rows
-    lines = {f"{row.category} {row.line}": row.bytes for row in rows if row.phase == "before recording"}
+    assert session.results is not None and session.results.failed_allocation is not None
+    in_use = session.results.failed_allocation.in_use
+    assert in_use is not None
+    lines = {(row.category, row.line): row.bytes for row in in_use.rows if row.phase == "before recording"}
     del table
-    return allocator_history_enabled(torch.device(DEVICES[0])), lines, line
+    assert not allocator_history_enabled(torch.device(DEVICES[0])) and lines["HELD", line] == 12800  # 12,345, rounded
 
 
-def run_out_behind_the_recorded_steps() -> tuple[int, bool]:
-    """Run out in the step after a script's cycles; return its number, and whether the failure is explained."""
+@runs_elsewhere
+def test_a_failure_right_behind_the_recorded_steps_is_explained() -> None:
     model = nn.Linear(16, 64, device="cuda:0")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step, plan = usual_step(model, optimizer), Schedule(0, 1, 1, 2)
@@ -401,11 +460,13 @@ def run_out_behind_the_recorded_steps() -> tuple[int, bool]:
             step(index)
             session.step()
         torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
-    return session.num_steps_done, session.failed_allocation is not None
+    assert session.num_steps_done == 4 and session.failed_allocation is not None
 
 
-def run_out_behind_a_dropped_recording() -> tuple[int, int | None]:
-    """Run out in a step whose recording was dropped for its imports; return explained cycles and bytes asked for."""
+@pytest.mark.slow
+@runs_elsewhere
+def test_a_failure_behind_a_recording_that_was_dropped_is_explained() -> None:
+    """For its imports."""
     model = nn.Linear(16, 64, device="cuda:0")
     with (
         suppress(torch.OutOfMemoryError),
@@ -417,11 +478,12 @@ def run_out_behind_a_dropped_recording() -> tuple[int, int | None]:
                 import_module(f"no_module_{index}")
         torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
     failed = session.failed_allocation
-    return len(session.findings.cycles), failed.event.asked_bytes if failed is not None else None
+    assert len(session.findings.cycles) == 1 and failed is not None and failed.event.asked_bytes == 1 << 40
 
 
-def begin_on_the_cpu() -> tuple[str, bool, tuple[str, ...]]:
-    """A model steps on the CPU, then another one on the device: which is explained, has it a history, and the notes."""
+@pytest.mark.slow
+@runs_elsewhere
+def test_a_session_that_begins_on_the_cpu_goes_over_to_the_history_of_the_gpu() -> None:
     record_from_start()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -434,8 +496,8 @@ def begin_on_the_cpu() -> tuple[str, bool, tuple[str, ...]]:
             optimizer.step()
             session.step()
     findings = session.results.findings
-    assert findings is not None
-    return findings.device, findings.worst.peak.allocator is not None, session.results.notes
+    assert findings is not None and findings.device == "cuda:0" and findings.worst.peak.allocator is not None
+    assert not any("does not offer" in note for note in session.results.notes)
 
 
 def train_on_the_cpu(freed: str, device: str | None = None) -> tuple[str, int]:
@@ -557,16 +619,18 @@ def rows_and_count(schedule: Schedule) -> list[tuple[int, int, int]]:
     return found
 
 
-def all_schedules() -> dict[tuple[int, int], list[tuple[int, int, int]]]:
-    """Return `rows_and_count` of schedules with some numbers of steps and cycles."""
-    return {
-        (steps, cycles): rows_and_count(Schedule(1, 1, steps, cycles))
-        for steps, cycles in ((1, 1), (1, 4), (2, 1), (4, 2))
-    }
+@runs_elsewhere
+def test_the_rows_sum_to_the_count_in_every_schedule() -> None:
+    """Of blocks from before a recording the history has what was requested, and a look what the allocator gave."""
+    for steps, cycles in ((1, 1), (1, 4), (2, 1), (4, 2)):
+        found = rows_and_count(Schedule(1, 1, steps, cycles))
+        assert len(found) == cycles
+        assert all(rows == peak == counted for rows, peak, counted in found), (steps, cycles, found)
 
 
-def train_with_checkpointed_loss() -> list[str]:
-    """The failure of three steps whose loss is computed again in backward, and the notes."""
+@runs_elsewhere
+def test_a_checkpointed_loss_goes_through_beside_a_history_with_stacks_of_frees() -> None:
+    """With torch 2.11 such a stack loses the error by which a recomputation ends: the backward would raise another."""
     head = nn.Linear(512, 3000, bias=False, device="cuda")
     optimizer = torch.optim.SGD(head.parameters(), 0.1)
 
@@ -581,149 +645,7 @@ def train_with_checkpointed_loss() -> list[str]:
             optimizer.zero_grad()
             session.step()
     assert session.results is not None
-    return [str(session.results.failure), *session.results.notes]
-
-
-MIB = 1 << 20
-
-
-def assert_laws(found: Told, device: int) -> None:
-    """The rows are what this device's allocator counted, and every file was written."""
-    assert found.device == f"cuda:{device}"
-    assert found.rows_bytes == found.peak_bytes == found.counted[device]
-    assert found.joined is None or found.joined[0] == found.joined[1]
-    # The history's segments are what the profiler counts as reserved, at every event.
-    assert found.reserved[0] == found.reserved[1]
-    assert (found.reserved[1] > 0) == (found.joined is not None)
-    assert found.failed_files == ()
-    written = {"max_mem.txt", "peak.json", "memory_timeline.html", "memory_snapshot.pkl"}
-    assert {*written, "memory_report.sqlite"} == set(found.files)
-
-
-def test_the_rows_sum_to_the_count_in_every_schedule(elsewhere: Elsewhere) -> None:
-    """Of blocks from before a recording the history has what was requested, and a look what the allocator gave."""
-    for (steps, cycles), found in elsewhere(all_schedules).items():
-        assert len(found) == cycles
-        assert all(rows == peak == counted for rows, peak, counted in found), (steps, cycles, found)
-
-
-def test_the_workspace_of_cublas_is_no_modules_and_said_not_to_grow(elsewhere: Elsewhere) -> None:
-    rows, other_rows, screen = elsewhere(multiply)
-    if are_workspaces_kept():
-        assert rows == [] and "cuBLAS" not in screen
-        return
-    assert rows == [("WORKSPACE", "(cuBLAS)", "cuBLAS workspace", 32 * MIB)]
-    assert other_rows == {"0", "(training loop)"}
-    assert "cuBLAS has 32.00 MiB of the peak, a workspace that torch allocates for a call and frees behind it" in screen
-
-
-def test_a_checkpointed_loss_goes_through_beside_a_history_with_stacks_of_frees(elsewhere: Elsewhere) -> None:
-    """With torch 2.11 such a stack loses the error by which a recomputation ends: the backward would raise another."""
-    failure, *notes = elsewhere(train_with_checkpointed_loss)
-    assert failure == "None", notes
-
-
-def test_of_two_devices_the_one_that_holds_most_is_explained_and_the_other_named(elsewhere: Elsewhere) -> None:
-    """A small first layer, which has the first parameter, and large ones on the other device."""
-    found = elsewhere(train_split, 8, 4096)
-    assert_laws(found, 1)
-    assert found.other_devices == {"cuda:0": found.counted[0]}
-    (note,) = (note for note in found.notes if "Other devices" in note)
-    assert "about cuda:1, which held most" in note and "cuda:0 up to" in note
-    # The page has both, each with its own peak and segments.
-    assert found.pages == (("cuda:1", found.counted[1], True), ("cuda:0", found.counted[0], True))
-
-
-def test_a_device_that_was_named_is_explained_whatever_others_hold(elsewhere: Elsewhere) -> None:
-    found = elsewhere(train_split, 8, 4096, device="cuda:0")
-    assert_laws(found, 0)
-    assert found.other_devices == {"cuda:1": found.counted[1]}
-
-
-@pytest.mark.slow
-def test_a_model_split_over_both(elsewhere: Elsewhere) -> None:
-    found = elsewhere(train_split, 8192, 8, 4096)
-    assert_laws(found, 0)
-    assert found.by_category["PARAMETER"] > 0 and found.by_category["OPTIMIZER_STATE"] > 0
-    assert "BEFORE_RECORDING" not in found.by_category and "UNKNOWN" not in found.by_category
-
-
-def test_an_embedding_on_the_cpu_makes_no_run_of_the_cpu(elsewhere: Elsewhere) -> None:
-    assert_laws(elsewhere(train_behind_an_embedding_on_the_cpu), 0)
-
-
-def test_a_device_without_a_number_is_the_current_one(elsewhere: Elsewhere) -> None:
-    found, alone = elsewhere(train_on_the_current_device)
-    assert_laws(found, 1)
-    assert alone == "cuda:1"
-
-
-def test_steps_that_allocate_nothing_are_told_what_the_device_holds(elsewhere: Elsewhere) -> None:
-    """Weight and bias of 4096 and 256 bytes, and 20,000 bytes that a local variable holds, rounded up to 20,480."""
-    found = elsewhere(train_without_allocating)
-    assert_laws(found, 0)
-    assert found.peak_bytes == 4096 + 512 + 20480
-    assert found.by_category == {"HELD": 20480, "PARAMETER": 4608}
-
-
-@pytest.mark.parametrize(
-    ("where", "step"),
-    [
-        *(("forward", 0), ("backward", 2), ("optimizer", 2)),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("backward", 0), ("optimizer", 0), ("forward", 2))),
-    ],
-)
-def test_out_of_memory_is_explained_with_the_allocators_numbers(elsewhere: Elsewhere, where: str, step: int) -> None:
-    found = elsewhere(run_out_in, where, step)
-    assert found.device == "cuda:0"
-    assert found.asked_bytes == 100 * MIB
-    assert found.allocated_bytes == found.counted["allocated"]
-    assert found.reserved_bytes == found.counted["reserved"]
-    assert found.group_bytes == found.requested_bytes == found.counted["requested"]
-    assert found.device_free_bytes == found.capacity - found.reserved_bytes == found.state["free on the device"]
-    assert found.file is not None and found.file.endswith("test_sessions.py")
-    kinds = {kind for kind, _ in found.groups}
-    assert "parameter" in kinds
-    if step == 2:  # recorded: what each block is, is known from the recording
-        assert "not known" not in kinds
-        assert "optimizer state" in kinds
-    else:  # not recorded: by what the program holds when it fails
-        assert "not known" not in kinds
-        assert ("activation" in kinds) == ("input" in kinds) == (where != "optimizer")
-    assert ("gradient" in kinds) == (where == "optimizer")
-
-
-def test_out_of_memory_on_the_second_device_is_about_that_one(elsewhere: Elsewhere) -> None:
-    found = elsewhere(run_out_in, "forward", 2, on=1)
-    assert found.asked_bytes == 100 * MIB
-    assert (found.allocated_bytes, found.reserved_bytes) == (0, 0)
-    assert found.device_free_bytes == found.state["free on the device"] == 64 * MIB
-    assert any("step 3 ran out of memory" in line.lower() for line in found.lines)
-
-
-def test_a_history_of_somebody_elses_is_left_on(elsewhere: Elsewhere) -> None:
-    assert elsewhere(history_of_somebody_else) == (True, 12345)
-
-
-def test_a_history_that_is_on_from_the_start_ends_with_the_first_session(elsewhere: Elsewhere) -> None:
-    is_on, lines, line_of_table = elsewhere(history_from_start)
-    assert not is_on and lines[f"HELD {line_of_table}"] == 12800  # 12,345, rounded
-
-
-def test_a_failure_right_behind_the_recorded_steps_is_explained(elsewhere: Elsewhere) -> None:
-    assert elsewhere(run_out_behind_the_recorded_steps) == (4, True)
-
-
-@pytest.mark.slow
-def test_a_failure_behind_a_recording_that_was_dropped_is_explained(elsewhere: Elsewhere) -> None:
-    assert elsewhere(run_out_behind_a_dropped_recording) == (1, 1 << 40)
-
-
-@pytest.mark.slow
-def test_a_session_that_begins_on_the_cpu_goes_over_to_the_history_of_the_gpu(elsewhere: Elsewhere) -> None:
-    device, has_history, notes = elsewhere(begin_on_the_cpu)
-    assert (device, has_history) == ("cuda:0", True)
-    assert not any("does not offer" in note for note in notes)
+    assert session.results.failure is None, session.results.notes
 
 
 @pytest.mark.slow
@@ -735,28 +657,6 @@ def test_training_on_the_cpu_beside_a_tensor_of_the_gpu_and_after_it(elsewhere: 
     assert " on cpu in " in after and 0 < num_bytes < MIB
     named, num_bytes = elsewhere(train_on_the_cpu, "within", device="cuda")
     assert named.startswith("The recorded steps allocated nothing on cuda:0.") and num_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("mode", "cause"),
-    [
-        ("training", r"The model is called at \S+ without a backward behind it"),
-        pytest.param("evaluation", r"Memory grows: each of \d+ iterations left 8\.12 MiB", marks=pytest.mark.slow),
-    ],
-)
-def test_a_validation_with_gradients_on_is_told_of_no_grad(mode: str, cause: str, elsewhere: Elsewhere) -> None:
-    """First of all, by a replay without what it keeps, and again where a kept recording is read; in whatever mode."""
-    advice, first, again = elsewhere(run_out_while_validating, trains_in=mode)
-    assert re.search(cause, advice)
-    assert first.startswith("evaluate under `with torch.no_grad():`")
-    assert again == advice
-
-
-@pytest.mark.slow
-def test_nothing_is_said_of_it_without_gradients(elsewhere: Elsewhere) -> None:
-    advice, first, again = elsewhere(run_out_while_validating, with_gradients=False)
-    assert "no_grad" not in advice + first
-    assert again == advice
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import multiprocessing
 import os
 import sys
@@ -70,13 +72,34 @@ class Elsewhere:
         return value_in_fresh_process(partial(function, *arguments, **options), variables=self.variables)
 
 
+def runs_elsewhere(test: Callable[..., None]) -> Callable[..., None]:
+    """The body of a test runs in a fresh process, as the fixture `elsewhere` says; its assertions are made there."""
+    given = inspect.signature(test)
+
+    def run(elsewhere: Elsewhere, **arguments: Any) -> None:
+        elsewhere(_run_body, test.__module__, test.__name__, arguments)
+
+    first = inspect.Parameter("elsewhere", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(run).update(
+        __name__=test.__name__, __doc__=test.__doc__, body=test,
+        __signature__=given.replace(parameters=[first, *given.parameters.values()]),
+    )  # fmt: skip
+    return run
+
+
+def _run_body(module: str, name: str, arguments: dict[str, Any]) -> None:
+    getattr(importlib.import_module(module), name).body(**arguments)
+
+
 def _work(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     # As in a program of its own, where nobody has chosen how processes start.
     multiprocessing.set_start_method("fork" if sys.version_info < (3, 14) else None, force=True)
     try:
         returned = Returned(function(*arguments), None)
-    except BaseException:
-        returned = Returned(None, traceback.format_exc())
+    except BaseException as error:
+        # Pytest says what an assertion compares, and is not there: the variables say it.
+        told = traceback.TracebackException.from_exception(error, capture_locals=isinstance(error, AssertionError))
+        returned = Returned(None, "".join(told.format()))
     connection.send(returned)
     connection.close()
     for child in multiprocessing.active_children():
