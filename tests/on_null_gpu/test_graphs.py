@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.answer_screens import peak_screen
-from tests.truth.isolate import Elsewhere
-from tracer.answers.rows import Row
+from tests.truth.isolate import runs_elsewhere
+from tracer.answers.recording_findings import Findings
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.sessions.schedule import Schedule
@@ -27,28 +26,19 @@ LATE = Schedule(4, 1, 1, 1)
 """Long after the capture."""
 
 
-@dataclass(frozen=True)
-class Told:
-    """A profile's figures, and the allocator's count."""
-
-    peak_bytes: int
-    rows_bytes: int
-    counted_bytes: int
-    pools: tuple[dict[str, Any], ...]
-    uncounted_bytes: int
-    screen: str
-    is_same_when_read_back: bool
-    is_as_before: bool
-
-
 Replay = Callable[[], object]
 Make = Callable[[nn.Module, torch.optim.Optimizer, Tensor], Replay]
 
 
-def profiled(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> Told:
-    """Profile a loop whose step is what `make` returns, which captures graphs when it is called."""
+def profiled(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> Findings:
+    """Profile a loop whose step is what `make` returns, which captures graphs when it is called, and assert the laws.
+
+    The rows sum to the allocator's count and those of a pool to its peak, a kept recording says the same, and torch's
+    methods are as they were.
+    """
     torch.manual_seed(0)
-    methods = [torch.cuda.CUDAGraph.__dict__[name] for name in ("capture_begin", "capture_end", "reset")]
+    names = ("capture_begin", "capture_end", "reset")
+    methods = [torch.cuda.CUDAGraph.__dict__[name] for name in names]
     model = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
     batch, folder = torch.randn(BATCH, WIDTH, device="cuda"), Path(tempfile.mkdtemp())
@@ -65,18 +55,12 @@ def profiled(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> Told:
     assert counted["cuda_graphs"] == json.loads(json.dumps(written))
     save_kept_run(folder / "kept.npz", kept_run(results))
     again = results_of(load_kept_run(folder / "kept.npz")).findings
-    assert again is not None
-    return Told(
-        peak_bytes=peak.peak_bytes,
-        rows_bytes=sum(row.bytes for row in peak.rows),
-        counted_bytes=peak.allocator_peak_bytes,
-        pools=tuple(asdict(pool) for pool in pools),
-        uncounted_bytes=results.findings.graph_bytes,
-        screen=peak_screen(results.findings),
-        is_same_when_read_back=again.graph_pools == pools,
-        is_as_before=methods
-        == [torch.cuda.CUDAGraph.__dict__[name] for name in ("capture_begin", "capture_end", "reset")],
-    )
+    assert again is not None and again.graph_pools == pools
+    assert sum(row.bytes for row in peak.rows) == peak.peak_bytes == peak.allocator_peak_bytes
+    for pool in pools:
+        assert pool.peak_bytes == sum(row.bytes for row in pool.rows) <= pool.reserved_bytes + GENERATOR_BYTES
+    assert methods == [torch.cuda.CUDAGraph.__dict__[name] for name in names]
+    return results.findings
 
 
 def warm_up(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
@@ -184,12 +168,6 @@ def captured_while_recorded(model: nn.Module, optimizer: torch.optim.Optimizer, 
     return step
 
 
-def lines_of(pool: dict[str, Any]) -> set[tuple[str, int]]:
-    """File and line of a pool's rows that have them."""
-    rows = (Row(**row) for row in pool["rows"])
-    return {(Path(row.file).name, row.line or 0) for row in rows if row.file is not None}
-
-
 HIDDEN_BYTES = 4 * BATCH * 4 * WIDTH
 """Of the result of the first layer, of ReLU's, and of their gradients."""
 
@@ -198,62 +176,52 @@ HIDDEN_BYTES = 4 * BATCH * 4 * WIDTH
 GENERATOR_BYTES = 2 * 512 if are_workspaces_kept() else 0
 
 
-def assert_laws(told: Told) -> None:
-    assert told.rows_bytes == told.peak_bytes == told.counted_bytes
-    for pool in told.pools:
-        assert (
-            pool["peak_bytes"] == sum(row["bytes"] for row in pool["rows"]) <= pool["reserved_bytes"] + GENERATOR_BYTES
-        )
-    assert told.is_same_when_read_back and told.is_as_before
-
-
 @pytest.mark.parametrize("make", [whole_step, pytest.param(two_of_one_pool, marks=pytest.mark.slow)])
-def test_a_graph_captured_before_the_recorded_steps_is_explained(elsewhere: Elsewhere, make: Make) -> None:
-    told = elsewhere(profiled, make)
-    assert_laws(told)
-    (pool,) = told.pools
+@runs_elsewhere
+def test_a_graph_captured_before_the_recorded_steps_is_explained(make: Make) -> None:
+    found = profiled(make)
+    screen = peak_screen(found)
+    (pool,) = found.graph_pools
     # What ReLU made and its gradient are in the graph's memory, and in no row of a step that only replays.
-    assert told.uncounted_bytes >= 2 * HIDDEN_BYTES and told.peak_bytes < 2 * HIDDEN_BYTES
-    if make is two_of_one_pool or not are_workspaces_kept():  # else the sum of a gradient is at the peak
-        assert {row["category"] for row in pool["rows"]} >= {"ACTIVATION", "AUTOGRAD_DETAIL"}
-        activations = [row for row in pool["rows"] if row["category"] == "ACTIVATION"]
-        assert sum(row["bytes"] for row in activations) >= HIDDEN_BYTES
-        assert "1" in {row["module"] for row in activations}
-    assert {file for file, _ in lines_of(pool)} == {"test_graphs.py"}
-    assert "of CUDA graphs;" in told.screen and "With it the step takes" in told.screen
-    assert "In the memory of" in told.screen
+    assert found.graph_bytes >= 2 * HIDDEN_BYTES and found.worst.peak.peak_bytes < 2 * HIDDEN_BYTES
+    if make.__name__ == "two_of_one_pool" or not are_workspaces_kept():  # else the sum of a gradient is at the peak
+        assert {row.category for row in pool.rows} >= {"ACTIVATION", "AUTOGRAD_DETAIL"}
+        activations = [row for row in pool.rows if row.category == "ACTIVATION"]
+        assert sum(row.bytes for row in activations) >= HIDDEN_BYTES
+        assert "1" in {row.module for row in activations}
+    assert {Path(row.file).name for row in pool.rows if row.file is not None} == {"test_graphs.py"}
+    assert "of CUDA graphs;" in screen and "With it the step takes" in screen
+    assert "In the memory of" in screen
 
 
 @pytest.mark.parametrize("make", [deleted, pytest.param(reset, marks=pytest.mark.slow)])
-def test_of_a_graph_that_is_gone_nothing_is_said(elsewhere: Elsewhere, make: Make) -> None:
-    told = elsewhere(profiled, make)
-    assert_laws(told)
-    assert told.pools == () and told.uncounted_bytes == 0 and "CUDA graph" not in told.screen
+@runs_elsewhere
+def test_of_a_graph_that_is_gone_nothing_is_said(make: Make) -> None:
+    found = profiled(make)
+    assert found.graph_pools == () and found.graph_bytes == 0 and "CUDA graph" not in peak_screen(found)
 
 
 @pytest.mark.slow
-def test_what_make_graphed_callables_captures_is_of_one_pool(elsewhere: Elsewhere) -> None:
-    told = elsewhere(profiled, graphed_callable)
-    assert_laws(told)
-    (pool,) = told.pools
-    assert pool["num_graphs"] == 2 and pool["has_backward"]
+@runs_elsewhere
+def test_what_make_graphed_callables_captures_is_of_one_pool() -> None:
+    (pool,) = profiled(graphed_callable).graph_pools
+    assert pool.num_graphs == 2 and pool.has_backward
     # Backward's graph works beside what forward's has saved.
-    assert {row["category"] for row in pool["rows"]} >= {"ACTIVATION", "AUTOGRAD_DETAIL"}
+    assert {row.category for row in pool.rows} >= {"ACTIVATION", "AUTOGRAD_DETAIL"}
 
 
 @pytest.mark.slow
-def test_a_graph_of_inference_has_no_backward(elsewhere: Elsewhere) -> None:
-    told = elsewhere(profiled, teacher)
-    assert_laws(told)
-    (pool,) = told.pools
-    assert not pool["has_backward"] and pool["peak_bytes"] >= HIDDEN_BYTES
-    assert {row["category"] for row in pool["rows"] if row["bytes"] > GENERATOR_BYTES} == {"EVALUATION"}
+@runs_elsewhere
+def test_a_graph_of_inference_has_no_backward() -> None:
+    (pool,) = profiled(teacher).graph_pools
+    assert not pool.has_backward and pool.peak_bytes >= HIDDEN_BYTES
+    assert {row.category for row in pool.rows if row.bytes > GENERATOR_BYTES} == {"EVALUATION"}
 
 
-def test_a_capture_that_a_cycle_records_is_explained_from_it(elsewhere: Elsewhere) -> None:
-    told = elsewhere(profiled, captured_while_recorded, Schedule(0, 0, 3, 1))
-    assert_laws(told)
-    (pool,) = told.pools
-    assert pool["peak_bytes"] >= 2 * HIDDEN_BYTES
+@runs_elsewhere
+def test_a_capture_that_a_cycle_records_is_explained_from_it() -> None:
+    found = profiled(captured_while_recorded, Schedule(0, 0, 3, 1))
+    (pool,) = found.graph_pools
+    assert pool.peak_bytes >= 2 * HIDDEN_BYTES
     # The peak came in the step before it: that memory is in no way beside it.
-    assert told.uncounted_bytes == 0 and " of CUDA graphs;" not in told.screen
+    assert found.graph_bytes == 0 and " of CUDA graphs;" not in peak_screen(found)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +16,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tests.skips import by_default
 from tests.training_steps import WORKLOADS, record, torch_timeline
-from tests.truth.isolate import Elsewhere
-from tracer.answers.recording_findings import CycleFindings
+from tests.truth.isolate import Elsewhere, runs_elsewhere
 from tracer.blocks.from_recording.memory_timeline import memory_timeline
 from tracer.blocks.from_recording.torch_categories import categorize
 from tracer.blocks.kinds import Kind
 from tracer.blocks.table import Phase
-from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
@@ -32,31 +28,6 @@ from tracer.sessions.schedule import Schedule
 PLAN = Schedule(1, 1, 2, 1)
 Block = tuple[str, str, str, str]
 """Kind, phase, module and line."""
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """A profiled workload.
-
-    Attributes:
-        peak_bytes: As the findings have it.
-        counted_bytes: The most that the allocator itself counted over the recorded steps.
-        rows_bytes: Sum of the rows.
-        reserved_bytes: The allocator's counter at the end of the recorded steps.
-        allocator: What the history says of the peak.
-        by_category: Bytes of the rows.
-        blocks: How many blocks there are of each kind, phase, module and line.
-        notes: Sentences on what is missing.
-    """
-
-    peak_bytes: int
-    counted_bytes: int
-    rows_bytes: int
-    reserved_bytes: int
-    allocator: Any
-    by_category: dict[str, int]
-    blocks: Counter[Block]
-    notes: tuple[str, ...]
 
 
 @contextmanager
@@ -78,9 +49,13 @@ def default_device(device: str) -> Iterator[None]:
             hook.remove()
 
 
-def profiled(name: str, device: str) -> Profiled:
-    """Profile a workload of `tests/training_steps.py` on a device."""
-    counted, is_device = [0], device != "cpu"
+def profiled(name: str, device: str) -> tuple[ProfileSession, int, int]:
+    """Profile a workload of `tests/training_steps.py` on a device.
+
+    Returns:
+        The session, the most that the allocator counted over the recorded steps, and what it has reserved.
+    """
+    counted, is_device, reserved = [0], device != "cpu", 0
     with default_device(device), sdpa_kernel(SDPBackend.MATH):
         workload = WORKLOADS[name]()
         session = ProfileSession(workload.model or nn.Module(), workload.optimizer, device=device, schedule=PLAN)
@@ -93,22 +68,12 @@ def profiled(name: str, device: str) -> Profiled:
                     counted.append(torch.accelerator.max_memory_allocated(0))
                     reserved = torch.accelerator.memory_reserved(0)
                 session.step()
-    cycle = session.findings.worst
-    peak = cycle.peak
-    return Profiled(
-        peak_bytes=peak.allocator_peak_bytes,
-        counted_bytes=max(counted),
-        rows_bytes=sum(row.bytes for row in peak.rows),
-        reserved_bytes=reserved if is_device else 0,
-        allocator=peak.allocator,
-        by_category=peak.by_category(),
-        blocks=blocks_of(cycle, session.known),
-        notes=session.notes,
-    )
+    return session, max(counted), reserved
 
 
-def blocks_of(cycle: CycleFindings, known: KnownStorages) -> Counter[Block]:
-    """The cycle's own blocks, as a reader of the outputs would tell them apart."""
+def blocks_of(name: str, device: str) -> Counter[Block]:
+    """A workload's own blocks, as a reader of the outputs would tell them apart."""
+    cycle = profiled(name, device)[0].findings.worst
     recording = cycle.recording
     made: Counter[Block] = Counter()
     blocks = cycle.blocks
@@ -124,37 +89,26 @@ def blocks_of(cycle: CycleFindings, known: KnownStorages) -> Counter[Block]:
     return made
 
 
-def timelines_differ(name: str, device: str) -> str:
-    """Return how our timeline of a workload differs from torch's own; the empty text where they are equal."""
-    with default_device(device), sdpa_kernel(SDPBackend.MATH):
-        (results,) = record(WORKLOADS[name]().step, n_cycles=1, n_active=2)
-    theirs, their_sizes = torch_timeline(results)._coalesce_timeline(device)
-    recording = read_recording(results)
-    ours, our_sizes = memory_timeline(recording, categorize(recording), device=device).coalesce()
-    if len(ours) != len(theirs):
-        return f"{len(ours)} rows, and torch's have {len(theirs)}"
-    return "" if np.array_equal(our_sizes, np.array(their_sizes)) else "rows of other sizes"
-
-
 QUICK = {"fno_2d_new_zeros", "checkpointing_reentrant", "lbfgs", "inference_mode", "sparse_and_resize"}
 
 
 @pytest.mark.parametrize("name", by_default(sorted(WORKLOADS), QUICK))
-def test_the_peak_is_the_allocators_and_its_history_has_every_block(elsewhere: Elsewhere, name: str) -> None:
-    found = elsewhere(profiled, name, "cuda:0")
-    assert found.rows_bytes == found.peak_bytes == found.counted_bytes
-    allocator = found.allocator
-    assert allocator is not None, found.notes
+@runs_elsewhere
+def test_the_peak_is_the_allocators_and_its_history_has_every_block(name: str) -> None:
+    session, counted_bytes, reserved_bytes = profiled(name, "cuda:0")
+    peak = session.findings.worst.peak
+    assert sum(row.bytes for row in peak.rows) == peak.allocator_peak_bytes == counted_bytes
+    allocator = peak.allocator
+    assert allocator is not None and session.notes == ()
     assert allocator.num_joined == allocator.num_blocks
-    assert allocator.requested_bytes <= found.peak_bytes <= allocator.reserved_bytes <= found.reserved_bytes
-    assert allocator.free_bytes == allocator.reserved_bytes - found.peak_bytes - allocator.pending_bytes
-    assert found.notes == ()
+    assert allocator.requested_bytes <= counted_bytes <= allocator.reserved_bytes <= reserved_bytes
+    assert allocator.free_bytes == allocator.reserved_bytes - counted_bytes - allocator.pending_bytes
 
 
 @pytest.mark.parametrize("name", by_default(["checkpointing", "checkpointing_reentrant"], {"checkpointing"}))
 def test_what_is_made_again_in_backward_has_a_line_on_a_device_too(elsewhere: Elsewhere, name: str) -> None:
     """There the engine has a thread of its own, on which nothing lies above what a checkpoint calls."""
-    on_cpu, on_device = (elsewhere(profiled, name, device).blocks for device in ("cpu", "cuda:0"))
+    on_cpu, on_device = (elsewhere(blocks_of, name, device) for device in ("cpu", "cuda:0"))
     made = [block for block in on_device if block[1] == "BACKWARD" and block[0] in ("ACTIVATION", "GRADIENT")]
     assert made
     for block in made:
@@ -163,8 +117,14 @@ def test_what_is_made_again_in_backward_has_a_line_on_a_device_too(elsewhere: El
 
 
 @pytest.mark.parametrize("name", by_default(["fno_2d_torch_zeros", "checkpointing"], {"checkpointing"}))
-def test_the_timeline_is_torchs_own(elsewhere: Elsewhere, name: str) -> None:
-    assert elsewhere(timelines_differ, name, "cuda:0") == ""
+@runs_elsewhere
+def test_the_timeline_is_torchs_own(name: str) -> None:
+    with default_device("cuda:0"), sdpa_kernel(SDPBackend.MATH):
+        (results,) = record(WORKLOADS[name]().step, n_cycles=1, n_active=2)
+    theirs, their_sizes = torch_timeline(results)._coalesce_timeline("cuda:0")
+    recording = read_recording(results)
+    ours, our_sizes = memory_timeline(recording, categorize(recording), device="cuda:0").coalesce()
+    assert len(ours) == len(theirs) and np.array_equal(our_sizes, np.array(their_sizes))
 
 
 # ---- kernels on the null GPU: torch's profiler joins them to operators as a GPU's, and no answer has their times
