@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from tests.truth.isolate import Elsewhere
+from tests.truth.isolate import runs_elsewhere
 from tracer.capture.device import phase_ledger
 from tracer.capture.device.phase_ledger import PhaseLedger
-from tracer.capture.device.phase_memory import BETWEEN, PhaseMemory, ProcessPhases
+from tracer.capture.device.phase_memory import BETWEEN
 from tracer.capture.torch_private.torch_profiler import OpenRegions
 from tracer.null_gpu.cards import CONTEXT_BYTES
 
@@ -20,12 +20,13 @@ MIB = 1 << 20
 NUM_STEPS = 40
 
 
-def alternate() -> tuple[ProcessPhases, int]:
-    """64 MiB stay; a rollout takes 512 MiB and gives them back, and a training step 128 MiB, which stay in the cache.
+def _block(size_mib: int) -> torch.Tensor:
+    return torch.empty(size_mib * MIB, dtype=torch.uint8, device="cuda")
 
-    Returns:
-        The phases, and the program's own `max_memory_allocated`.
-    """
+
+@runs_elsewhere
+def test_each_phase_has_the_peaks_of_its_own_times() -> None:
+    """64 MiB stay; a rollout takes 512 MiB and gives them back, a training step 128 MiB, which stay in the cache."""
     torch.cuda.reset_peak_memory_stats()
     with PhaseLedger("alternate.py") as ledger:
         weights = _block(64)
@@ -39,15 +40,27 @@ def alternate() -> tuple[ProcessPhases, int]:
                 _block(128)
         most_bytes = torch.cuda.max_memory_allocated()
         del weights
-    return ledger.phases, most_bytes
+    phases = {phase.name: phase for phase in ledger.phases.phases}
+    assert [*phases] == ["rollout", "generate", "train", BETWEEN]
+    rollout, generate, train, between = phases.values()
+    assert generate.allocated_bytes == rollout.allocated_bytes and generate.held_bytes == rollout.held_bytes
+    assert generate.end_bytes > rollout.end_bytes  # its block is freed in the phase around it
+    assert rollout.allocated_bytes == most_bytes == (64 + 512) * MIB
+    assert train.allocated_bytes == (64 + 128) * MIB
+    assert between.allocated_bytes == 64 * MIB
+    # The training step's block is cached when the rollout begins.
+    assert rollout.held_bytes == CONTEXT_BYTES + (64 + 128 + 512) * MIB
+    assert rollout.end_bytes == train.begin_bytes == CONTEXT_BYTES + 64 * MIB
+    assert train.held_bytes == train.end_bytes == CONTEXT_BYTES + (64 + 128) * MIB
+    for phase in ledger.phases.phases:
+        parts = phase.allocated_bytes + phase.cached_bytes + phase.outside_bytes - phase.unmapped_bytes
+        assert parts == phase.held_bytes and not phase.unmapped_bytes
+    assert rollout.num_times == NUM_STEPS  # of which the last ones are not all looked at
 
 
-def reset_within() -> tuple[PhaseMemory, int, int]:
-    """The program resets torch's peak behind 256 MiB of a phase, and allocates 32 MiB.
-
-    Returns:
-        The phase, and the program's own peaks: after these, and after a later phase of 16 MiB.
-    """
+@runs_elsewhere
+def test_a_program_that_resets_torchs_peaks_finds_them_so_and_its_phases_keep_theirs() -> None:
+    """Behind 256 MiB of a phase, which then allocates 32 MiB; a later phase allocates 16."""
     with PhaseLedger("resets.py") as ledger:
         with record_function("train"):
             _block(256)
@@ -57,29 +70,30 @@ def reset_within() -> tuple[PhaseMemory, int, int]:
         with record_function("evaluate"):
             _block(16)
         later_bytes = torch.accelerator.max_memory_allocated()
-    return ledger.phases.phases[0], first_bytes, later_bytes
+    phase = ledger.phases.phases[0]
+    assert (phase.name, phase.allocated_bytes) == ("train", 256 * MIB)
+    assert first_bytes == later_bytes == 32 * MIB
 
 
-def name_each_step() -> tuple[ProcessPhases, list[str]]:
-    """Each step has a name of its own, of which three are followed, and trains in it; it takes 1 MiB more each time.
-
-    Returns:
-        The phases, and the names of the innermost ones as they were entered and left.
-    """
+@runs_elsewhere
+def test_a_name_for_each_step_costs_no_other_phase_its_place() -> None:
+    """Each step has a name of its own, of which three are followed, and trains in it; it takes 1 MiB more each time."""
     entered: list[str] = []
     with patch.object(phase_ledger, "_MOST_PHASES", 4), PhaseLedger("steps.py", entered=entered.append) as ledger:
         for number in range(1, NUM_STEPS + 1):
             with record_function(f"step {number}"), record_function("train"):
                 _block(number)
-    return ledger.phases, entered
+    found = ledger.phases
+    assert [phase.name for phase in found.phases] == ["step 1", "train", "step 2", "step 3", BETWEEN]
+    train = found.phases[1]
+    # Of 40 times the first 32 are looked at.
+    assert (train.num_times, train.allocated_bytes) == (NUM_STEPS, 32 * MIB)
+    assert entered[-4:] == ["step 40", "train", "step 40", ""]
 
 
-def slept() -> tuple[PhaseMemory, PhaseMemory]:
-    """An engine reserves 64 MiB and sleeps, when 60 MiB of them are not on the device; 10 MiB outside of torch stay.
-
-    Returns:
-        The phase in which it sleeps, and that of a training step meanwhile.
-    """
+@runs_elsewhere
+def test_what_is_outside_of_torch_stays_while_an_engine_sleeps() -> None:
+    """An engine reserves 64 MiB and sleeps, when 60 MiB of them are not on the device; 10 MiB outside of torch stay."""
     mapped_bytes = 0
     with PhaseLedger("colocated.py", held_bytes=lambda _: mapped_bytes + 10 * MIB) as ledger:
         with record_function("sleep"):
@@ -91,11 +105,13 @@ def slept() -> tuple[PhaseMemory, PhaseMemory]:
         with record_function("train"):
             pass
         del weights
-    asleep, _, train = ledger.phases.phases[:3]
-    return asleep, train
+    sleep, _, train = ledger.phases.phases[:3]
+    assert (sleep.outside_bytes, sleep.unmapped_bytes, sleep.held_bytes) == (10 * MIB, 0, 74 * MIB)
+    assert (train.outside_bytes, train.unmapped_bytes, train.held_bytes) == (10 * MIB, 60 * MIB, 14 * MIB)
 
 
-def change_device() -> list[PhaseMemory]:
+@runs_elsewhere
+def test_a_phase_has_no_peak_of_a_device_from_before_it_moved_there() -> None:
     """A block of 256 MiB on the second device comes and goes, and a phase after that ends on this device."""
     with PhaseLedger("moves.py") as ledger:
         with record_function("first"), torch.cuda.device(1):
@@ -103,10 +119,12 @@ def change_device() -> list[PhaseMemory]:
         with record_function("second"):
             torch.cuda.set_device(1)
     torch.cuda.set_device(0)
-    return [phase for phase in ledger.phases.phases if phase.name == "second"]
+    (second,) = [phase for phase in ledger.phases.phases if phase.name == "second"]
+    assert (second.device, second.allocated_bytes, second.cached_bytes) == (1, 0, 256 * MIB)
 
 
-def train_and_fork() -> list[str]:
+@runs_elsewhere
+def test_regions_of_torch_itself_are_no_phases() -> None:
     """Torch opens regions around an optimizer's step, which others look at, too; a forked child has none."""
     model = nn.Linear(8, 8, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters())
@@ -128,58 +146,4 @@ def train_and_fork() -> list[str]:
             os._exit(num_ended)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    return [phase.name for phase in ledger.phases.phases]
-
-
-def _block(size_mib: int) -> torch.Tensor:
-    return torch.empty(size_mib * MIB, dtype=torch.uint8, device="cuda")
-
-
-def test_each_phase_has_the_peaks_of_its_own_times(elsewhere: Elsewhere) -> None:
-    found, most_bytes = elsewhere(alternate)
-    phases = {phase.name: phase for phase in found.phases}
-    assert [*phases] == ["rollout", "generate", "train", BETWEEN]
-    rollout, generate, train, between = phases.values()
-    assert generate.allocated_bytes == rollout.allocated_bytes and generate.held_bytes == rollout.held_bytes
-    assert generate.end_bytes > rollout.end_bytes  # its block is freed in the phase around it
-    assert rollout.allocated_bytes == most_bytes == (64 + 512) * MIB
-    assert train.allocated_bytes == (64 + 128) * MIB
-    assert between.allocated_bytes == 64 * MIB
-    # The training step's block is cached when the rollout begins.
-    assert rollout.held_bytes == CONTEXT_BYTES + (64 + 128 + 512) * MIB
-    assert rollout.end_bytes == train.begin_bytes == CONTEXT_BYTES + 64 * MIB
-    assert train.held_bytes == train.end_bytes == CONTEXT_BYTES + (64 + 128) * MIB
-    for phase in found.phases:
-        parts = phase.allocated_bytes + phase.cached_bytes + phase.outside_bytes - phase.unmapped_bytes
-        assert parts == phase.held_bytes and not phase.unmapped_bytes
-    assert rollout.num_times == NUM_STEPS  # of which the last ones are not all looked at
-
-
-def test_a_program_that_resets_torchs_peaks_finds_them_so_and_its_phases_keep_theirs(elsewhere: Elsewhere) -> None:
-    phase, first_bytes, later_bytes = elsewhere(reset_within)
-    assert (phase.name, phase.allocated_bytes) == ("train", 256 * MIB)
-    assert first_bytes == later_bytes == 32 * MIB
-
-
-def test_a_name_for_each_step_costs_no_other_phase_its_place(elsewhere: Elsewhere) -> None:
-    found, entered = elsewhere(name_each_step)
-    assert [phase.name for phase in found.phases] == ["step 1", "train", "step 2", "step 3", BETWEEN]
-    train = found.phases[1]
-    # Of 40 times the first 32 are looked at.
-    assert (train.num_times, train.allocated_bytes) == (NUM_STEPS, 32 * MIB)
-    assert entered[-4:] == ["step 40", "train", "step 40", ""]
-
-
-def test_what_is_outside_of_torch_stays_while_an_engine_sleeps(elsewhere: Elsewhere) -> None:
-    sleep, train = elsewhere(slept)
-    assert (sleep.outside_bytes, sleep.unmapped_bytes, sleep.held_bytes) == (10 * MIB, 0, 74 * MIB)
-    assert (train.outside_bytes, train.unmapped_bytes, train.held_bytes) == (10 * MIB, 60 * MIB, 14 * MIB)
-
-
-def test_a_phase_has_no_peak_of_a_device_from_before_it_moved_there(elsewhere: Elsewhere) -> None:
-    (second,) = elsewhere(change_device)
-    assert (second.device, second.allocated_bytes, second.cached_bytes) == (1, 0, 256 * MIB)
-
-
-def test_regions_of_torch_itself_are_no_phases(elsewhere: Elsewhere) -> None:
-    assert elsewhere(train_and_fork) == [BETWEEN]
+    assert [phase.name for phase in ledger.phases.phases] == [BETWEEN]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from tests.truth.isolate import Elsewhere
-from tracer.answers.prediction import OutOfMemoryAt, Prediction, Sizes
+from tests.truth.isolate import Elsewhere, runs_elsewhere
+from tracer.answers.prediction import Prediction, Sizes
 from tracer.commands.predict import predict_workload, workload_trial
 from tracer.commands.workload_options import WorkloadOptions
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
@@ -23,30 +23,9 @@ from tracer.sessions.trials.searches import largest_fitting
 MIB = 1 << 20
 
 
-@dataclass(frozen=True)
-class Told:
-    """A prediction: its sizes, and what stands beside them."""
-
-    need: Sizes
-    memory: Sizes
-    fits: bool | None
-    failed_at: OutOfMemoryAt | None
-    rows_bytes: int
-    assumptions: tuple[str, ...]
-    num_steps: int
-
-
-def _told(answer: Prediction) -> Told:
-    rows = answer.findings.worst.peak.rows if answer.findings is not None else ()
-    return Told(
-        answer.need,
-        answer.memory,
-        answer.fits,
-        answer.failed_at,
-        sum(row.bytes for row in rows),
-        answer.assumptions,
-        answer.results.num_steps,
-    )
+def rows_bytes(answer: Prediction) -> int:
+    """What its rows sum to."""
+    return sum(row.bytes for row in answer.findings.worst.peak.rows) if answer.findings is not None else 0
 
 
 def card_with(usable_bytes: int) -> Card:
@@ -54,11 +33,11 @@ def card_with(usable_bytes: int) -> Card:
     return replace(H100, memory_bytes=usable_bytes + CONTEXT_BYTES)
 
 
-def model(workload: WorkloadOptions, usable_bytes: int | None = None) -> Told:
+def model(workload: WorkloadOptions, usable_bytes: int | None = None) -> Prediction:
     """Predict a model on a card."""
     card = card_with(usable_bytes) if usable_bytes is not None else H100
     with limited_to(card.usable_bytes, 1):
-        return _told(predict_workload(workload, Devices(card)))
+        return predict_workload(workload, Devices(card))
 
 
 def largest_batch(workload: WorkloadOptions, usable_bytes: int) -> int:
@@ -72,12 +51,13 @@ def largest_batch(workload: WorkloadOptions, usable_bytes: int) -> int:
         )
 
 
-def predict_file(file: Path) -> Told | None:
+def predict_file(file: Path) -> Prediction:
     """Predict a script."""
     torch.cuda.reset_peak_memory_stats()
     devices = Devices(card_with(64 << 30))
     answer = predict_script(lambda profile: _ran(file, profile), devices, settings={})
-    return None if answer is None else _told(answer)
+    assert answer is not None
+    return answer
 
 
 def try_file(file: Path) -> tuple[bool, Sizes | None]:
@@ -131,29 +111,29 @@ LAYERS = WorkloadOptions(model=f"{__name__}:layers", inputs=["512x1024"], batch_
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_asked_what_it_would_need(elsewhere: Elsewhere) -> None:
+@runs_elsewhere
+def test_what_does_not_fit_is_asked_what_it_would_need() -> None:
     """The need is that of memory without end, and the place that of the card."""
-    told = elsewhere(model, LAYERS, 200 * MIB)
-    free = elsewhere(model, LAYERS)
-    assert told.fits is False and free.fits and free.rows_bytes == free.need.peak_allocated_bytes
+    told, free = model(LAYERS, 200 * MIB), model(LAYERS)
+    assert told.fits is False and free.fits and rows_bytes(free) == free.need.peak_allocated_bytes
     assert told.need == free.need and told.memory.peak_reserved_bytes <= 200 * MIB
-    assert told.rows_bytes == told.need.peak_allocated_bytes
+    assert rows_bytes(told) == told.need.peak_allocated_bytes
     assert told.failed_at is not None and told.failed_at.step == 0
 
 
 @pytest.mark.slow  # a trial for each batch: test_searches.py has the search alone
-def test_the_largest_batch_is_found_in_one_process(elsewhere: Elsewhere) -> None:
-    largest = elsewhere(largest_batch, LAYERS, 700 * MIB)
+@runs_elsewhere
+def test_the_largest_batch_is_found_in_one_process() -> None:
+    largest = largest_batch(LAYERS, 700 * MIB)
     assert largest > 16
-    fits, lacks = (
-        elsewhere(model, replace(LAYERS, batch_size=size), 700 * MIB).fits for size in (largest, largest + 1)
-    )
+    fits, lacks = (model(replace(LAYERS, batch_size=size), 700 * MIB).fits for size in (largest, largest + 1))
     assert fits is True and lacks is False
 
 
-def test_a_model_on_the_meta_device_has_its_shared_weight_once(elsewhere: Elsewhere) -> None:
+@runs_elsewhere
+def test_a_model_on_the_meta_device_has_its_shared_weight_once() -> None:
     workload = WorkloadOptions(model=f"{__name__}:tied", inputs=["64:int64:0-4096"], batch_size=2, loss="mean-square")
-    told = elsewhere(model, workload)
+    told = model(workload)
     # The weight, its gradient and two averages are 4 MiB each; logits, their gradient and what is between are 2 MiB.
     assert 4 * (4 << 20) <= told.need.peak_requested_bytes - 3 * (8 << 20) <= 5 * (4 << 20) + (8 << 20)
 
@@ -184,31 +164,34 @@ for number in range(100):
         ),
     ],
 )
-def test_a_script_runs_until_its_memory_repeats(
-    elsewhere: Elsewhere, tmp_path: Path, before: str, more: str, num_steps: int
-) -> None:
+@runs_elsewhere
+def test_a_script_runs_until_its_memory_repeats(tmp_path: Path, before: str, more: str, num_steps: int) -> None:
     file = tmp_path / "train.py"
     file.write_text(LOOP.format(before=before, more=more), "utf-8")
-    told = elsewhere(predict_file, file)
-    assert told is not None and told.fits
-    assert told.num_steps in ((4, 5) if num_steps == 4 else (num_steps,))
+    told = predict_file(file)
+    assert told.fits and told.results.num_steps in ((4, 5) if num_steps == 4 else (num_steps,))
     assert any("No two of them" in sentence for sentence in told.assumptions) == (num_steps == 10)
-    assert told.rows_bytes == told.need.peak_allocated_bytes
+    assert rows_bytes(told) == told.need.peak_allocated_bytes
 
 
-def test_a_script_that_runs_out_of_memory_does_not_fit(elsewhere: Elsewhere, tmp_path: Path) -> None:
+@runs_elsewhere
+def test_a_script_that_runs_out_of_memory_does_not_fit(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(LOOP.format(before="held = torch.empty(40 << 30, dtype=torch.uint8, device='cuda')", more=""))
-    told = elsewhere(predict_file, file)
-    assert told is not None and told.fits is False
-    assert told.failed_at is not None and told.failed_at.line is not None and told.failed_at.line.line == 6
+    told = predict_file(file)
+    assert (
+        told.fits is False
+        and told.failed_at is not None
+        and told.failed_at.line is not None
+        and told.failed_at.line.line == 6
+    )
 
 
-def test_a_trial_has_the_peaks_of_the_prediction_and_records_nothing(elsewhere: Elsewhere, tmp_path: Path) -> None:
+@runs_elsewhere
+def test_a_trial_has_the_peaks_of_the_prediction_and_records_nothing(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(LOOP.format(before="", more=""), "utf-8")
-    told, tried = elsewhere(predict_file, file), elsewhere(try_file, file)
-    assert told is not None and tried == (True, told.need)
+    assert try_file(file) == (True, predict_file(file).need)
 
 
 def test_a_trial_counts_what_there_was_as_memory_ran_out_before_the_model_is_called(
