@@ -285,7 +285,6 @@ def test_each_rank_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_a_rank_has_found_is_in_the_summary_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("tracer.sessions.jobs.ranks.WAIT_AFTER_FAILURE_S", 0.0)
     (tmp_path / "ranks.txt").write_text("of an earlier run")
     sizes = iter(range(100, 400))
     monkeypatch.setattr("tracer.capture.device.memory_counters.resident_bytes", lambda: next(sizes) * MIB)

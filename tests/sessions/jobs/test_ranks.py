@@ -20,6 +20,7 @@ from tracer.answers.jobs import NullJob, RankRun
 from tracer.errors import Terminated
 from tracer.null_gpu.cards import CONTEXT_BYTES, devices_of
 from tracer.null_gpu.nccl_buffers import NcclBuffers
+from tracer.sessions.jobs import ranks as ranks_module
 from tracer.sessions.jobs.ranks import (
     GpuPart,
     Rank,
@@ -27,12 +28,12 @@ from tracer.sessions.jobs.ranks import (
     RanksSummary,
     announce,
     begin,
+    finish,
     ran_out_later,
     rank_folder,
     read_ranks,
     summary_text,
     this_rank,
-    write_summary,
 )
 from tracer.sessions.jobs.run_ranks import Job, _JobRun
 from tracer.sessions.termination import Termination
@@ -130,49 +131,33 @@ def test_no_rank_at_all_is_a_summary_too() -> None:
     assert "rank 1: left no results" in summary_text(summary)
 
 
-# ---- waiting for the others ------------------------------------------------------------------------------------------
+# ---- the summary -----------------------------------------------------------------------------------------------------
 
 
-class Clock:
-    """Seconds pass only while somebody pauses; at some of them a rank leaves its results."""
-
-    def __init__(self, save_dir: Path, arrivals: dict[int, RankMessage]) -> None:
-        self.save_dir, self.arrivals, self.pauses = save_dir, arrivals, 0
-
-    def now(self) -> float:
-        return float(self.pauses)
-
-    def pause(self, seconds: float) -> None:
-        self.pauses += 1
-        if self.pauses in self.arrivals:
-            leave(self.save_dir, self.arrivals[self.pauses])
+def end(index: int, save_dir: Path, message: RankMessage) -> None:
+    finish(Rank(index, 2, index, RUN), message, save_dir)
 
 
-def summarize(save_dir: Path, clock: Clock, world_size: int) -> RanksSummary:
-    return write_summary(save_dir, world_size, run=RUN, wait_s=10, clock=clock.now, pause=clock.pause)
-
-
-def test_rank_0_waits_until_all_are_there(tmp_path: Path) -> None:
-    leave(tmp_path, peak(0))
-    clock = Clock(tmp_path, {3: peak(1, 120)})
-    assert not summarize(tmp_path, clock, 2).missing
-    assert clock.pauses == 3
+def test_the_last_rank_puts_all_together(tmp_path: Path) -> None:
+    end(0, tmp_path, peak(0))
+    assert "rank 1: left no results" in (tmp_path / "ranks.txt").read_text()
+    end(1, tmp_path, peak(1, 120))
     assert json.loads((tmp_path / "ranks.json").read_text())["worst_rank"] == 1
 
 
-def test_rank_0_does_not_wait_for_ever_and_has_written_before(tmp_path: Path) -> None:
-    leave(tmp_path, peak(0))
-    early = []
+def test_what_comes_while_the_summary_is_written_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 has written the summary of both by then, and rank 0 that of its own."""
+    write = ranks_module.write_ranks
 
-    class Watching(Clock):
-        def pause(self, seconds: float) -> None:
-            early.append((tmp_path / "ranks.txt").read_text())
-            super().pause(seconds)
+    def written_late(summary: RanksSummary, save_dir: Path) -> None:
+        if summary.missing:
+            monkeypatch.setattr(ranks_module, "write_ranks", write)
+            end(1, tmp_path, peak(1, 120))
+        write(summary, save_dir)
 
-    clock = Watching(tmp_path, {})
-    assert summarize(tmp_path, clock, 2).missing == (1,)
-    assert clock.pauses == 10
-    assert "rank 1: left no results" in early[0]
+    monkeypatch.setattr(ranks_module, "write_ranks", written_late)
+    end(0, tmp_path, peak(0))
+    assert json.loads((tmp_path / "ranks.json").read_text())["missing"] == []
 
 
 def test_what_an_earlier_run_left_is_not_taken_for_this_one(tmp_path: Path) -> None:
@@ -185,21 +170,12 @@ def test_what_an_earlier_run_left_is_not_taken_for_this_one(tmp_path: Path) -> N
     assert read_ranks(tmp_path, 2, run=RUN).missing == (0, 1)
 
 
-def test_rank_0_waits_for_the_end_of_ranks_that_have_spoken(tmp_path: Path) -> None:
-    leave(tmp_path, peak(0))
-    leave(tmp_path, replace(peak(1), has_ended=False))
-    clock = Clock(tmp_path, {3: replace(peak(1), failure="ValueError: enough", num_steps=7)})
-    assert summarize(tmp_path, clock, 2).ended == {0, 1}
-    assert clock.pauses == 3
-    assert "ended in step 8 by ValueError: enough" in (tmp_path / "ranks.txt").read_text()
-
-
-def test_a_rank_that_is_never_heard_of_again_is_told_apart(tmp_path: Path) -> None:
-    leave(tmp_path, peak(0))
-    leave(tmp_path, replace(peak(1, 120), has_ended=False))
-    summary = summarize(tmp_path, Clock(tmp_path, {}), 2)
-    assert (summary.missing, summary.worst.index) == ((), 1)
+def test_the_end_of_a_rank_that_has_spoken_is_told(tmp_path: Path) -> None:
+    announce(Rank(1, 2, 1, RUN), peak(1, 120), tmp_path)
+    end(0, tmp_path, peak(0))
     assert "rank 1: 120 bytes on cpu; has not ended so far, after step 9" in (tmp_path / "ranks.txt").read_text()
+    end(1, tmp_path, replace(peak(1), failure="ValueError: enough", num_steps=7))
+    assert "ended in step 8 by ValueError: enough" in (tmp_path / "ranks.txt").read_text()
 
 
 def test_whoever_announces_last_puts_all_together(tmp_path: Path) -> None:

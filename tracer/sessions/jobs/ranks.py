@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 
 _RANK = "rank"
-WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
-"""How long rank 0 waits for the others. torchrun kills what is left of a failed run after 30 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +213,8 @@ def begin(rank: Rank, save_dir: Path) -> None:
 
 
 def announce(rank: Rank, message: RankMessage, save_dir: Path) -> None:
-    """Leave this rank's result without waiting for other ranks; the last rank writes the summary.
-
-    If a rank dies later, even rank 0, its results so far survive.
-    """
-    leave(replace(message, has_ended=False), rank, save_dir)
-    if rank.job_folder is not None:
-        return
-    summary = read_ranks(save_dir, rank.world_size, run=rank.run)
-    if rank.index == 0 or not summary.missing:
-        write_ranks(summary, save_dir)
+    """Leave this rank's result so far, which survives the end of any rank, even of rank 0."""
+    finish(rank, replace(message, has_ended=False), save_dir)
 
 
 def leave(message: RankMessage, rank: Rank, save_dir: Path) -> None:
@@ -237,14 +226,17 @@ def leave(message: RankMessage, rank: Rank, save_dir: Path) -> None:
 
 
 def finish(rank: Rank, message: RankMessage, save_dir: Path) -> None:
-    """Leave this rank's last words for rank 0, which puts all together.
+    """Leave this rank's words, and write ranks.txt and ranks.json: as rank 0, and where all have spoken.
 
-    A rank whose own loop failed does not wait for long: most likely it failed because another one is gone.
+    No rank waits for another: each leaves its own words before it reads those of others, so that the last one has all.
     """
     leave(message, rank, save_dir)
-    if rank.index == 0 and rank.job_folder is None:
-        wait_s = WAIT_AFTER_FAILURE_S if message.failure else WAIT_S
-        write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s)
+    written: RanksSummary | None = None
+    while rank.job_folder is None and (summary := read_ranks(save_dir, rank.world_size, run=rank.run)) != written:
+        if rank.index and summary.missing:
+            return
+        write_ranks(summary, save_dir)
+        written = summary  # what has come meanwhile is read again: another rank may have written it before
 
 
 def peak_of(rank: Rank, results: RunResults) -> RankMessage:
@@ -299,33 +291,6 @@ def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage
     recorded = _message_of(rank.job_folder, rank.index) or RankMessage(rank.index, rank.run)
     said = f"{failure}, after the recorded steps, with {format_bytes(allocated_bytes)} allocated"
     return replace(recorded, failure=said, out_of_memory=True)
-
-
-def write_summary(
-    save_dir: Path,
-    world_size: int,
-    *,
-    run: str,
-    wait_s: float = WAIT_S,
-    clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
-) -> RanksSummary:
-    """Write ranks.txt and ranks.json at once, and again whenever there is more to say, until all ranks have ended.
-
-    Args:
-        run: Name of this start of the program; files of other starts are ignored.
-        wait_s: For how long, in seconds, to wait for ranks that have not ended.
-    """
-    deadline = clock() + wait_s
-    written: RanksSummary | None = None
-    while True:
-        summary = read_ranks(save_dir, world_size, run=run)
-        if summary != written:
-            written = summary
-            write_ranks(summary, save_dir)
-        if len(summary.ended) == world_size or clock() >= deadline:
-            return summary
-        pause(0.1)
 
 
 def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
