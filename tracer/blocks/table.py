@@ -75,6 +75,14 @@ class Blocks(ColumnTable):
         """Return the names of the columns."""
         return tuple(field.name for field in fields(cls) if field.name not in ("values", "sites"))
 
+    @classmethod
+    def of(
+        cls, num_blocks: int, *, values: Sequence[Any] = (), sites: Sites | None = None, **known: PerBlock[Int]
+    ) -> Blocks:
+        """Return blocks of which these columns are known; the others are -1."""
+        none = np.full(num_blocks, NONE, np.int64)
+        return cls(**dict.fromkeys(cls.names(), none) | known, values=values, sites=sites)
+
     def value(self, number: int) -> Any:
         """The value behind a number; None for -1."""
         return self.values[number] if number >= 0 else None

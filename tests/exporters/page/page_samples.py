@@ -52,8 +52,7 @@ SAID = Answer(("Peak: so much.",))
 
 def blocks_of(size: Ints, made_at: Ints, freed_at: Ints) -> Blocks:
     """Blocks of which no more is known."""
-    unknown = dict.fromkeys(Blocks.names(), np.full(len(size), -1, np.int64))
-    return Blocks(**unknown | {"size_bytes": size, "made_at": made_at, "freed_at": freed_at}, values=(), sites=None)
+    return Blocks.of(len(size), size_bytes=size, made_at=made_at, freed_at=freed_at)
 
 
 def with_blocks(page: Page, groups: tuple[Row, ...], row: int = 0) -> Page:

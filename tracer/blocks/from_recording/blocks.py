@@ -107,12 +107,11 @@ def blocks_of_recording(
     def of(value: Callable[..., Hashable], *columns: Column[Any]) -> PerBlock[Int]:
         return numbered(values, columns, value)
 
-    none = np.full(len(allocation), NONE, np.int64)
-    return Blocks(
+    return Blocks.of(
+        len(allocation),
         made_at=lifetimes.made_at,
         freed_at=lifetimes.freed_at,
         size_bytes=lifetimes.size_bytes,
-        requested_bytes=none,
         allocated_bytes=lifetimes.size_bytes,
         address=lifetimes.address,
         row=allocation,
@@ -120,8 +119,6 @@ def blocks_of_recording(
         evidence=evidence,
         phase=np.where(facts.made >= 0, facts.made, np.where(lifetimes.made_at < 0, BEFORE, NOT_RECORDED)),
         frame=frame,
-        stack=none,
-        forward=none,
         torch_category=of(lambda row: None if row == Category.UNTAGGED else Category(row).name, category),
         step=of(lambda row: attribution.step_names[row] if row >= 0 else None, _steps(attribution, lifetimes)),
         module=of(module_path, module),
@@ -134,8 +131,7 @@ def blocks_of_recording(
         name=of(lambda name, is_cublas: CUBLAS_WORKSPACE if is_cublas else name_of(name), name, is_cublas),
         shape=of(lambda row: recording.shapes[row][0] if row >= 0 else None, shape),
         dtype=of(lambda row: recording.strings[row] if row >= 0 else None, dtype),
-        values=tuple(values),
-        sites=None,
+        values=tuple(values),  # behind the columns, which number them
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.kind_finder import KindFinder
 from tracer.blocks.from_snapshot.sites import Site, Sites
-from tracer.blocks.table import BEFORE, NONE, NOT_KNOWN, Blocks
+from tracer.blocks.table import BEFORE, NOT_KNOWN, Blocks
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay
 
@@ -31,12 +31,13 @@ class ReplayedDevice:
         """All blocks of `replay.lives`, row by row."""
         lives, rows = self.replay.lives, np.arange(len(self.replay.lives))
         kind, evidence = self.kinds.kinds_and_evidence
-        forward, none = self.kinds.backward_lines.forward_stacks(rows), np.full(len(rows), NONE, np.int64)
+        forward = self.kinds.backward_lines.forward_stacks(rows)
         stack = lives.stack.astype(np.int64)
         # One key, since numpy sorts rows of several columns 20 times slower.
         pair, place = np.unique(stack * (len(self.sites.facts) + 1) + forward + 1, return_inverse=True)
         is_before = (lives.begin < 0) & (len(self.state.trace) > 0)
-        return Blocks(
+        return Blocks.of(
+            len(rows),
             made_at=lives.begin,
             freed_at=lives.end,
             size_bytes=lives.requested_bytes,
@@ -47,21 +48,9 @@ class ReplayedDevice:
             kind=kind,
             evidence=evidence,
             phase=np.where(is_before, BEFORE, NOT_KNOWN),
-            frame=none,
             stack=stack,
             forward=forward,
-            torch_category=none,
-            step=none,
-            module=none,
-            operator=none,
-            owner=none,
-            made_by=none,
-            origin=none,
             place=place.reshape(-1),
-            caller=none,
-            name=none,
-            shape=none,
-            dtype=none,
             values=_Places(self.sites, np.divmod(pair, len(self.sites.facts) + 1)),
             sites=self.sites,
         )
