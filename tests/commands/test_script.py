@@ -205,7 +205,8 @@ def script(folder: Path, text: str) -> str:
         ("from os import environ\nenviron['OMP_NUM_THREADS'] = str(2)", {"OMP_NUM_THREADS": "2"}),
         ("os.environ.setdefault('OMP_NUM_THREADS', '1')\nos.environ.setdefault('KMP_X', '1')", {"KMP_X": "1"}),
         ("os.environ.update({'OMP_NUM_THREADS': '1'}, TORCH_X='2')", {"OMP_NUM_THREADS": "1", "TORCH_X": "2"}),
-        ("del os.environ['MKL_NUM_THREADS']\nos.environ.pop('OMP_NUM_THREADS', None)", None),
+        ("del os.environ['MKL_NUM_THREADS']\nos.environ.pop('OMP_NUM_THREADS', None)", {}),
+        ("number = 3\nos.environ['OMP_NUM_THREADS'] = str(number)\nos.environ['MKL_X'] = 3", {}),
         (
             "import numpy as np\nimport argparse\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'",
             {"CUDA_VISIBLE_DEVICES": "1"},
@@ -223,14 +224,14 @@ def script(folder: Path, text: str) -> str:
     ],
 )
 def test_constants_that_are_set_before_torch_is_imported(
-    text: str, expected: dict[str, str] | None, tmp_path: Path, environment: dict[str, str]
+    text: str, expected: dict[str, str], tmp_path: Path, environment: dict[str, str]
 ) -> None:
     (tmp_path / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'", "utf-8")
     (tmp_path / "trains.py").write_text("import torch", "utf-8")
     before = {"OMP_NUM_THREADS": "5", "MKL_NUM_THREADS": "6"}
     set_environment_of(script(tmp_path, text), is_module=False)
     environment.pop("PYTEST_CURRENT_TEST", None)
-    assert environment == ({} if expected is None else before | expected)
+    assert environment == before | expected
 
 
 def test_modules_are_read_as_python_m_runs_them(

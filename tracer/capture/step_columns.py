@@ -8,12 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from tracer.arrays import ColumnTable, Int, Ints, PerSteps
+from tracer.arrays import ColumnTable, Int, PerSteps
 
 NOT_SEEN: Final = -1
 MAX_ROWS: Final = 4096
-"""Eight columns of 8 bytes: 256 KiB."""
-_TOGETHER: Final = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,41 +40,22 @@ class StepTable:
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
         """An empty table."""
-        self._steps_per_row = 1
-        self._rows: Ints = np.zeros((max_rows, len(_NAMES)), np.int64)
-        self._num_rows = 0
-        self._waiting: list[Mapping[str, int]] = []
-        self._open: Mapping[str, int] | None = None  # The last step, if it is no whole row yet
-        self._num_open = 0
+        self._max_rows, self._steps_per_row, self._num_open = max_rows, 1, 0
+        self._rows: list[tuple[int, ...]] = []
+        self._last: tuple[int, ...] = ()  # The last step; of the rows, where the last one stands for no more than it
 
     def add(self, values: Mapping[str, int]) -> None:
-        """Add a step; what is not among the values was not seen. They are kept, and put into columns when many wait."""
-        self._waiting.append(values)
-        if len(self._waiting) >= _TOGETHER:
-            self._put_in()
-
-    def _put_in(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for values in waiting:
-            self._open = values
-            self._num_open += 1
-            if self._num_open >= self._steps_per_row and self._num_rows == len(self._rows):
-                self._num_rows //= 2
-                self._rows[: self._num_rows] = self._rows[1 : 2 * self._num_rows : 2]
-                self._steps_per_row *= 2
-            if self._num_open >= self._steps_per_row:
-                self._rows[self._num_rows] = _row(values)
-                self._num_rows += 1
-                self._open, self._num_open = None, 0
+        """Add a step; what is not among the values was not seen."""
+        self._last = tuple(values.get(name, NOT_SEEN) for name in _NAMES)
+        self._num_open += 1
+        if self._num_open >= self._steps_per_row and len(self._rows) == self._max_rows:
+            del self._rows[::2]
+            self._steps_per_row *= 2
+        if self._num_open >= self._steps_per_row:
+            self._rows.append(self._last)
+            self._num_open = 0
 
     def columns(self) -> StepColumns:
         """Return the rows so far, with a last one for the steps that are no whole row yet."""
-        self._put_in()
-        rows = self._rows[: self._num_rows]
-        if self._open is not None:
-            rows = np.vstack([rows, _row(self._open)])
+        rows = np.array([*self._rows, *[self._last] * bool(self._num_open)], np.int64).reshape(-1, len(_NAMES))
         return StepColumns(**{name: rows[:, at].copy() for at, name in enumerate(_NAMES)})
-
-
-def _row(values: Mapping[str, int]) -> Ints:
-    return np.array([values.get(name, NOT_SEEN) for name in _NAMES], np.int64)

@@ -11,6 +11,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -39,8 +40,8 @@ _WITHOUT_TORCH: Final = frozenset({
 def set_environment_of(script: str, *, is_module: bool) -> None:
     """Set what a script's first statements set, up to those that can import torch.
 
-    `os.environ["OMP_NUM_THREADS"] = "1"`, `setdefault`, `update`, `pop` and `del` with constants, in the script and in
-    its own modules that it imports before.
+    `os.environ["OMP_NUM_THREADS"] = "1"`, `setdefault` and `update` with constants, in the script and in its own
+    modules that it imports before.
     """
     if "torch" in sys.modules:
         return
@@ -89,9 +90,7 @@ class _StatementReader:
             return bool(statement.level) or self._imports(statement.module or "")
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return False
-        for name, value in _changes(statement):
-            if name.startswith(_READ_BY_TORCH):
-                _set(name, value)
+        os.environ.update(_variables_set_by(statement))
         imports = (node for node in ast.walk(statement) if isinstance(node, ast.Import | ast.ImportFrom))
         return any(map(self._is_end, imports))
 
@@ -104,58 +103,21 @@ class _StatementReader:
         return file is None or "." in name or self.reads(file)
 
 
-def _set(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
-
-
-def _changes(statement: ast.stmt) -> Iterator[tuple[str, str | None]]:
-    """Variables that a statement sets to constants; None for one that it removes."""
+def _variables_set_by(statement: ast.stmt) -> dict[str, str]:
+    """Variables that torch reads and a statement sets, if it does nothing else, to values that are written in it."""
     match statement:
-        case ast.Assign(targets=[ast.Subscript(value=environ, slice=ast.Constant(value=str(name)))], value=value):
-            if _is_environ(environ) and (text := _text(value)) is not None:
-                yield name, text
-        case ast.Delete(targets=[ast.Subscript(value=environ, slice=ast.Constant(value=str(name)))]):
-            if _is_environ(environ):
-                yield name, None
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=environ, attr=method), args=args, keywords=keywords)):
-            if _is_environ(environ):
-                yield from _called(method, args, keywords)
-
-
-def _called(method: str, args: list[ast.expr], keywords: list[ast.keyword]) -> Iterator[tuple[str, str | None]]:
-    match method, args:
-        case "setdefault", [ast.Constant(value=str(name)), value]:
-            text = os.environ.get(name, _text(value))
-            if text is not None:
-                yield name, text
-        case "pop", [ast.Constant(value=str(name)), *_]:
-            yield name, None
-        case "update", _:
-            pairs: list[tuple[ast.expr | None, ast.expr]] = []
-            for arg in args:
-                if isinstance(arg, ast.Dict):
-                    pairs += zip(arg.keys, arg.values, strict=True)
-            pairs += [(ast.Constant(keyword.arg), keyword.value) for keyword in keywords]
-            for key, value in pairs:
-                text = _text(value)
-                if isinstance(key, ast.Constant) and isinstance(key.value, str) and text is not None:
-                    yield key.value, text
-
-
-def _is_environ(node: ast.expr) -> bool:
-    return ast.unparse(node).rpartition(".")[2] == "environ"
-
-
-def _text(node: ast.expr) -> str | None:
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.Call(func=ast.Name(id="str"), args=[ast.Constant(value=value)], keywords=[]):
-            return str(value)
-    return None
+        case ast.Assign(targets=[ast.Subscript(value=environ)]):
+            pass
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=environ, attr="setdefault" | "update"))):
+            pass
+        case _:
+            return {}
+    name = ast.unparse(environ)  # `environ`, `os.environ`
+    found = dict(os.environ)
+    if name.rpartition(".")[2] == "environ":
+        with suppress(Exception):  # it needs more than is written in it; or the script will raise that itself
+            exec(ast.unparse(statement).replace(name, "environ", 1), {"__builtins__": {"str": str}, "environ": found})
+    return {name: value for name, value in found.items() if name.startswith(_READ_BY_TORCH) and isinstance(value, str)}
 
 
 _MODULES: Final = {
