@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -125,6 +125,7 @@ def predict(
         with on_null_gpu(place, save_dir, quiet=quiet):
             from tracer.answers.answer_of_prediction import answer_of_prediction
             from tracer.exporters.files import check_folder
+            from tracer.exporters.json_documents.prediction import prediction_json
             from tracer.exporters.screen.answer import print_answer
             from tracer.sessions.output_files import write_and_say
 
@@ -144,10 +145,10 @@ def predict(
             names = [path.name for path in save_dir.iterdir()] if save_dir is not None else []
             has_largest = largest_batch or named is not None
             last = after_prediction(found.fits, save_dir, names, has_largest_batch=has_largest, is_full=full)
-            if as_json:
-                _print_json(found, largest)
-            elif not quiet:
-                with screen() as console:
+            with screen(is_shown=as_json or not quiet) as console:
+                if as_json:
+                    print_json(prediction_json(found, largest), console)
+                else:
                     print_answer(answered, console, full=full, last=last)
         say_all(last if not quiet and not as_json else ())
     if found.fits is False:
@@ -239,11 +240,3 @@ def _largest_batch(workload: WorkloadOptions, card: Card, *, quiet: bool) -> Lar
 
         largest = largest_fitting(attempt, card.usable_bytes, workload.batch_size, tell=tell)
         return LargestBatch(largest, is_all=largest == MOST)
-
-
-def _print_json(found: Prediction, largest: LargestBatch | None) -> None:
-    from tracer.exporters.json_documents.prediction import largest_json, prediction_json
-
-    document: dict[str, Any] = prediction_json(found)
-    with screen() as console:
-        print_json(document | ({} if largest is None else largest_json(largest)), console)

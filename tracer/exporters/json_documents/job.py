@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tracer.answers.answer import answer_values
+from tracer.answers.answer_of_job import answer_of_job, answer_of_null_job
 from tracer.answers.jobs import GpuSum, NullJob, recorded_sums
 from tracer.answers.null_run import CAVEAT
 from tracer.answers.ranks import JobFinding, RankPeak
@@ -20,6 +22,7 @@ def job_json(finding: JobFinding) -> dict[str, Any]:
     """Return the JSON of a job's finding; docs/files.md describes it."""
     return {
         **json_header("job", VERSION),
+        "answer": answer_values(answer_of_job(finding)),
         "worst_rank": finding.worst.name if finding.worst is not None else None,
         "typical_rank": finding.typical.name if finding.typical is not None else None,
         "missing": list(finding.missing),
@@ -56,6 +59,7 @@ def null_job_json(job: NullJob) -> dict[str, Any]:
     return {
         "format": "torch-timeline null job",
         "caveat": CAVEAT,
+        "answer": answer_values(answer_of_null_job(job)),
         "card": job.devices.card.label,
         "card_bytes": job.devices.card.usable_bytes,
         "memory_bytes": job.devices.card.memory_bytes,

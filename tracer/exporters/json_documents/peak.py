@@ -202,6 +202,8 @@ _DIFF_VERSION = 1
 
 def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> dict[str, Any]:
     """Two peaks, device by device; the changes of each list sum to the change of the peak."""
+    from tracer.exporters.diff import answer_of_diffs
+
     devices = [
         {
             "device": diff.after.device,
@@ -212,7 +214,9 @@ def peak_diffs_json(diffs: Sequence[PeakDiff], *, before: str, after: str) -> di
         }
         for diff in diffs
     ]
-    return {**json_header("diff", _DIFF_VERSION), "before": before, "after": after, "devices": devices}
+    answer = answer_values(answer_of_diffs(diffs, before=before, after=after))
+    sides = {"answer": answer, "before": before, "after": after}
+    return {**json_header("diff", _DIFF_VERSION), **sides, "devices": devices}
 
 
 def _change(change: PeakChange, gathered_by: str) -> dict[str, Any]:
