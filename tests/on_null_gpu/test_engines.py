@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace as Settings
 from typing import Any
@@ -12,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.truth.isolate import Elsewhere
-from tracer.capture.device.phase_memory import PhaseMemory
+from tests.truth.isolate import runs_elsewhere
 from tracer.engines.run import read_reports
-from tracer.engines.start import GRAPHS, StartStage
+from tracer.engines.start import GRAPHS, StartStage, WorkerMemory
 from tracer.engines.vllm_workers import follow_workers
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.sessions.phase_reports import ledger_of_process
@@ -102,7 +100,7 @@ class Worker:
         torch.cuda.empty_cache()
 
 
-def report(cache_bytes: int, cached_bytes: int = 20 * MIB) -> dict[str, Any]:
+def report(cache_bytes: int, cached_bytes: int = 20 * MIB) -> WorkerMemory:
     """Start a worker with so much KV cache, and return its report; its failure is in it.
 
     Args:
@@ -131,55 +129,51 @@ def report(cache_bytes: int, cached_bytes: int = 20 * MIB) -> dict[str, Any]:
             pass
         start = read_reports(Path(folder))
     assert start is not None
-    return asdict(start.worst)
+    return start.worst
 
 
-def report_with_phases(cache_bytes: int) -> tuple[dict[str, Any], tuple[PhaseMemory, ...]]:
-    """Return the report, and the phases of the worker's process."""
+@runs_elsewhere
+def test_each_part_of_the_memory_is_measured() -> None:
     with ledger_of_process("worker") as ledger:
-        found = report(cache_bytes)
-    return found, ledger.phases.phases
-
-
-GIB = 1 << 30
-
-
-def test_each_part_of_the_memory_is_measured(elsewhere: Elsewhere) -> None:
-    found, phases = elsewhere(report_with_phases, 64 * MIB)
-    assert found["stage"] == StartStage.READY and not found["failure"]
-    assert found["weights_bytes"] == 4 * MIB
-    assert found["activation_bytes"] == 16 * MIB
-    assert found["cache_bytes"] == found["available_bytes"] == 64 * MIB
-    assert found["request_bytes"] == 8 * MIB
-    assert found["cache_tokens"] == 64 * 16
-    assert found["graphs_bytes"] == 32 * MIB  # of which 20 that were cached came back
-    assert found["outside_bytes"] == CONTEXT_BYTES
+        found = report(64 * MIB)
+    phases = ledger.phases.phases
+    assert found.stage == StartStage.READY and not found.failure
+    assert found.weights_bytes == 4 * MIB
+    assert found.activation_bytes == 16 * MIB
+    assert found.cache_bytes == found.available_bytes == 64 * MIB
+    assert found.request_bytes == 8 * MIB
+    assert found.cache_tokens == 64 * 16
+    assert found.graphs_bytes == 32 * MIB  # of which 20 that were cached came back
+    assert found.outside_bytes == CONTEXT_BYTES
     # The allocator reserves 20 MiB for requests of 1 to 10 MiB: weights and workspace share them.
-    assert found["other_bytes"] == (20 - 4) * MIB
-    assert found["cache_dtype"] == "float16"
-    assert list(found["stage_bytes"].values()) == [0, 4 * MIB, 2 * MIB, 64 * MIB, (32 + 16) * MIB]
-    assert found["allocated_bytes"] == (4 + 2 + 64 + 32 + 16) * MIB
-    assert found["num_batches"] == 2 and found["served_bytes"] == 48 * MIB
+    assert found.other_bytes == (20 - 4) * MIB
+    assert found.cache_dtype == "float16"
+    assert list(found.stage_bytes.values()) == [0, 4 * MIB, 2 * MIB, 64 * MIB, (32 + 16) * MIB]
+    assert found.allocated_bytes == (4 + 2 + 64 + 32 + 16) * MIB
+    assert found.num_batches == 2 and found.served_bytes == 48 * MIB
     (slept,) = (phase for phase in phases if phase.name == "vLLM: sleep(1)")
     assert slept.begin_bytes - slept.end_bytes == (64 + 48) * MIB  # the cache, and a batch's block
     assert [phase.name for phase in phases][:2] == ["vLLM: load_model()", "vLLM: initialize_from_config()"]
 
 
-def test_what_a_capture_takes_beside_the_pools_counts_too(elsewhere: Elsewhere) -> None:
-    assert elsewhere(report, 64 * MIB, cached_bytes=0)["graphs_bytes"] == (32 + 16) * MIB
+@runs_elsewhere
+def test_what_a_capture_takes_beside_the_pools_counts_too() -> None:
+    assert report(64 * MIB, cached_bytes=0).graphs_bytes == (32 + 16) * MIB
 
 
-def test_memory_that_ends_is_reported_with_the_stage_that_it_ended_in(elsewhere: Elsewhere) -> None:
-    found = elsewhere(report, 100 * GIB)
-    assert found["stage"] == StartStage.PROFILE
-    assert found["is_out_of_memory"] and found["failure"].startswith("CUDA out of memory")
+@runs_elsewhere
+def test_memory_that_ends_is_reported_with_the_stage_that_it_ended_in() -> None:
+    found = report(100 << 30)
+    assert found.stage == StartStage.PROFILE
+    assert found.is_out_of_memory and found.failure.startswith("CUDA out of memory")
 
 
-def test_memory_that_ends_while_graphs_are_captured_is_told_from_the_rest_of_the_warm_up(elsewhere: Elsewhere) -> None:
+@runs_elsewhere
+def test_memory_that_ends_while_graphs_are_captured_is_told_from_the_rest_of_the_warm_up() -> None:
     """24 MiB are left, of which a graph's pool needs 32."""
-    found = elsewhere(report, -24 * MIB)
-    assert found["stage"] == StartStage.CACHE
-    assert found["is_out_of_memory"] and found["failed_in"] == GRAPHS
+    found = report(-24 * MIB)
+    assert found.stage == StartStage.CACHE
+    assert found.is_out_of_memory and found.failed_in == GRAPHS
 
 
 # ---- A KV cache has its kind, and the rows sum to the allocator's count.
@@ -200,8 +194,9 @@ class Attention(nn.Module):
         return x @ self.kv_cache[: len(x)].T
 
 
-def serve() -> tuple[dict[str, int], int, int]:
-    """Profile calls of a model whose cache is made after the first one; bytes by category, their sum, and the count."""
+@runs_elsewhere
+def test_a_cache_that_the_program_froze_is_a_kv_cache() -> None:
+    """Calls of a model are profiled whose cache is made after the first one."""
     model = nn.Sequential(Attention(), Attention()).to("cuda:0")
     with torch.no_grad(), ProfileSession(model, None, schedule=Schedule(1, 0, 2, 1)) as session:
         model[0].kv_cache = model[1].kv_cache = torch.zeros(64, 64, device="cuda:0")
@@ -221,7 +216,9 @@ def serve() -> tuple[dict[str, int], int, int]:
         finally:
             gc.unfreeze()
     peak = session.findings.worst.peak
-    return peak.by_category(), sum(row.bytes for row in peak.rows), peak.peak_bytes
+    by_category = peak.by_category()
+    assert by_category["KV_CACHE"] == CACHE_BYTES and "UNKNOWN" not in by_category
+    assert sum(row.bytes for row in peak.rows) == peak.peak_bytes
 
 
 class _HostMemory:
@@ -237,8 +234,9 @@ class _HostMemory:
         }
 
 
-def idle_beside_host_memory() -> tuple[int, int, tuple[str, ...]]:
-    """Profile a step that allocates nothing; the bytes of its rows, the allocator's count, and the notes."""
+@runs_elsewhere
+def test_host_memory_that_the_gpu_reads_is_in_no_row() -> None:
+    """A step is profiled that allocates nothing."""
     model = nn.Linear(64, 64, device="cuda:0")
     with ProfileSession(model, None, schedule=Schedule(1, 0, 1, 1)) as session:
         seen = [torch.as_tensor(_HostMemory(CACHE_BYTES), device="cuda:0") for _ in range(2)]
@@ -246,19 +244,7 @@ def idle_beside_host_memory() -> tuple[int, int, tuple[str, ...]]:
         session.step()
         session.step()
     peak = session.findings.worst.peak
-    return sum(row.bytes for row in peak.rows), peak.peak_bytes, session.notes
-
-
-def test_a_cache_that_the_program_froze_is_a_kv_cache(elsewhere: Elsewhere) -> None:
-    by_category, rows_bytes, counted_bytes = elsewhere(serve)
-    assert by_category["KV_CACHE"] == CACHE_BYTES
-    assert "UNKNOWN" not in by_category
-    assert rows_bytes == counted_bytes
-
-
-def test_host_memory_that_the_gpu_reads_is_in_no_row(elsewhere: Elsewhere) -> None:
-    rows_bytes, counted_bytes, notes = elsewhere(idle_beside_host_memory)
-    assert rows_bytes == counted_bytes == 16_896  # 64 x 64 weights, and 64 biases as 512 bytes
-    assert any(
-        note.startswith("96.00 MiB in tensors on cuda:0 are in no memory of torch's allocator") for note in notes
-    )
+    # 64 x 64 weights, and 64 biases as 512 bytes
+    assert sum(row.bytes for row in peak.rows) == peak.peak_bytes == 16_896
+    told = "96.00 MiB in tensors on cuda:0 are in no memory of torch's allocator"
+    assert any(note.startswith(told) for note in session.notes)
