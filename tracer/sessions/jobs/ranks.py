@@ -131,6 +131,7 @@ class RankMessage:
     finding: str = ""  # What its recorder has found, a sentence; empty where that is nothing
     place: tuple[int, int] = (0, 0)  # Number of its node, and its own on that node
     held: tuple[GpuPart, ...] = ()  # Its memory on each GPU
+    line: SourceLine | None = None  # Where its script failed; None if it did not, or there is no such line
 
     @classmethod
     def parsed(cls, text: str) -> RankMessage:
@@ -142,7 +143,8 @@ class RankMessage:
         """
         values = json.loads(text)
         held = tuple(GpuPart(**part) for part in values.pop("held", ()))
-        return cls(**values | {"held": held, "place": tuple(values.get("place", (0, 0)))})
+        line = SourceLine(*values["line"]) if values.get("line") else None
+        return cls(**values | {"held": held, "place": tuple(values.get("place", (0, 0))), "line": line})
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +221,13 @@ def announce(rank: Rank, message: RankMessage, save_dir: Path) -> None:
 
 def leave(message: RankMessage, rank: Rank, save_dir: Path) -> None:
     """Leave a rank's words in its own folder."""
-    text = json.dumps(asdict(message), indent=1) + "\n"
     if rank.job_folder is not None:
-        write_atomically(rank_folder(rank.job_folder, rank.index) / RANK_JSON, text)
-    write_atomically(rank.folder(save_dir) / RANK_JSON, text)
+        _write(message, rank_folder(rank.job_folder, rank.index))
+    _write(message, rank.folder(save_dir))
+
+
+def _write(message: RankMessage, folder: Path) -> None:
+    write_json(folder / RANK_JSON, asdict(message))
 
 
 def finish(rank: Rank, message: RankMessage, save_dir: Path) -> None:
@@ -288,7 +293,7 @@ def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage
         That it does not fit, with the peak of the recorded steps, which its own files have too.
     """
     assert rank.job_folder is not None, "only ranks of a job are told of from their own folder"
-    recorded = _message_of(rank.job_folder, rank.index) or RankMessage(rank.index, rank.run)
+    recorded = message_of(rank.job_folder, rank.index) or RankMessage(rank.index, rank.run)
     said = f"{failure}, after the recorded steps, with {format_bytes(allocated_bytes)} allocated"
     return replace(recorded, failure=said, out_of_memory=True)
 
@@ -309,13 +314,13 @@ def read_ranks(
         ranks: Ranks that were meant to run; None for all.
     """
     indices = range(world_size) if ranks is None else sorted(ranks)
-    messages = {index: message for index in indices if (message := _message_of(folder, index)) is not None}
+    messages = {index: message for index in indices if (message := message_of(folder, index)) is not None}
     found = {index: message for index, message in messages.items() if run in (None, message.run)}
     missing = tuple(index for index in indices if index not in found)
     return RanksSummary(tuple(found.values()), missing, world_size - len(indices))
 
 
-def _message_of(folder: Path, index: int) -> RankMessage | None:
+def message_of(folder: Path, index: int) -> RankMessage | None:
     """Return the message that a rank has left; None where there is none that can be read."""
     try:
         return RankMessage.parsed((rank_folder(folder, index) / RANK_JSON).read_text(encoding="utf-8"))
@@ -392,16 +397,6 @@ def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> Rank
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailure:
-    """The end of a rank's script."""
-
-    words: str  # The exception, in a line
-    out_of_memory: bool  # Whether the device had no memory left
-    file: str | None  # File of the line at which it arose; None if there is none
-    line: int  # That line, from 1
-
-
 def leave_failure(error: BaseException) -> None:
     """Leave what ended this process's script; no-op in a process that is no rank of a job on the null GPU."""
     from tracer.capture.sources.source_files import error_line
@@ -409,21 +404,11 @@ def leave_failure(error: BaseException) -> None:
     place = RankPlace.here()
     if place is None:
         return
-    at = error_line(error)
-    failure = RankFailure(
-        error_words(error),
-        is_out_of_memory(error),
-        at.file if at is not None else None,
-        at.line if at is not None else 0,
+    left = message_of(place.folder, place.rank) or RankMessage(place.rank, "")
+    message = replace(
+        left,
+        failure=left.failure or error_words(error),
+        out_of_memory=left.out_of_memory or is_out_of_memory(error),
+        line=error_line(error),
     )
-    write_json(_failure_path(place.folder, place.rank), asdict(failure))
-
-
-def failure_left(folder: Path, rank: int) -> RankFailure | None:
-    """Return what ended a rank's script; None if it came to its end, or the process was killed."""
-    path = _failure_path(folder, rank)
-    return RankFailure(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-
-
-def _failure_path(folder: Path, rank: int) -> Path:
-    return folder / f"failure{rank}.json"
+    _write(message, rank_folder(place.folder, place.rank))

@@ -16,7 +16,6 @@ from typing import Final
 
 from tracer.answers.files import RANK_JSON
 from tracer.answers.jobs import NullJob, RankRun
-from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import UsageError
 from tracer.exporters.files import write_atomically
 from tracer.null_gpu import process
@@ -32,7 +31,7 @@ from tracer.null_gpu.job.place import (
     taken_left,
 )
 from tracer.sessions.jobs.child_processes import ChildProcesses, end_with_parent
-from tracer.sessions.jobs.ranks import RanksSummary, failure_left, rank_folder, read_ranks, write_ranks
+from tracer.sessions.jobs.ranks import RanksSummary, message_of, rank_folder, read_ranks, write_ranks
 from tracer.sessions.termination import Termination
 from tracer.units import format_bytes
 
@@ -219,7 +218,7 @@ class _JobRun:
             (rank_folder(self.folder, holding.rank) / RANK_JSON).unlink(missing_ok=True)
             again = self.unseen(holding.rank, taken={gpu.index: others_bytes})
             again = replace(again, crowded=(gpu.index, others_bytes))
-            if (failure := failure_left(self.folder, holding.rank)) is not None and failure.out_of_memory:
+            if (left := message_of(self.folder, holding.rank)) is not None and left.out_of_memory:
                 return again
         return again
 
@@ -257,9 +256,6 @@ def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
         shared_bytes=shared_bytes_left(folder, run.rank),
         taken=taken_left(folder, run.rank),
     )
-    if (failure := failure_left(folder, run.rank)) is not None:
-        line = SourceLine.known(failure.file, failure.line)
-        run = replace(run, failure=failure.words, out_of_memory=failure.out_of_memory, line=line)
     peak = next((peak for peak in summary.ranks if peak.index == run.rank), None)
     if peak is None:
         return run
@@ -269,8 +265,9 @@ def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
         reserved_bytes=peak.reserved_bytes,
         categories=peak.categories,
         lines={int(part.gpu): part.source_line for part in peak.held if part.source_line is not None},
-        failure=peak.failure or run.failure,
-        out_of_memory=peak.out_of_memory or run.out_of_memory,
+        failure=peak.failure,
+        out_of_memory=peak.out_of_memory,
+        line=peak.line,
     )
 
 
