@@ -212,7 +212,7 @@ def test_memory_that_runs_out_after_the_recorded_steps_is_the_headline(
         each.replace(f"{tmp_path}/", "") for each in sentences
     ]
     (mark,) = (mark for mark in page["marks"] if mark["kind"] == "oom")
-    assert mark["label"].startswith("out of memory after these steps") and mark["bytes"] > page["peak"]["bytes"]
+    assert mark["label"].startswith("out of memory after these steps") and mark["bytes"] <= page["peak"]["bytes"]
     # Its history is not in the recording, which has what was found in it.
     called(tmp_path, "report", "out", "--save-dir", "again")
     for name in ("peak.json", "memory_timeline.html"):

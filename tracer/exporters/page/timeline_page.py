@@ -123,16 +123,17 @@ def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
 
 
 def _failure_marks(cycle: CycleFindings, failed: FailedAllocation | None) -> tuple[Mark, ...]:
-    """The failed request: in the recorded steps where it was, behind them at their end."""
-    if failed is None or failed.event.groups == () or not len(cycle.lifetimes.events):
+    """The failed request: in the recorded steps where it was, behind them at their end, whose scale it leaves."""
+    if failed is None:
         return ()
-    asked = f"asked for {format_bytes(failed.event.asked_bytes)} at"
-    if failed.in_use is not None:
-        at = failed.in_use
-        return (Mark("oom", f"out of memory, {asked}", at.time_ns, at.peak_bytes, at.position),)
-    end = len(cycle.lifetimes.events) - 1
-    time_ns = int(cycle.recording.allocations.time_ns[cycle.lifetimes.events[end]])
-    return (Mark("oom", f"out of memory after these steps, {asked}", time_ns, failed.event.allocated_bytes, end),)
+    asked = f"asked for {format_bytes(failed.event.asked_bytes)}"
+    if (at := failed.in_use) is not None:
+        return (Mark("oom", f"out of memory, {asked} at", at.time_ns, at.peak_bytes, at.position),)
+    lifetimes, end = cycle.lifetimes, len(cycle.lifetimes.events) - 1
+    time_ns = int(cycle.recording.allocations.time_ns[lifetimes.events[end]])
+    in_use = format_bytes(failed.event.allocated_bytes)
+    label = f"out of memory after these steps, {asked} with {in_use} in use; at their end"
+    return (Mark("oom", label, time_ns, int(lifetimes.allocator_bytes[end]), end),)
 
 
 def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
