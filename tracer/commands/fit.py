@@ -27,11 +27,11 @@ from tracer.commands.script import no_card_named
 from tracer.errors import UsageError
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say, show
-from tracer.null_gpu.cards import Devices, devices_of
+from tracer.null_gpu.cards import devices_of
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.sessions.jobs.run_ranks import Job
+    pass
 
 MAX_COMBINATIONS = 64
 _HINT = 'Write --try "--batch-size 8,4,2", or --try --compile for an option without a value.'
@@ -123,7 +123,8 @@ def fit(
                 say(_nothing_fits(report, is_of_values=bool(values)))
             raise typer.Exit(THRESHOLD_EXCEEDED)
         if not each and (best.apply or best.arguments):
-            show(_command((*named.words, *best.arguments), best.apply, devices, job))
+            ranks = {} if job is None else {"num_ranks": job.per_node, "num_nodes": -(-devices.count // job.per_node)}
+            show(command_words((*named.words, *best.arguments), best.apply, program_name(), **ranks))
 
 
 def each_alone(trials: ScriptTrials) -> list[FitTrial]:
@@ -174,13 +175,6 @@ def _least(told: Callable[..., FitTrial], trials: ScriptTrials) -> FitTrial | No
         change = SCRIPT_CHANGES[name]
         say(f"{name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
     return best
-
-
-def _command(script: Sequence[str], apply: Sequence[str], devices: Devices, job: Job | None) -> str:
-    if job is None:
-        return command_words(script, apply, program_name())
-    num_nodes = -(-devices.count // job.per_node)
-    return command_words(script, apply, program_name(), num_ranks=min(job.per_node, devices.count), num_nodes=num_nodes)
 
 
 def _nothing_fits(report: FitReport, *, is_of_values: bool) -> str:

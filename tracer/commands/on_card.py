@@ -48,7 +48,12 @@ class OnOptions:
 
         if self.per_node > MAX_DEVICES:
             raise UsageError(f"A process sees {MAX_DEVICES} GPUs at most.", hint=f"Write --per-node {MAX_DEVICES}.")
-        return Job(devices, min(self.per_node, devices.count), None if self.rank is None else _numbers(self.rank))
+        try:
+            ranks = None if self.rank is None else {parse_count(part, most=MAX_RANKS) for part in self.rank.split(",")}
+        except ValueError:
+            words = f"{shortened(self.rank or '')} is no list of ranks."
+            raise UsageError(words, hint="Write --rank 0,7,64.") from None
+        return Job(devices, min(self.per_node, devices.count), None if ranks is None else tuple(sorted(ranks)))
 
     @property
     def answers(self) -> dict[tuple[str, int], Answer]:
@@ -61,13 +66,6 @@ class OnOptions:
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 """A variable that torchrun alone sets."""
 WARNING = "losses and other values that the program prints mean nothing"
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted({parse_count(part, most=MAX_RANKS) for part in text.split(",")}))
-    except ValueError:
-        raise UsageError(f"{shortened(text)} is no list of ranks.", hint="Write --rank 0,7,64.") from None
 
 
 def run_ranks(

@@ -260,7 +260,10 @@ def _of_script(error: BaseException) -> TracebackType | None:
 
     What started the script explains nothing, and neither does what computes values behind the null GPU's operators.
     """
-    frames = list(_parts(error.__traceback__))
+    frames, trace = list[TracebackType](), error.__traceback__
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
     names = [frame.tb_frame.f_globals.get("__name__") for frame in frames]
     if "__main__" not in names:  # a script that cannot be compiled has no frame, and says its line itself
         return None if isinstance(error, SyntaxError) else error.__traceback__
@@ -270,12 +273,6 @@ def _of_script(error: BaseException) -> TracebackType | None:
         if not is_python and not frame.tb_frame.f_globals.get("__tracebackhide__"):
             shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return shown or error.__traceback__
-
-
-def _parts(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tracer.answers.difference import PeakDiff, SavedPeak
+    from tracer.answers.difference import SavedPeak
     from tracer.sessions.process_memory import ProcessPeak
 
 MARK = "gpu_memory"
@@ -316,6 +316,8 @@ def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
     """Return the lines on each exceeded limit, and the peak in a few words."""
     from tracer.answers.difference import diff_peaks
     from tracer.answers.threshold import parse_threshold
+    from tracer.exporters.diff import line_changes
+    from tracer.exporters.screen.text import table_lines
     from tracer.units import format_bytes
 
     peak = worst.peak
@@ -335,7 +337,7 @@ def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
         diff, threshold = diff_peaks(before, peak), parse_threshold(limits.fail_above)
         words += f", {diff.bytes:+,} B since the baseline"
         if threshold.is_exceeded_by(diff):
-            lines += [threshold.sentence(where, diff), *_changes(diff)]
+            lines += [threshold.sentence(where, diff), *table_lines(line_changes(diff), top=_NUM_ROWS)[1:]]
     if lines and worst.caveat:
         lines.append(worst.caveat)
     return lines, words
@@ -348,10 +350,3 @@ def _rows(peak: SavedPeak) -> list[str]:
 
     table = replace(blocks_table(peak.rows, ""), footer=(peak.bytes, "", "", "sum"))
     return table_lines(table, top=_NUM_ROWS)[1:]
-
-
-def _changes(diff: PeakDiff) -> list[str]:
-    from tracer.exporters.diff import line_changes
-    from tracer.exporters.screen.text import table_lines
-
-    return table_lines(line_changes(diff), top=_NUM_ROWS)[1:]

@@ -201,7 +201,9 @@ class TimelineTracer:
         cycles, empty = [], None
         recordings = self._with_readings()
         # All cycles are about one device.
-        device = self._chosen(recordings)
+        held = most_held_bytes(recordings)
+        preferred = self.preferred if self.preferred in held else None
+        device = self.device or preferred or default_device(recordings)
         for recording, kept in zip(recordings, self._kept, strict=True):
             try:
                 cycle = find_in_cycle(
@@ -230,10 +232,6 @@ class TimelineTracer:
         return [
             allocations if reading is None else with_reading(allocations, reading) for allocations, reading in pairs
         ]
-
-    def _chosen(self, recordings: list[Recording]) -> str:
-        held = most_held_bytes(recordings)
-        return self.device or (self.preferred if self.preferred in held else None) or default_device(recordings)
 
     def finish(self) -> Findings:
         """Analyse what was kept and write the files.

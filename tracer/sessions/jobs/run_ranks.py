@@ -101,7 +101,9 @@ def run_job(
     with ExitStack() as stack:
         stack.enter_context(closing(termination))
         folder = job.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="null-gpu-job-")))
-        _forget_results(folder)
+        for path in (*folder.iterdir(), *folder.glob("rank*/*")):  # what a shared process of theirs has written stays
+            if path.is_file():
+                path.unlink()
         first = min(job.ranks) if job.ranks else 0
         run = _JobRun(job, folder, save_dir, tell)
         runs = run.first(first, is_seen=is_first_seen)
@@ -137,13 +139,6 @@ def _again(run: RankRun, again: RankRun) -> RankRun:
         line=again.line,
         crowded=again.crowded,
     )
-
-
-def _forget_results(folder: Path) -> None:
-    """Remove what ranks have left in a job's folder; what a shared process of theirs has written stays."""
-    for path in (*folder.iterdir(), *folder.glob("rank*/*")):
-        if path.is_file():
-            path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
