@@ -216,7 +216,8 @@ def test_what_ran_out_of_memory_is_explained_again(tmp_path: Path) -> None:
     first_step = dataclasses.replace(results, findings=None, timings=None, keep_recording=True)
     assert again.failed_allocation.first is not None
     (change,) = again.failed_allocation.first.changes
-    first_step = dataclasses.replace(first_step, failed_allocation=again.failed_allocation)
+    failed = dataclasses.replace(again.failed_allocation, in_use=None)  # which a recorded step alone has
+    first_step = dataclasses.replace(first_step, failed_allocation=failed)
     write_outputs(first_step, tmp_path / "first")
     write_outputs(again, tmp_path / "failed")
     for folder in ("first", "failed"):
