@@ -24,7 +24,8 @@ from tracer.blocks.from_recording.block_facts import KIND_OF_ROLE
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.kind_finder import NOTHING_HELD, HeldNow
 from tracer.blocks.kinds import Kind
-from tracer.capture.objects.known_storages import KnownStorages, ObjectsAtFailure, Role
+from tracer.capture.objects.at_failure import ObjectsAtFailure
+from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.snapshot.columns import Snapshot
 
 

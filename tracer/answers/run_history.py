@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracer.answers.failed_allocation import FailedAllocation
     from tracer.answers.ranks import HeldOnDevice
     from tracer.answers.why.first_changes import FirstChanges
-    from tracer.capture.objects.known_storages import ObjectsAtFailure
+    from tracer.capture.objects.at_failure import ObjectsAtFailure
     from tracer.snapshot.columns import Snapshot
 
 

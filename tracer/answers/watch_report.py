@@ -19,7 +19,7 @@ from tracer.answers.tables import Section, Table, columns
 from tracer.answers.values_read import values_lines
 from tracer.arrays import totals_by
 from tracer.blocks.from_snapshot.sites import NO_FRAMES
-from tracer.capture.objects.holders import Holder
+from tracer.capture.objects.at_failure import Holder
 from tracer.capture.run_facts import ValuesRead
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns

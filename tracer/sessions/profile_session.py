@@ -30,6 +30,7 @@ from tracer.capture.objects.training_objects import Models, Optimizers, Training
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.sources.source_files import project_root
 from tracer.capture.torch_private import torch_profiler, torch_tensors
+from tracer.collector import paused_gc
 from tracer.errors import RecordingError
 from tracer.loaded_modules import on_import
 from tracer.sessions.observations import Observations, has_closure
@@ -40,7 +41,7 @@ from tracer.units import MIB, format_bytes, some
 
 if TYPE_CHECKING:
     from tracer.answers.failed_allocation import FailedAllocation
-    from tracer.capture.objects.known_storages import ObjectsAtFailure
+    from tracer.capture.objects.at_failure import ObjectsAtFailure
 
 
 _MOST_STEPS_OF_HISTORY = 10
@@ -279,12 +280,13 @@ class ProfileSession(Session):
         if self._first is not None:
             self._first.stop()
         if error is not None:
-            if is_out_of_memory(error):
-                self._guarded(self._go_over_to_history)
-                self._guarded(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
-            self._guarded(lambda: self._look_where_memory_ran_out(error))
-            if is_out_of_memory(error):
-                self._guarded(lambda: self._note_objects(error))
+            with paused_gc():  # what only cycles hold is there until the objects have been looked at
+                if is_out_of_memory(error):
+                    self._guarded(self._go_over_to_history)
+                    self._guarded(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
+                self._guarded(lambda: self._look_where_memory_ran_out(error))
+                if is_out_of_memory(error):
+                    self._guarded(lambda: self._note_objects(error))
             if is_out_of_memory(error) and not is_recorded:
                 self._guarded(
                     lambda: self._observed.look(self.device, is_walk=True, batch=self._observed.living_arguments())
@@ -321,7 +323,7 @@ class ProfileSession(Session):
             self._tracer.preferred = str(self.device)
 
     def _note_objects(self, error: BaseException) -> None:
-        from tracer.capture.objects.live_tensors import look_at_failure
+        from tracer.capture.objects.failure_look import look_at_failure
 
         self._at_failure = look_at_failure(self.device, error, is_evaluating=self._is_evaluating(error))
 

@@ -24,13 +24,16 @@ from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.devices import allowed_bytes, device_memory, is_accelerator
 from tracer.capture.device.host_memory import host_total_bytes
 from tracer.capture.device.memory_counters import read_counters
-from tracer.capture.objects.holders import Holder, find_holders
+from tracer.capture.objects.at_failure import Holder
+from tracer.capture.objects.failure_look import look_at_failure
+from tracer.capture.objects.holders import find_holders
 from tracer.capture.objects.known_storages import KnownStorages, Role
-from tracer.capture.objects.live_tensors import Alike, live_tensors, look_at_failure, unnamed_tensors
+from tracer.capture.objects.live_tensors import Alike, live_tensors, unnamed_tensors
 from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.capture.sources.source_files import error_line
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
+from tracer.collector import paused_gc
 from tracer.errors import SnapshotError, error_words
 from tracer.sessions.on_null_gpu import values_read
 from tracer.snapshot.load import snapshot_in_memory
@@ -72,7 +75,11 @@ class Moment:
     is_evaluating: bool = False  # What is trained is in evaluation mode
 
     def explained(self) -> WatchReport:
-        """Return the report."""
+        """Return the report; the collector frees nothing before it is read."""
+        with paused_gc():
+            return self._explained()
+
+    def _explained(self) -> WatchReport:
         limit_bytes, steps = self._limit_bytes, self._steps  # of the watched device
         history = self._or_note(self._read_history) if self.snapshot is not None else None
         outlived = self._or_note(lambda: tuple(self._outlived(history)))

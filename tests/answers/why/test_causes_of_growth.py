@@ -25,7 +25,7 @@ from tests.blocks.from_snapshot.recorded_program import (
 )
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
-from tracer.capture.objects.known_storages import ObjectsAtFailure
+from tracer.capture.objects.at_failure import ObjectsAtFailure
 
 
 # ---- Memory that grows from iteration to iteration: for each cause a program of a few blocks, and its sentence.

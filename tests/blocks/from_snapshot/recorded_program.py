@@ -19,7 +19,7 @@ from tracer.answers.answer_of_snapshot import allocator_sections, settings_advic
 from tracer.answers.history_sections import first_changes_sections
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.why.first_changes import FirstChange, first_changes
-from tracer.capture.objects.known_storages import ObjectsAtFailure
+from tracer.capture.objects.at_failure import ObjectsAtFailure
 from tracer.exporters.screen.text import print_section
 from tracer.snapshot.load import snapshot_in_memory
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from tracer.capture.objects import holders
+from tracer.capture.objects.at_failure import Holder
 from tracer.capture.objects.holder_links import running_frames
-from tracer.capture.objects.holders import Holder, find_holders
+from tracer.capture.objects.holders import find_holders
 from tracer.capture.objects.ways_up import spelled
 
 HERE = "test_holders.py"

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from tests.capture.objects.test_known_storages import Hostile
 from tracer.capture.objects import live_tensors as walk
+from tracer.capture.objects.failure_look import look_at_failure
 from tracer.capture.objects.known_storages import Role
-from tracer.capture.objects.live_tensors import live_tensors, look_at_failure
+from tracer.capture.objects.live_tensors import live_tensors
 from tracer.capture.torch_private import torch_graph
 
 

@@ -15,7 +15,7 @@ from tracer.answers.failure import Failure
 from tracer.answers.recording_findings import find_in_cycle, put_together, with_allocator_history
 from tracer.answers.run_history import RunHistory
 from tracer.answers.run_results import RunResults
-from tracer.capture.objects.known_storages import ObjectsAtFailure
+from tracer.capture.objects.at_failure import ObjectsAtFailure
 from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.recording import Allocations, Kernels, Recording
 from tracer.capture.sources.compiled_code import CompiledCode, CompiledGraph

@@ -5,7 +5,7 @@ Shapes: blocks of the device, as its `Lives` have them [lives].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -24,7 +24,7 @@ from tracer.blocks.from_snapshot.frames import is_label, is_python, is_users, to
 from tracer.blocks.from_snapshot.sites import Site, Sites
 from tracer.blocks.from_snapshot.stack_facts import Fact, has, is_module_call
 from tracer.blocks.kinds import Kind
-from tracer.capture.objects.known_storages import ObjectsAtFailure
+from tracer.capture.objects.at_failure import ObjectsAtFailure
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
@@ -56,6 +56,7 @@ class Cause:
     gives_up: GivesUp = GivesUp.NOTHING
     grows: str = ""  # Why more memory will be wanted than what this request asks for, as `memory grows`
     postpones: bool = False  # Where that is so, the change serves this request alone
+    names_bytes: int = 0  # Bytes in use or asked for that the sentence names: the change has to save half of them
 
 
 _LEAST_PERCENT: Final = 1
@@ -285,6 +286,10 @@ class Case:
         key = self.stack * (max(Kind) + 1) + self.kind
         rows = np.flatnonzero(np.isin(key, key[held]) & (self.lives.begin > BEFORE))
         return held, np.union1d(rows, held)
+
+    def at_addresses(self, addresses: Iterable[int]) -> Ints:
+        """The blocks in use that begin at some addresses."""
+        return self.in_use[np.isin(self.lives.addr[self.in_use], np.array([*addresses], np.int64))]
 
     def held(self, rows: Ints) -> Ints:
         """Keep the blocks that were in use at the moment."""

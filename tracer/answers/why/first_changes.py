@@ -13,7 +13,9 @@ from tracer.answers.why import (
     caches,
     copies,
     evaluation,
+    expansion,
     growth,
+    holding,
     optimizer,
     precision,
     repeated_parts,
@@ -22,11 +24,13 @@ from tracer.answers.why import (
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Site
-from tracer.capture.objects.known_storages import ObjectsAtFailure
+from tracer.capture.objects.at_failure import ObjectsAtFailure
 from tracer.units import MIB, format_bytes
 
 # Every cause, the most avoidable first.
 _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
+    holding.reference_cycles,
+    holding.gradients_of_nobody,
     reserving.held_by_traceback,
     growth.growth,
     growth.grown_by_cat,
@@ -38,9 +42,13 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     copies.other_models,
     activations.variables_over_the_step,
     precision.float64,
+    precision.moved_before_cast,
     activations.graph_of_gradient,
     optimizer.gradients_freed_late,
-    precision.one_hot,
+    holding.listed_states,
+    expansion.expansion,
+    expansion.samples_at_once,
+    holding.kept_in_one_call,
     optimizer.gradients_of_samples,
     activations.logits,
     optimizer.optimizer_temporaries,
@@ -49,6 +57,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     activations.attention_matrix,
     activations.decoding_at_full_size,
     copies.copies_of_weights,
+    holding.idle_models,
     copies.frozen_models,
     copies.gathered_whole,
     copies.gradients_beside_buckets,
@@ -73,6 +82,8 @@ _TIGHT: Final = 0.95
 """Of the capacity: where that much is reserved under a setting, the next larger request fails."""
 _WORTH_SAYING: Final = 0.1
 """Of the peak: a change that saves less is said below, and not with the peak."""
+_LEAST_OF_NAMED: Final = 0.5
+"""Of the bytes that a cause's sentence names, which the replay of its change has to save."""
 _SAME: Final = "results stay the same"
 _PRICES: Final = {
     GivesUp.NOTHING: _SAME,
@@ -114,8 +125,10 @@ class FirstChange:
         """The memory that a replay with the change needs, as the end of a sentence."""
         reserved = self.reserved_before_bytes - self.reserved_bytes
         allocated = self.allocated_before_bytes - self.allocated_bytes
-        size, is_said = max((reserved, "reserved"), (allocated, "in use"))
-        less = [f"{format_bytes(size)} less are {is_said} at the most"] if size > 0 else []
+        size, is_said = max((reserved, "are reserved at the most"), (allocated, "are in use at the most"))
+        if self.serves_last and self.removed_bytes > size:
+            size, is_said = self.removed_bytes, "are in use with it"
+        less = [f"{format_bytes(size)} less {is_said}"] if size > 0 else []
         served = ["the failed request is then served"] if self.num_served else []
         price = f"; {self.gives_up}" if self.gives_up else ""
         return f"in a replay of the recording {', and '.join((*served, *less))}{price}"
@@ -186,13 +199,21 @@ def first_changes(
     causes = [cause for ask in _OF_BLOCKS for cause in ask(case)]
     causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled)]
     tried = [(cause, _tried(cause, modelled)) for cause in causes]
-    helping = [(cause, change) for cause, change in tried if change is not None and _helps(change, modelled)]
+    helping = [
+        (cause, change)
+        for cause, change in tried
+        if change is not None and _helps(change, modelled) and change.saved_bytes >= _LEAST_OF_NAMED * cause.names_bytes
+    ]
     if not modelled.baseline.unserved:
         helping = [(cause, change) for cause, change in helping if _is_of_use(change, device_bytes)]
     most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
     growing = (cause.grows for cause, change in helping if change.num_served or change.saved_bytes >= _MUCH * most)
     grows = next(filter(None, growing), "")
-    helping.sort(key=lambda pair: _rank(*pair, grows=bool(grows), most_bytes=most, capacity=modelled.capacity))
+    lasting = (change.saved_bytes for cause, change in helping if not cause.postpones and cause.sentence)
+    is_else = max(lasting, default=0) >= _MUCH * modelled.baseline.reserved_peak_bytes
+    helping.sort(
+        key=lambda pair: _rank(*pair, grows=bool(grows) or is_else, most_bytes=most, capacity=modelled.capacity)
+    )
     # A change that only names a line is left out if another with the same effect says how to do it.
     known = {
         (change.allocated_bytes, change.reserved_bytes)

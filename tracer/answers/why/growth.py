@@ -19,6 +19,8 @@ from tracer.answers.allocator.modelled import Modelled
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.copies import are_copies_of_weights
 from tracer.answers.why.evaluation import frees_what_others_keep
+from tracer.answers.why.expansion import is_list_of_join
+from tracer.answers.why.holding import holder_words
 from tracer.answers.why.source import source_at, updates_itself
 from tracer.arrays import Bools, Ints
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
@@ -94,14 +96,18 @@ def growth(case: Case) -> Iterator[Cause]:
             else f"that backward needs, held by a tensor that outlives its {what} (a loss in a list or a running sum, "
             "a metric, an output, a hidden state, a gradient with a graph)"
         )
+        holder = holder_words(case, grown.rows)
+        by = f"; {holder} holds it" if holder else ""
         yield Cause(
             "graphs kept",
-            f"{left}{case.lines(grown.rows)}: the graph {held}.",
+            f"{left}{case.lines(grown.rows)}: the graph {held}{by}.",
             _in_parts(case, grown, what) if is_needed else _detached(case, grown, what),
             lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
             site,
             grows="memory grows",
         )
+        return
+    if is_list_of_join(case, grown.rows):
         return
     inside = grown.rows[case.in_model[grown.rows]]
     are_copies = are_copies_of_weights(case, grown.rows)
@@ -111,6 +117,7 @@ def growth(case: Case) -> Iterator[Cause]:
         if case.is_share(inside, of=grown.rows, percent=50)
         else "a list, a buffer or a cache"
     )
+    holder = holder_words(case, grown.rows) or holder
     yield Cause(
         "results kept",
         f"{left}{case.lines(grown.rows)}: {kept} that {holder} keeps on the device.",

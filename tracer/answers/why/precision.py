@@ -1,8 +1,7 @@
-"""Blocks with more bits or more numbers than their values need: float64, one-hot labels, copies by autocast."""
+"""Blocks with more bits than their values need: float64, copies by autocast."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,17 +9,14 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
-from tracer.answers.why.source import source_at
+from tracer.answers.why.source import cast_behind
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import is_label, is_python, torch_file
+from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
 from tracer.snapshot.columns import Frame
-from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 20
-_AS_LABELS: Final = 1 << 10
-"""By how much less the labels take, so little that it does not matter here."""
-_ONE_HOT: Final = re.compile(r"\bone_hot\s*\(")
 
 
 def float64(case: Case) -> Iterator[Cause]:
@@ -42,24 +38,25 @@ def float64(case: Case) -> Iterator[Cause]:
     )
 
 
-def one_hot(case: Case) -> Iterator[Cause]:
-    """Labels with a number for each class, where the source of the line that makes them is here."""
-    stacks = np.unique([*case.stack[case.in_use].tolist(), case.asked_stack])
-    makes = [stack for stack in stacks.tolist() if _ONE_HOT.search(source_at(case.sites.site(stack)))]
-    rows = np.flatnonzero(np.isin(case.stack, makes))
-    held, asked = case.held(rows), case.asked_bytes * (case.asked_stack in makes)
-    if (case.bytes(held) + asked) * 100 < _LEAST_PERCENT * case.in_use_bytes:
+def moved_before_cast(case: Case) -> Iterator[Cause]:
+    """Parameters that are moved as they are, and cast to fewer bits by a later line of the same function."""
+    if not case.has_failed or not has(case.sites.facts, Fact.MODULE_SETUP)[case.asked_stack]:
         return
-    wanted = f", and {format_bytes(asked)} more were asked for" if asked else ""
+    site = case.sites.site(case.asked_stack)
+    cast = cast_behind(site)
+    rows = case.in_use[case.is_set_up[case.in_use]]
+    moved = [stack for stack in np.unique(case.stack[rows]).tolist() if case.sites.site(stack) == site]
+    rows = rows[np.isin(case.stack[rows], moved)]
+    if not cast or not case.is_much(rows, percent=_LEAST_PERCENT):
+        return
     yield Cause(
-        "one-hot labels",
-        f"One-hot labels have a number for each class (int64 from one_hot): {case.words(held)}{case.lines(held)}"
-        f"{wanted}.",
-        "give the loss the labels themselves (torch.nn.functional.cross_entropy takes the classes' numbers), or go "
-        "over the classes one by one",
-        lambda modelled: with_smaller_blocks(modelled, rows, _AS_LABELS, with_last_failure=asked > 0),
-        case.sites.site(makes[0]),
-        GivesUp.A_LITTLE,
+        "moved before cast",
+        f"The model is moved as it is, {case.words(rows)}{case.lines(rows)}, and cast to fewer bits only behind that "
+        f"(line {cast}).",
+        "cast it first, then move it (model.to(torch.bfloat16) before model.to(device), or both in one call)",
+        lambda modelled: with_smaller_blocks(modelled, rows, 2, with_last_failure=True),
+        site,
+        names_bytes=case.bytes(rows),
     )
 
 

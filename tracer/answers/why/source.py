@@ -27,6 +27,72 @@ def source_at(site: Frame | Site) -> str:
     return linecache.getline(site.file, site.line or 0).strip() if _is_here(site.file) else ""
 
 
+_BINARY: Final = {
+    ast.Mult: "mul",
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Div: "div",
+    ast.MatMult: "matmul",
+    ast.BitAnd: "bitwise_and",
+}
+_COMPARED: Final = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
+
+
+def calls_on(site: Site) -> frozenset[str]:
+    """Names of what a line calls, and of its operators as torch calls them: `repeat`, `mul`; a subscript is `index`."""
+    if (tree := _tree_of(site.file)) is None:
+        return frozenset()
+    line, names = site.line or 0, set[str]()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.expr) or not node.lineno <= line <= (node.end_lineno or node.lineno):
+            continue
+        if isinstance(node, ast.Call):
+            names.add(node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""))
+        elif isinstance(node, ast.BinOp):
+            names.add(_BINARY.get(type(node.op), ""))
+        elif isinstance(node, ast.Compare):
+            names.update(_COMPARED.get(type(op), "") for op in node.ops)
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Name, ast.Attribute)):
+            names.add("index")
+    return frozenset(names - {""})
+
+
+_NARROW: Final = ("half", "bfloat16", "float16", "float8_e4m3fn", "int8")
+
+
+def cast_behind(site: Site) -> int:
+    """The line at or behind one where what it moves is cast to 16 bits or fewer, in the same function; 0 without one.
+
+    `model.to(device)` moves `model`; `model = model.half()` behind it casts it, as does `model.to(device).half()`.
+    """
+    line = site.line or 0
+    if (tree := _tree_of(site.file)) is None:
+        return 0
+    calls = [
+        node
+        for part in _function_around(tree, line)
+        for node in ast.walk(part)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    moved = {_receiver(call) for call in calls if call.lineno <= line <= (call.end_lineno or 0)}
+    behind = [call for call in calls if (call.end_lineno or 0) >= line and _receiver(call) in moved and _narrows(call)]
+    return min((call.end_lineno or 0 for call in behind), default=0)
+
+
+def _receiver(call: ast.Call) -> str:
+    """The name that a chain of calls begins with: `model` of `model.to(device).half()`."""
+    node: ast.expr = call
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return _dotted(node)
+
+
+def _narrows(call: ast.Call) -> bool:
+    named = (part for argument in (*call.args, *(of.value for of in call.keywords)) for part in ast.walk(argument))
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return method in _NARROW or (method == "to" and any(_dotted(part).rpartition(".")[2] in _NARROW for part in named))
+
+
 def _is_here(file: str | None) -> TypeGuard[str]:
     try:
         path = Path(file or "")

@@ -9,6 +9,7 @@ import torch
 from tracer.capture.device.devices import memory_fraction, peak_allocated_bytes
 from tracer.capture.torch_private import torch_history
 from tracer.capture.torch_private.torch_cuda import when_cuda_has_begun
+from tracer.collector import paused_gc
 from tracer.errors import RecordingError
 
 MAX_ENTRIES = 1_000_000
@@ -101,7 +102,8 @@ class AllocatorHistory:
             cycle: Number of the recorded cycle that it is of, which ends with it; None if it is of none.
         """
         if self._recording:
-            snapshot = torch_history.allocator_snapshot(self.device)
+            with paused_gc():  # a collection would free what a failure is to be explained by
+                snapshot = torch_history.allocator_snapshot(self.device)
             if (fraction := memory_fraction(self.device)) is not None:  # which torch leaves out
                 settings = snapshot.get("allocator_settings", {})
                 snapshot["allocator_settings"] = {**settings, "per_process_memory_fraction": fraction}

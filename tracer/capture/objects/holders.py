@@ -12,13 +12,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Final, TypeVar
 
 import torch
 
+from tracer.capture.objects.at_failure import CYCLE, Holder
 from tracer.capture.objects.holder_links import ARROW, variables_of
 from tracer.capture.objects.reference_graph import ReferenceGraph
 from tracer.capture.objects.ways_up import (
@@ -42,19 +42,6 @@ _Found = TypeVar("_Found")
 _MAX_HOLDERS: Final = 3
 _BARE: Final = 2
 """Vertices of a way on which a variable has the tensor itself: tensor and memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A reference to let go of, and the memory that it frees."""
-
-    # As `trainer.history[...]`; a reference cycle where no variable leads to it; `SEVERAL` where so many hold it that
-    # no one of them is worth a name; `NOT_FOUND` where the search failed.
-    path: str
-    variable: str  # Where the path begins: `local variable of main(), train.py:88`; empty where it is no variable
-    addresses: tuple[int, ...]  # Addresses of the part of the memory asked about that is held this way
-    graph_of: int | None = None  # The address of the tensor whose graph keeps it; None where it is held itself
-    also: tuple[str, ...] = ()  # Further paths that have to be let go of as well
 
 
 def find_holders(
@@ -160,7 +147,7 @@ class _Search:
         if not circle:
             return NOT_PYTHON
         objects = [self._graph.objects[vertex] for vertex in circle]
-        return f"reference cycle {ARROW.join(spelled_cycle(pairwise(objects)))}"
+        return f"{CYCLE}{ARROW.join(spelled_cycle(pairwise(objects)))}"
 
 
 def _merged(holders: Iterable[Holder]) -> tuple[Holder, ...]:

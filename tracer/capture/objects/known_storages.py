@@ -1,4 +1,4 @@
-"""Observations of the program's objects: addresses as columns, and facts at an out of memory; without torch."""
+"""Observations of the program's objects: addresses as columns; without torch."""
 
 from __future__ import annotations
 
@@ -95,17 +95,6 @@ class KnownStorages:
         """Nothing was observed."""
         none = np.empty(0, np.int64)
         return cls(none, none, none, none, none, none, names=(), devices=())
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectsAtFailure:
-    """Facts from models, optimizers and tensors, read while the exception keeps them alive."""
-
-    is_evaluating: bool  # Whether what was called, or what is trained, was in evaluation mode
-    is_training: bool  # Whether the call of a model that failed was in training mode
-    in_graphs: frozenset[int] | None  # Addresses of all that graphs kept; None for graphs too large to follow
-    untrained: frozenset[int]  # Addresses of what graphs kept for parameters that nothing trains
-    float64: frozenset[int]  # Addresses of tensors of 64-bit floating point, and of such that graphs kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ import numpy as np
 from tracer.answers.failed_allocation import FailedAllocation
 from tracer.answers.recording_findings import GraphPool
 from tracer.arrays import ColumnTable, Ints
-from tracer.capture.objects.known_storages import ObjectsAtFailure, Role
+from tracer.capture.objects.at_failure import ObjectsAtFailure
+from tracer.capture.objects.known_storages import Role
 from tracer.capture.recording import CallKind, OpKind, Recording
 from tracer.capture.run_facts import PHASES, RunFacts
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode

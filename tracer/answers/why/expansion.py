@@ -1,0 +1,445 @@
+"""Results that are much larger than what they are made of: the operator of a line, its operands, its usual remedy.
+
+A row of `REMEDIES` is a condition on facts of a line's blocks with the words of the change. Facts are the operator, by
+the C++ frames of a stack, else by torch's own functions in it and the calls in the line's source; the bytes of the
+line's results, those of its operands, and those of the largest block that there was as a result was made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from tracer.answers.allocator.changed_requests import with_smaller_blocks
+from tracer.answers.why.case import Case, Cause, GivesUp
+from tracer.answers.why.source import calls_on, source_at
+from tracer.arrays import Ints
+from tracer.blocks.from_snapshot.frames import is_python, is_users, torch_file
+from tracer.blocks.from_snapshot.sites import Site
+from tracer.blocks.from_snapshot.sizes import NOTHING
+from tracer.blocks.from_snapshot.stack_facts import Fact, has
+from tracer.blocks.kinds import Kind
+from tracer.capture.objects.at_failure import Operand
+from tracer.snapshot.columns import Frame
+from tracer.snapshot.replay import BEFORE
+from tracer.units import format_bytes
+
+_LEAST_PERCENT: Final = 25
+_LEAST_OF_LINE: Final = 2
+"""Per cent: a line with less is not looked at."""
+_MOST_TEXT: Final = 72
+_MOST_RESULTS: Final = 16
+"""Of a line that are compared with what there was."""
+_MUCH_SMALLER: Final = 64
+"""By how much less the change takes where it makes no such result at all: so little that it does not matter here."""
+_PARTS: Final = 8
+_LEAST_ALIKE: Final = 10
+"""The list of what was joined is as large as the result, but for one in so many."""
+_TWICE: Final = 2.0
+_AGAIN: Final = ", each computed again in backward (torch.utils.checkpoint)"
+
+
+@dataclass(frozen=True, eq=False)
+class LineResults:
+    """Results that one line of the program has, in use at the moment or asked for then."""
+
+    site: Site
+    source: str  # Text of the line; empty where its file is not here
+    operators: frozenset[str]
+    functions: frozenset[str]  # Torch's own functions in Python that the line has called
+    held: Ints  # Its blocks in use
+    rows: Ints  # All blocks that it makes, at other times too
+    asked_bytes: int  # Of the request that failed, where the line made it; else 0
+    operands: tuple[Operand, ...]  # Tensors that the line names, where it is the one that failed
+    factor: float  # Bytes of its largest result beside the largest block that there was as it was made
+    is_saved: bool  # Whether forward saves most of it for backward
+
+    def makes(self, *names: str) -> bool:
+        """Whether one of its operators has one of these names."""
+        return not self.operators.isdisjoint(names)
+
+    @property
+    def operands_bytes(self) -> int:
+        """Bytes of the operands together; 0 where they are not known."""
+        return sum(operand.size_bytes for operand in self.operands)
+
+    @property
+    def largest_factor(self) -> float:
+        """Bytes of the request beside its operands, where those are known; else `factor`."""
+        if self.asked_bytes and self.operands:
+            return self.asked_bytes / self.operands_bytes
+        return self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A row: which results it is about, what they are, and what to do in their place."""
+
+    name: str
+    when: Callable[[LineResults], bool]
+    makes: str  # As a predicate of the line: `makes every pair of rows`
+    change: str
+    gives_up: GivesUp = GivesUp.A_LITTLE
+    smaller: int = _PARTS  # By how much less its results take
+    goes_on: bool = False  # Whether what is computed of its results is as large as they are
+    in_function: bool = False  # Whether results of its size on other lines of its function are of the same kind
+
+
+_DECOMPOSED: Final = ("linalg_svd", "_linalg_svd", "svd")
+_DENSE: Final = ("to_dense", "_to_dense", "todense")
+_REPEATED: Final = ("repeat", "repeat_interleave", "tile")
+_COPIED: Final = ("clone", "contiguous", "reshape")
+_INDEXED: Final = ("index", "index_select", "gather", "take", "take_along_dim")
+_JOINED: Final = ("cat", "stack", "hstack", "vstack", "concat", "concatenate", "pad_sequence")
+_CAST: Final = ("to", "_to_copy", "float", "double", "long", "type")
+_RESIZED: Final = ("interpolate", "upsample", "grid_sample", "resize")
+_EXPONENTS: Final = ("softmax", "_softmax", "log_softmax", "_log_softmax", "exp", "logsumexp")
+_BINARY: Final = (
+    "mul",
+    "add",
+    "sub",
+    "div",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "maximum",
+    "minimum",
+    "bitwise_and",
+    "cdist",
+    "outer",
+)
+_CREATED: Final = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_empty", "new_full", "new_ones")
+_WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
+
+
+_NAMES: Final = frozenset(
+    {"one_hot", *_DECOMPOSED, *_DENSE, *_REPEATED, *_COPIED, *_INDEXED, *_JOINED, *_CAST, *_RESIZED, *_EXPONENTS}
+    | {*_BINARY, *_CREATED}
+)
+
+
+def _is_weights_of_attention(line: LineResults) -> bool:
+    return "multi_head_attention_forward" in line.functions and "scaled_dot_product_attention" not in line.functions
+
+
+def _is_full_decomposition(line: LineResults) -> bool:
+    return line.makes(*_DECOMPOSED) and "full_matrices=False" not in line.source.replace(" ", "")
+
+
+def _is_every_pair(line: LineResults) -> bool:
+    return line.makes(*_BINARY) and line.largest_factor >= _TWICE
+
+
+def _is_joined(line: LineResults) -> bool:
+    listed = [operand for operand in line.operands if operand.count > 1]
+    return line.makes(*_JOINED) and (bool(listed) or line.factor >= _TWICE)
+
+
+JOINED: Final = Remedy(
+    "joined copy",
+    _is_joined,
+    "copies a list of tensors into one while the list is still there",
+    "write each part into a tensor that was made once in its full size, or keep the parts on the host and join "
+    "them there",
+    smaller=_MUCH_SMALLER,
+)
+REMEDIES: Final = (
+    Remedy(
+        "attention weights",
+        _is_weights_of_attention,
+        "makes the weights of attention as whole matrices, as torch.nn.MultiheadAttention does by default",
+        "call the attention with need_weights=False: it then makes no such matrix",
+        smaller=_MUCH_SMALLER,
+    ),
+    Remedy(
+        "full matrices",
+        _is_full_decomposition,
+        "makes square matrices as large as the longer side, also for columns that are not used",
+        "give it full_matrices=False",
+        smaller=_MUCH_SMALLER,
+    ),
+    Remedy(
+        "sparse made dense",
+        lambda line: line.makes(*_DENSE),
+        "makes a dense matrix of a sparse one",
+        "keep it sparse: torch.sparse.mm, index_select and coalesce take it as it is",
+        smaller=_MUCH_SMALLER,
+    ),
+    Remedy(
+        "one-hot labels",
+        lambda line: line.makes("one_hot"),
+        "makes a number for each class of each label (int64)",
+        "give the loss the labels themselves (torch.nn.functional.cross_entropy takes the classes' numbers), or go "
+        "over the classes one by one",
+        smaller=_MUCH_SMALLER,
+    ),
+    Remedy(
+        "copies of rows",
+        lambda line: line.makes(*_REPEATED) or (line.makes(*_COPIED) and ".expand(" in line.source),
+        "repeats the same values in memory",
+        "keep them once: expand() makes a view that takes no memory, and broadcasting, einsum and indexing read it; "
+        "repeat after what is computed of them",
+        goes_on=True,
+    ),
+    Remedy(
+        "row for each index",
+        lambda line: line.makes(*_INDEXED) and line.largest_factor >= _TWICE,
+        "makes a row for each index, more than there are rows",
+        "sum them up without making them: a sparse matrix product (torch.sparse.mm), or scatter_add/index_add over "
+        f"{_PARTS} parts of the indices",
+    ),
+    Remedy(
+        "every pair",
+        _is_every_pair,
+        "makes a value for every pair that two tensors broadcast to",
+        "compute what is left of it without it: torch.einsum or matmul where it is a product that is summed, else a "
+        f"loop over {_PARTS} parts of its rows, each reduced before the next is made",
+        goes_on=True,
+    ),
+    JOINED,
+    Remedy(
+        "cast up",
+        lambda line: (
+            line.makes("to", "_to_copy", "float", "double", "long", "type")
+            and (bool(_WIDENING.search(line.source)) or line.largest_factor >= _TWICE)
+        ),
+        "makes a copy in more bits for each value",
+        f"cast and use it in {_PARTS} parts, or keep the narrow type (bool, uint8, bfloat16) as far as it goes",
+        in_function=True,
+    ),
+    Remedy(
+        "resized",
+        lambda line: not line.is_saved and line.makes(*_RESIZED),
+        "makes pictures or masks at their full size",
+        f"resize {_PARTS} of them at a time and keep what is made of each, or work at the smaller size and resize the "
+        "result on the host",
+        GivesUp.TIME_OR_SIZE,
+    ),
+    Remedy(
+        "value for each class",
+        lambda line: not line.is_saved and line.makes(*_EXPONENTS),
+        "makes as many values as it is given once more",
+        f"go over {_PARTS} parts of the rows, and keep what is left of each",
+        in_function=True,
+    ),
+    Remedy(
+        "made whole",
+        lambda line: not line.is_saved and line.makes(*_CREATED),
+        "makes one tensor of this size",
+        "make it on the host, in fewer bits, or fill and use it part by part",
+        GivesUp.TIME_OR_SIZE,
+    ),
+)
+
+
+def expansion(case: Case) -> Iterator[Cause]:
+    """Results of a line that are a good part of what is in use and asked for, by what its operator makes."""
+    for line in _lines(case):
+        remedy = next((remedy for remedy in REMEDIES if remedy.when(line)), None)
+        after = NOTHING if remedy is None else _beside(case, line, remedy)
+        goes_on = remedy is not None and remedy.goes_on and case.asked_bytes in case.lives.requested_bytes[line.held]
+        asked = case.asked_bytes if goes_on else line.asked_bytes
+        much_bytes = case.bytes(line.held) + case.bytes(after) + asked
+        if remedy is None or much_bytes * 100 < _LEAST_PERCENT * case.in_use_bytes:
+            continue
+        where = "in the same function" if remedy.in_function else "after it"
+        more = f", and of its size {case.words(after)} {where}{case.lines(after)}" if len(after) else ""
+        if asked and not line.asked_bytes:
+            more += f", and {format_bytes(asked)} more were asked for"
+        if remedy is JOINED and len(parts := _parts(case, line)):
+            more = f", beside {case.words(parts)}{case.lines(parts, 1)} in the list"
+        rows = np.union1d(line.rows, after)
+        yield Cause(
+            remedy.name,
+            f"{_subject(line)} {remedy.makes}: {_bytes(case, line)}{_from(line)}{more}.",
+            remedy.change + (_AGAIN if line.is_saved and remedy.smaller == _PARTS else ""),
+            partial(with_smaller_blocks, rows=rows, divisor=remedy.smaller, with_last_failure=asked > 0),
+            line.site,
+            remedy.gives_up,
+            names_bytes=much_bytes,
+        )
+
+
+def _beside(case: Case, line: LineResults, remedy: Remedy) -> Ints:
+    """Blocks in use about as large as the results of a line, of its function or made after it."""
+    size, begin = case.lives.requested_bytes, case.lives.begin
+    sizes = np.append(size[line.held], [line.asked_bytes] if line.asked_bytes else [])
+    others = np.setdiff1d(
+        case.in_use[~case.stays[case.in_use] & (case.kind[case.in_use] != Kind.ACTIVATION)], line.held
+    )
+    if remedy.in_function:
+        stacks = [stack for stack in np.unique(case.stack[others]).tolist() if _is_in(case, stack, line.site)]
+        is_alike = (size[others] * 2 >= sizes.max()) & (size[others] <= sizes.max() * 2)
+        return others[is_alike & np.isin(case.stack[others], stacks)]
+    if remedy.goes_on and len(line.held):
+        return others[np.isin(size[others], size[line.held]) & (begin[others] > begin[line.held].min())]
+    return NOTHING
+
+
+def _is_in(case: Case, stack: int, of: Site) -> bool:
+    """Whether the line of a stack is in the same function of the program as another one."""
+    site = case.sites.site(stack)
+    return (site.frame, site.file) == (of.frame, of.file) and site.frame != "<module>"
+
+
+def _parts(case: Case, line: LineResults) -> Ints:
+    """The blocks of the list that a result is joined of: of one line, several, together as large as the result."""
+    result = line.asked_bytes or int(case.lives.requested_bytes[line.held].max(initial=0))
+    others = np.setdiff1d(case.in_use[~case.stays[case.in_use]], line.held)
+    stacks, count = np.unique(case.stack[others], return_counts=True)
+    for stack in stacks[count > 1].tolist():
+        mine = others[case.stack[others] == stack]
+        if abs(case.bytes(mine) - result) * _LEAST_ALIKE <= result:
+            return mine
+    return NOTHING
+
+
+def samples_at_once(case: Case) -> Iterator[Cause]:
+    """Blocks that torch.func.vmap makes for all samples together."""
+    is_mapped = case.with_frame(lambda frame: torch_file(frame) == "_functorch/vmap.py")
+    rows = np.flatnonzero(is_mapped[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
+    held, asked = case.held(rows), case.asked_bytes * bool(is_mapped[case.asked_stack])
+    if not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
+        return
+    yield Cause(
+        "samples at once",
+        f"torch.func.vmap computes all samples together: {case.with_asked(held, asked)}.",
+        f"give vmap chunk_size, so that it goes over the samples in {_PARTS} parts",
+        lambda modelled: with_smaller_blocks(modelled, rows, _PARTS, with_last_failure=asked > 0),
+        case.largest_site(held),
+        GivesUp.A_LITTLE,
+        names_bytes=case.bytes(held) + asked,
+    )
+
+
+def _subject(line: LineResults) -> str:
+    place = f"{line.site.file}:{line.site.line}"
+    text = line.source if len(line.source) <= _MOST_TEXT else f"{line.source[: _MOST_TEXT - 3]}..."
+    return f"`{text}` ({place})" if text else f"{line.site.frame} ({place})"
+
+
+def _bytes(case: Case, line: LineResults) -> str:
+    if not len(line.held):
+        return f"{format_bytes(line.asked_bytes)} in one tensor"
+    more = f", and {format_bytes(line.asked_bytes)} more were asked for" if line.asked_bytes else ""
+    return f"{case.words(line.held)}{more}"
+
+
+def _from(line: LineResults) -> str:
+    """The operands with their bytes, as far as they are known: `, from encoded (25.00 MiB), 80 times as much`."""
+    if not line.operands or not line.asked_bytes:
+        return ""
+    largest = sorted(line.operands, key=lambda operand: -operand.size_bytes)[:2]
+    names = " and ".join(f"{operand.name} ({_operand_words(operand)})" for operand in largest)
+    times = line.asked_bytes / line.operands_bytes
+    return f", from {names}{f', {times:,.0f} times as much' if times >= _TWICE else ''}"
+
+
+def _operand_words(operand: Operand) -> str:
+    size = format_bytes(operand.size_bytes)
+    return size if operand.count == 1 else f"{operand.count:,} tensors, {size}"
+
+
+def is_list_of_join(case: Case, rows: Ints) -> bool:
+    """Whether some blocks are the list that the request which failed was to join into one."""
+    site = _line(case, case.asked_stack) if case.has_failed else None
+    if site is None or not _operators(case, [case.asked_stack], site)[0].intersection(_JOINED):
+        return False
+    return abs(case.bytes(rows) - case.asked_bytes) * _LEAST_ALIKE <= case.asked_bytes
+
+
+def _lines(case: Case) -> Iterator[LineResults]:
+    """Lines whose results are much at the moment, the largest first."""
+    lives = case.lives
+    is_made = has(case.facts, Fact.STACK) & ~has(case.facts, Fact.ENGINE, Fact.OPTIMIZER_STEP, Fact.WORKSPACE)
+    is_made &= ~case.stays & ~case.is_set_up & (lives.begin > BEFORE)
+    held = case.in_use[is_made[case.in_use]]
+    asked_site = _line(case, case.asked_stack) if case.has_failed and _asks(case) else None
+    by_site: dict[Site, list[int]] = {} if asked_site is None else {asked_site: [case.asked_stack]}
+    for stack in np.unique(case.stack[is_made]).tolist():
+        if (site := _line(case, stack)) is not None:
+            by_site.setdefault(site, []).append(stack)
+    found = []
+    for site, stacks in by_site.items():
+        mine = held[np.isin(case.stack[held], stacks)]
+        asked = case.asked_bytes if site == asked_site else 0
+        if (case.bytes(mine) + asked) * 100 >= _LEAST_OF_LINE * case.in_use_bytes:
+            rows = np.flatnonzero(is_made & np.isin(case.stack, stacks))
+            found.append((case.bytes(mine) + asked, site, mine, rows, asked, stacks))
+    for _, site, mine, rows, asked, stacks in sorted(found, key=lambda of: -of[0]):
+        operators, functions = _operators(case, _weighty(case, rows, stacks, asked), site)
+        yield LineResults(
+            site=site,
+            source=source_at(site),
+            operators=operators,
+            functions=functions,
+            held=mine,
+            rows=rows,
+            asked_bytes=asked,
+            operands=_operands(case, site) if asked else (),
+            factor=_factor(case, rows, asked),
+            is_saved=case.bytes(mine[case.kind[mine] == Kind.ACTIVATION]) * 2 > case.bytes(mine),
+        )
+
+
+def _weighty(case: Case, rows: Ints, stacks: list[int], asked_bytes: int) -> list[int]:
+    """The stacks of a line that made, or asked for, a result not much smaller than its largest."""
+    size = case.lives.requested_bytes[rows]
+    of_stack = {stack: int(size[case.stack[rows] == stack].max(initial=0)) for stack in stacks}
+    if asked_bytes:
+        of_stack[case.asked_stack] = max(of_stack[case.asked_stack], asked_bytes)
+    return [stack for stack, size in of_stack.items() if size * _PARTS >= max(of_stack.values())]
+
+
+def _asks(case: Case) -> bool:
+    return not has(case.sites.facts, Fact.ENGINE, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP)[case.asked_stack]
+
+
+def _line(case: Case, stack: int) -> Site | None:
+    site = case.sites.site(stack)
+    return site if site.file is not None and is_users(Frame(site.frame, site.file, site.line or 0)) else None
+
+
+def _operators(case: Case, stacks: list[int], site: Site) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of the operators that stacks may be of, and of torch's functions in Python that their line has called."""
+    functions, operators = set[str](), set[str]()
+    for stack in stacks:
+        for frame in case.stacks[stack]:
+            if is_python(frame) and is_users(frame):
+                break
+            if is_python(frame) and torch_file(frame) is not None:
+                functions.add(frame.name)
+        operation = case.sites.operation(stack)
+        operators.update([_without_overload(operation)] if operation else calls_on(site))
+    return frozenset(operators | functions), frozenset(functions)
+
+
+def _without_overload(operation: str) -> str:
+    """The name of an operator that rows have: `repeat_interleave` for `repeat_interleave_self_int`."""
+    parts = operation.split("_")
+    names = ("_".join(parts[:number]) for number in range(len(parts), 0, -1))
+    return next((name for name in names if name in _NAMES), operation)
+
+
+def _operands(case: Case, site: Site) -> tuple[Operand, ...]:
+    known = case.objects.operands if case.objects is not None else ()
+    return tuple(operand for operand in known if (operand.file, operand.line) == (site.file, site.line))
+
+
+def _factor(case: Case, rows: Ints, asked_bytes: int) -> float:
+    """The bytes of a large result beside those of the largest block in use as it was made: the most of all results."""
+    lives, size = case.lives, case.lives.requested_bytes
+    rows = rows[lives.begin[rows] <= case.entry]
+    largest = max(int(size[rows].max(initial=0)), asked_bytes)
+    made = [(asked_bytes, case.in_use)] if asked_bytes == largest else []
+    for row in rows[size[rows] * 2 >= largest][-_MOST_RESULTS:].tolist():
+        made.append((int(size[row]), np.setdiff1d(lives.alive_after(int(lives.begin[row]) - 1), row)))
+    return max((result / max(int(size[before].max(initial=0)), 1) for result, before in made), default=0.0)

@@ -1,0 +1,164 @@
+"""Who holds memory, as the program's objects say at a failure: reference cycles, owners that nobody updates or calls.
+
+Each needs a look at the objects: of a file alone nothing is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
+from tracer.answers.why.case import Case, Cause, GivesUp
+from tracer.arrays import Ints, grouped
+from tracer.blocks.from_snapshot.stack_facts import Fact, has
+from tracer.capture.objects.at_failure import CYCLE, Holder
+from tracer.snapshot.replay import BEFORE
+from tracer.units import format_bytes, some
+
+_LEAST_PERCENT: Final = 10
+_LISTED_KEPT: Final = 10
+"""Entries of an optimizer's list that are left under the change."""
+
+
+def reference_cycles(case: Case) -> Iterator[Cause]:
+    """Memory that no variable leads to: objects that refer to each other keep it."""
+    cycles = [holder for holder in _holders(case) if holder.path.startswith(CYCLE)]
+    rows = case.at_addresses(address for holder in cycles for address in holder.addresses)
+    if not case.is_much(rows, percent=_LEAST_PERCENT):
+        return
+    largest = max(cycles, key=lambda holder: case.bytes(case.at_addresses(holder.addresses)))
+    link = largest.path.removeprefix(CYCLE)
+    is_function = "Backward" in link
+    yield Cause(
+        "reference cycle",
+        f"No variable leads to {case.words(rows)}{case.lines(rows)}: a reference cycle holds them ({link})"
+        + (", through C++, where Python's collector does not see it." if is_function else "."),
+        "keep tensors of a torch.autograd.Function with ctx.save_for_backward(), and not as attributes of ctx"
+        if is_function
+        else "cut the cycle where its owner is dropped (del the attribute, or weakref), or call gc.collect() there",
+        lambda modelled: without_blocks(modelled, rows),
+        case.largest_site(rows),
+        grows="memory grows",
+        names_bytes=case.bytes(rows),
+    )
+
+
+def gradients_of_nobody(case: Case) -> Iterator[Cause]:
+    """Gradients of parameters that no optimizer has."""
+    if case.objects is None or not case.objects.unowned_gradients:
+        return
+    held = case.at_addresses(case.objects.unowned_gradients)
+    if not case.is_much(held, percent=_LEAST_PERCENT):
+        return
+    name = case.objects.unowned_name.partition("#")[0]
+    yield Cause(
+        "gradients that nobody uses",
+        f"{case.words(held)} are gradients of parameters that no optimizer has, such as {name}{case.lines(held, 1)}.",
+        "freeze these parameters before they are used (parameter.requires_grad_(False))",
+        lambda modelled: without_blocks(modelled, held),
+        case.largest_site(held),
+        names_bytes=case.bytes(held),
+    )
+
+
+def listed_states(case: Case) -> Iterator[Cause]:
+    """Lists of tensors in an optimizer's state, as the history of L-BFGS."""
+    states = case.objects.listed_states if case.objects is not None else ()
+    rows = case.at_addresses(address for state in states for address in state.addresses)
+    if not case.is_much(rows, percent=_LEAST_PERCENT):
+        return
+    largest = max(states, key=lambda state: len(state.addresses))
+    smaller = "give it a smaller history_size" if largest.optimizer == "LBFGS" else "keep fewer of them"
+    divisor = max(len(largest.addresses) // _LISTED_KEPT, 2)
+    keys = ", ".join(sorted({state.key for state in states}))
+    yield Cause(
+        "history of an optimizer",
+        f"The state of {largest.optimizer} has lists of tensors ({keys}): "
+        f"{case.words(rows)}{case.lines(rows, 1)}, and more with each step until they are full.",
+        f"{smaller}: this is with {_LISTED_KEPT} in place of {len(largest.addresses):,}",
+        lambda modelled: with_smaller_blocks(modelled, rows, divisor),
+        case.largest_site(rows),
+        GivesUp.A_LITTLE,
+        grows="memory grows",
+    )
+
+
+def idle_models(case: Case) -> Iterator[Cause]:
+    """Models on the device that are not in the call that failed, and that no optimizer trains."""
+    models = case.objects.idle_models if case.objects is not None else ()
+    sizes = [case.bytes(case.at_addresses(model.addresses)) for model in models]
+    rows = case.at_addresses(address for model in models for address in model.addresses)
+    if not case.is_much(rows, percent=_LEAST_PERCENT):
+        return
+    largest = models[int(np.argmax(sizes))]
+    who = f", held by {largest.path}" if largest.path else ""
+    number = f"{some(len(models), 'model')}, the largest {largest.name}" if len(models) > 1 else largest.name
+    yield Cause(
+        "idle models",
+        f"{format_bytes(case.bytes(rows))} are parameters of models that are not in the call that failed, and that no "
+        f"optimizer trains: {number}{case.lines(rows, 1)}{who}.",
+        'delete it once it is no longer called, or keep it on the host while others work (.to("cpu"))',
+        lambda modelled: without_blocks(modelled, rows),
+        case.largest_site(rows),
+        GivesUp.A_LITTLE,
+        names_bytes=case.bytes(rows),
+    )
+
+
+_LEAST_TURNS: Final = 4
+_LEAST_KEPT_PERCENT: Final = 20
+
+
+def kept_in_one_call(case: Case) -> Iterator[Cause]:
+    """Results that the turns of one call leave, where nothing is kept for a backward: something collects them."""
+    lives, size = case.lives, case.lives.requested_bytes
+    is_result = has(case.facts, Fact.STACK) & ~has(case.facts, Fact.ENGINE, Fact.OPTIMIZER_STEP) & case.in_model
+    rows = case.in_use[(is_result & ~case.stays & (lives.begin > BEFORE))[case.in_use]]
+    by_line = grouped([case.inner_stack[rows], size[rows], case.calls[0][rows]], lambda *line: line)
+    count = np.bincount(by_line.of_row)
+    if not len(count):
+        return
+    bytes_ = np.bincount(by_line.of_row, size[rows])
+    largest = int(np.where(count >= _LEAST_TURNS, bytes_, 0).argmax())
+    mine = rows[by_line.of_row == largest]
+    mine = mine[np.argsort(lives.begin[mine])]
+    if len(mine) < _LEAST_TURNS or not case.is_much(mine, percent=_LEAST_KEPT_PERCENT):
+        return
+    if not (case.has_no_graph or case.is_without_grad(mine)):
+        return
+    holder = holder_words(case, mine)
+    # What the next turn is computed of is there while it is.
+    ends = np.append(lives.begin[mine[2:]], [case.entry] * 2)[: len(mine)]
+    yield Cause(
+        "results of turns kept",
+        f"{len(mine):,} turns of one call each leave a block at this line: {case.words(mine)}{case.lines(mine)}, kept "
+        f"by {holder or 'a list, or an attribute'}.",
+        "keep only what is used of them (many libraries have an option, such as output_hidden_states=False), or move "
+        "each to the host (.cpu())",
+        lambda modelled: with_earlier_frees(modelled, mine[:-1], ends[:-1]),
+        case.largest_site(mine),
+        GivesUp.A_LITTLE,
+        names_bytes=case.bytes(mine),
+    )
+
+
+def holder_words(case: Case, rows: Ints) -> str:
+    """The variable that holds most of some blocks, as `self.stash[...] (attribute of Net, ...)`; empty if not known."""
+    sizes = [
+        (case.bytes(np.intersect1d(rows, case.at_addresses(holder.addresses))), holder) for holder in _holders(case)
+    ]
+    most, holder = max(sizes, key=lambda pair: pair[0], default=(0, None))
+    if holder is None or not holder.variable or most * 2 < case.bytes(np.intersect1d(rows, _asked_about(case))):
+        return ""
+    return f"{holder.path} ({holder.variable})"
+
+
+def _asked_about(case: Case) -> Ints:
+    return case.at_addresses(address for holder in _holders(case) for address in holder.addresses)
+
+
+def _holders(case: Case) -> tuple[Holder, ...]:
+    return case.objects.holders if case.objects is not None else ()

@@ -1,0 +1,315 @@
+"""A look at the program's objects while an out of memory is on its way: graphs, holders, owners, operands.
+
+A graph is untrained, such as a teacher's, if no optimizer updates any of its leaves and no backward has given them a
+gradient; before the first backward of an optimizer's own parameters, only if its modules are in evaluation mode, too.
+No code of a user's class is called.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import textwrap
+import traceback
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from tracer.capture.objects.at_failure import IdleModel, ListedState, ObjectsAtFailure, Operand
+from tracer.capture.objects.holder_links import attributes_of, is_users_frame, locals_of
+from tracer.capture.objects.holders import find_holders
+from tracer.capture.objects.live_tensors import dotted_modules, nodes_behind, objects_of
+from tracer.capture.objects.storage_columns import address_or_none, storages_with_memory
+from tracer.capture.torch_private import torch_graph, torch_modules, torch_tensors
+
+_MOST_ASKED: Final = 256
+"""Pieces of memory whose holders are looked for, the largest."""
+_LEAST_ASKED: Final = 1 << 20
+"""Bytes of such a piece."""
+_MOST_OPERANDS: Final = 32
+_MOST_ITEMS: Final = 10_000
+
+
+def look_at_failure(device: torch.device, error: BaseException | None, *, is_evaluating: bool) -> ObjectsAtFailure:
+    """Look at every tensor and graph that Python can reach now.
+
+    Where graphs have more than `MAX_NODES` nodes, none counts as untrained, and nothing is known of all that they keep.
+    """
+    called = torch_modules.outermost_called(error) if error is not None else None
+    objects: list[Any] = objects_of((Tensor, nn.Module, torch.optim.Optimizer))
+    tensors = [each for each in objects if isinstance(each, Tensor)]
+    optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+    with torch_tensors.as_plain_tensors():
+        nodes, is_complete = nodes_behind(tensors)
+        saved = [tensor for node in nodes for tensor in torch_graph.saved_by(node)]
+        wide = [tensor for tensor in (*tensors, *saved) if tensor.dtype is torch.float64]
+        sizes = _sizes((*tensors, *saved), device)
+        trained = _trained(optimizers)
+        unowned = _unowned(objects, trained) if trained else {}
+        idle = _idle(objects, called, trained, device)
+        states = tuple(_listed_states(optimizers, device))
+        is_inference = _is_inference(called, objects)
+        untrained = _kept_by_untrained(objects, nodes, device) if is_complete else frozenset()
+        in_graphs = frozenset(_addresses(saved, device)) if is_complete else None
+        float64 = frozenset(_addresses(wide, device))
+        gradients = frozenset(_addresses(unowned.values(), device))
+    del tensors, saved, wide, nodes, objects, optimizers  # what looks for holders would find these lists
+    largest = sorted((address for address in sizes if sizes[address] >= _LEAST_ASKED), key=lambda at: -sizes[at])
+    first_of_idle = [model.addresses[0] for model in idle]
+    holders = find_holders([*largest[:_MOST_ASKED], *first_of_idle], device=device, error=error)
+    holders = tuple(sorted(holders, key=lambda holder: -sum(sizes.get(at, 0) for at in holder.addresses)))
+    paths = {address: holder.path for holder in holders for address in holder.addresses}
+    return ObjectsAtFailure(
+        is_evaluating=is_evaluating or is_inference,
+        is_training=called is not None and called.training,
+        in_graphs=in_graphs,
+        untrained=untrained,
+        float64=float64,
+        unowned_gradients=gradients,
+        unowned_name=min(unowned, default=""),
+        holders=holders,
+        operands=tuple(_operands(error)) if error is not None else (),
+        listed_states=states,
+        idle_models=tuple(
+            IdleModel(model.name, _path_of(paths.get(model.addresses[0], ""), model.first), model.addresses)
+            for model in idle
+        ),
+    )
+
+
+def _is_inference(called: nn.Module | None, objects: Sequence[Any]) -> bool:
+    """Whether a call failed of a model in evaluation mode, in a program without any optimizer or gradient."""
+    if called is None or called.training or any(isinstance(each, torch.optim.Optimizer) for each in objects):
+        return False
+    parameters = [*called.parameters()]
+    return any(each.requires_grad for each in parameters) and all(each.grad is None for each in parameters)
+
+
+def _trained(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
+    """The `id()`s of the parameters that optimizers have."""
+    groups = (group for optimizer in optimizers for group in vars(optimizer).get("param_groups", ()))
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def _own_tensors(modules: Iterable[Any]) -> Iterator[tuple[nn.Module, str, bool, Tensor]]:
+    for module in modules:
+        if isinstance(module, nn.Module):
+            for name, is_parameter, tensor in torch_modules.parameters_and_buffers(module):
+                yield module, name, is_parameter, tensor
+
+
+def _unowned(objects: Sequence[Any], trained: set[int]) -> dict[str, Tensor]:
+    """Gradients of parameters of modules that no optimizer has, by the class and name of the parameter and a number."""
+    found: dict[str, Tensor] = {}
+    for module, name, is_parameter, tensor in _own_tensors(objects):
+        if is_parameter and id(tensor) not in trained and (gradient := torch_graph.gradient_of(tensor)) is not None:
+            found[f"{type(module).__name__}.{name}#{len(found):06}"] = gradient
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    name: str
+    addresses: tuple[int, ...]
+    first: str  # Dotted name of the tensor at the first of these
+
+
+def _path_of(path: str, name: str) -> str:
+    """The path to a module, of the path to a tensor in it and that tensor's dotted name; empty if that is another one.
+
+    `self.text_encoder._modules['21'].linear2.weight` and `21.linear2.weight` are `self.text_encoder`.
+    """
+    dotted = re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", path)
+    return dotted.removesuffix(f".{name}") if dotted.endswith(f".{name}") else ""
+
+
+def _idle(objects: Sequence[Any], called: nn.Module | None, trained: set[int], device: torch.device) -> list[_Idle]:
+    """Outermost modules with memory on the device that are not in the call that failed, and that nothing trains."""
+    if called is None:
+        return []
+    modules = [each for each in objects if isinstance(each, nn.Module)]
+    inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
+    used = {id(tensor) for *_, tensor in _own_tensors(module for _, module in dotted_modules("", called))}
+    idle = []
+    for root in modules:
+        # A container that holds what is called and what is not, as a pipeline that is a module, is looked into.
+        if id(root) in inner and not _is_beside(root, called, modules):
+            continue
+        named = [
+            (f"{path}.{name}".lstrip("."), tensor)
+            for path, module in dotted_modules("", root)
+            for name, _, tensor in torch_modules.parameters_and_buffers(module)
+        ]
+        own = [tensor for _, tensor in named]
+        if not own or any(id(tensor) in used | trained for tensor in own):
+            continue
+        if any(torch_graph.gradient_of(tensor) is not None for tensor in own):
+            continue
+        places = {at: name for name, tensor in reversed(named) for at in _addresses([tensor], device)}
+        if places:
+            *_, first = places
+            idle.append(_Idle(type(root).__name__, (first, *(at for at in places if at != first)), places[first]))
+    return idle
+
+
+def _is_beside(module: nn.Module, called: nn.Module, modules: Sequence[nn.Module]) -> bool:
+    """Whether a module has a parent that also has the one that was called as a child."""
+    for parent in modules:
+        children = {id(child) for child in torch_modules.child_modules(parent).values()}
+        if id(module) in children and id(called) in children:
+            return True
+    return False
+
+
+def _listed_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Iterator[ListedState]:
+    """Lists of tensors in the state of optimizers."""
+    for optimizer in optimizers:
+        of_key: dict[str, list[Tensor]] = {}
+        for state in vars(optimizer).get("state", {}).values():
+            for key, value in state.items() if isinstance(state, Mapping) else ():
+                if type(value) is list:
+                    of_key.setdefault(str(key), []).extend(each for each in value if isinstance(each, Tensor))
+        for key, listed in of_key.items():
+            if addresses := tuple(sorted(_addresses(listed, device))):
+                yield ListedState(type(optimizer).__name__, key, addresses)
+
+
+def _kept_by_untrained(objects: Sequence[Any], nodes: Sequence[Any], device: torch.device) -> frozenset[int]:
+    """Return the addresses of memory that only untrained graphs keep; none where there is no optimizer."""
+    optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+    trained = _trained(optimizers)
+    if not trained:
+        return frozenset()
+    stepped = {id(parameter) for each in optimizers for parameter in each.state}
+    owned = [(tensor, module.training) for module, *_, tensor in _own_tensors(objects)]
+    without_gradient = {id(tensor) for tensor, _ in owned if torch_graph.gradient_of(tensor) is None}
+    ours = {id(tensor) for tensor, _ in owned} & trained
+    learning = set(trained)
+    if not ours & stepped and ours <= without_gradient:  # A model in training mode may still get its optimizer
+        learning |= {id(tensor) for tensor, is_training in owned if is_training}
+    at_rest = without_gradient - learning
+    leaves = [(id(node), id(leaf) in at_rest) for node in nodes for leaf in torch_graph.accumulates_into(node)]
+    idle, learns = (_leading_to(nodes, [node for node, rests in leaves if rests is of]) for of in (True, False))
+    kept, needed = set[int](), _addresses((tensor for tensor, _ in owned), device)
+    for node in nodes:
+        into = kept if id(node) in idle and id(node) not in learns else needed
+        into |= _addresses(torch_graph.saved_by(node), device)
+    return frozenset(kept - needed)
+
+
+def _leading_to(nodes: Sequence[Any], leaves: Iterable[int]) -> set[int]:
+    """Return the `id()`s of nodes from which a backward reaches one of some nodes."""
+    above: dict[int, list[int]] = {}
+    for node in nodes:
+        for inner, _ in node.next_functions:
+            if inner is not None:
+                above.setdefault(id(inner), []).append(id(node))
+    found, level = set[int](), list(leaves)
+    while level:
+        node = level.pop()
+        if node not in found:
+            found.add(node)
+            level += above.get(node, ())
+    return found
+
+
+def _addresses(tensors: Iterable[Tensor], device: torch.device) -> set[int]:
+    storages = (storage for tensor in tensors for storage in _storages(tensor))
+    return {storage.data_ptr() for storage in storages if storage.device == device}
+
+
+def _sizes(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
+    """Bytes of each piece of memory by its address."""
+    storages = (storage for tensor in tensors for storage in _storages(tensor))
+    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.device == device}
+
+
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    try:
+        return storages_with_memory(tensor)
+    except Exception:  # A subclass of other people's raises what it likes; the walk notes it as not observed.
+        return []
+
+
+# ------------------------------------------------------------------------------------------------------------ operands
+def _operands(error: BaseException) -> Iterator[Operand]:
+    """Tensors that the lines of the user's frames name, the innermost frame first."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_users_frame(frame)]
+    number = 0
+    with torch_tensors.as_plain_tensors():
+        for frame, line in reversed(frames):
+            for operand in _of_line(frame, line):
+                yield operand
+                number += 1
+                if number == _MOST_OPERANDS:
+                    return
+
+
+def _of_line(frame: types.FrameType, line: int) -> Iterator[Operand]:
+    variables = dict(locals_of(frame)) if frame.f_code.co_name != "<module>" else frame.f_globals
+    file = frame.f_code.co_filename
+    for name in _names_of_line(file, line):
+        first, *attributes = name.split(".")
+        value = variables.get(first)
+        for attribute in attributes:
+            value = _attribute(value, attribute)
+        if (found := _of_value(name, value, file, line)) is not None:
+            yield found
+
+
+def _names_of_line(file: str, line: int) -> list[str]:
+    """Variables and attributes that a line reads: `batch`, `self.weight`; none where it cannot be parsed alone."""
+    text = linecache.getline(file, line).strip().rstrip(":")
+    for wrapped in (text, f"{text}\n pass", f"({text})", text.rstrip("([{,"), f"({text.rstrip('([{,')})"):
+        try:
+            tree = ast.parse(textwrap.dedent(wrapped))
+        except (SyntaxError, ValueError):
+            continue
+        read = [node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Load)]
+        return list(dict.fromkeys(filter(None, map(_dotted, read))))
+    return []
+
+
+def _dotted(node: ast.AST) -> str:
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(attributes)]) if isinstance(node, ast.Name) else ""
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """What an object keeps under a name, without running code of its class."""
+    own = attributes_of(value) or {}
+    tables = (own, *(own.get(table) or {} for table in ("_parameters", "_buffers") if type(own.get(table)) is dict))
+    return next((table[name] for table in tables if name in table), None)
+
+
+def _of_value(name: str, value: Any, file: str, line: int) -> Operand | None:
+    if isinstance(value, Tensor):
+        listed = [value]
+    elif type(value) in (list, tuple) and len(value) <= _MOST_ITEMS:
+        listed = [each for each in value if isinstance(each, Tensor)]
+    else:
+        return None
+    sizes = [(_size(each), each) for each in listed]
+    if not sizes or not sum(size for size, _ in sizes):
+        return None
+    _, largest = max(sizes, key=lambda pair: pair[0])
+    dtype = str(largest.dtype).removeprefix("torch.")
+    return Operand(name, file, line, sum(size for size, _ in sizes), tuple(largest.shape), dtype, len(listed))
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes of its elements, each once; 0 where it has no memory."""
+    try:
+        if tensor.layout is not torch.strided or address_or_none(tensor.untyped_storage()) is None:
+            return sum(storage.nbytes() for storage in _storages(tensor))
+        return min(tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size())
+    except (RuntimeError, NotImplementedError):
+        return 0
