@@ -31,7 +31,9 @@ _CONTEXT_BYTES: Final = 1 << 30
 _NUM_LINES: Final = 3
 _LEAST_SHARE: Final = 0.05
 """Of what was in use: a line with less is not where to look first."""
-_LASTING = "which no smaller batch shrinks: shard it (FSDP), or keep it in fewer bits."
+_LASTING = (
+    "which no smaller batch shrinks: if all of it is needed, keep it in fewer bits, or in parts on several GPUs (FSDP)."
+)
 _REMEDIES = {
     Kind.ACTIVATION: "activation: a smaller batch, torch.utils.checkpoint or bfloat16 shrinks it.",
     Kind.PARAMETER: f"parameters, {_LASTING}",
@@ -80,7 +82,7 @@ def cause_of(failure: FailureFacts) -> Cause:
         return "pending frees"
     if fits_without_fragmentation(failure):
         return "fragmentation"
-    if failure.memory.free_bytes + (free or 0) >= asked_bytes:
+    if failure.others_free_bytes >= asked_bytes:
         return "other pools"
     return "not known" if free is None else "too little"
 

@@ -244,6 +244,8 @@ class TrainingWatch(Session):
 
     def _end_step(self) -> None:
         num_raised, num_failures = self._num_raised, self._reader.num_failures
+        if torch_history.RAISED.number > num_raised:
+            torch_history.RAISED.forget()
         self._num_raised = torch_history.RAISED.number
         row = self._reader.end_of_step(self.num_steps_done, time.time_ns())
         self._table.add(row)

@@ -291,6 +291,10 @@ class Case:
         """The blocks in use that begin at some addresses."""
         return self.in_use[np.isin(self.lives.addr[self.in_use], np.array([*addresses], np.int64))]
 
+    def is_any(self, rows: Ints, addresses: Iterable[int]) -> bool:
+        """Whether one of some blocks begins at one of some addresses."""
+        return bool(np.isin(self.lives.addr[rows], np.array([*addresses], np.int64)).any())
+
     def held(self, rows: Ints) -> Ints:
         """Keep the blocks that were in use at the moment."""
         return rows[(self.lives.begin[rows] <= self.entry) & (self.lives.end[rows] > self.entry)]

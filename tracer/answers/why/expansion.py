@@ -278,9 +278,11 @@ def _beside(case: Case, line: LineResults, remedy: Remedy) -> Ints:
     if remedy.in_function:
         stacks = [stack for stack in np.unique(case.stack[others]).tolist() if _is_in(case, stack, line.site)]
         is_alike = (size[others] * 2 >= sizes.max()) & (size[others] <= sizes.max() * 2)
-        return others[is_alike & np.isin(case.stack[others], stacks)]
+        mine: Ints = others[is_alike & np.isin(case.stack[others], stacks)]
+        return mine
     if remedy.goes_on and len(line.held):
-        return others[np.isin(size[others], size[line.held]) & (begin[others] > begin[line.held].min())]
+        later: Ints = others[np.isin(size[others], size[line.held]) & (begin[others] > begin[line.held].min())]
+        return later
     return NOTHING
 
 
@@ -296,7 +298,7 @@ def _parts(case: Case, line: LineResults) -> Ints:
     others = np.setdiff1d(case.in_use[~case.stays[case.in_use]], line.held)
     stacks, count = np.unique(case.stack[others], return_counts=True)
     for stack in stacks[count > 1].tolist():
-        mine = others[case.stack[others] == stack]
+        mine: Ints = others[case.stack[others] == stack]
         if abs(case.bytes(mine) - result) * _LEAST_ALIKE <= result:
             return mine
     return NOTHING

@@ -20,7 +20,7 @@ from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.copies import are_copies_of_weights
 from tracer.answers.why.evaluation import frees_what_others_keep
 from tracer.answers.why.expansion import is_list_of_join
-from tracer.answers.why.holding import holder_words
+from tracer.answers.why.holding import cycle_of, holder_words
 from tracer.answers.why.source import source_at, updates_itself
 from tracer.arrays import Bools, Ints
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
@@ -88,6 +88,16 @@ def growth(case: Case) -> Iterator[Cause]:
     left = f"Memory grows: each of {number:,} {what}s left {each}, {case.words(grown.rows)} by now"
     ends = grown.starts[np.minimum(grown.iteration + 1, len(grown.starts) - 1)]
     site = case.largest_site(grown.rows)
+    if (cycle := cycle_of(case, grown.rows)) is not None:
+        yield Cause(
+            "reference cycle",
+            f"{left}{case.lines(grown.rows)}: {cycle.words}.",
+            cycle.change,
+            lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
+            site,
+            grows="memory grows",
+        )
+        return
     if _is_graph(case, grown):
         is_needed = case.is_for_later_backward(grown.rows)
         held = (

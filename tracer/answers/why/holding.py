@@ -6,6 +6,7 @@ Each needs a look at the objects: of a file alone nothing is said here.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,26 +20,69 @@ from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes, some
 
 _LEAST_PERCENT: Final = 10
+_CYCLE_PERCENT: Final = 20
+"""Of what was asked about: a cycle of a graph's node also holds what hangs on that graph."""
+_CUT: Final = "call gc.collect() where their owner is dropped, or cut the cycle there (del the attribute, or weakref)"
 _LISTED_KEPT: Final = 10
 """Entries of an optimizer's list that are left under the change."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Objects that refer to each other, with what to change."""
+
+    words: str
+    change: str
+
+
+def cycle_of(case: Case, rows: Ints) -> Cycle | None:
+    """The reference cycle that holds a good part of some blocks, where no variable leads to the rest; else None."""
+    holders = [holder for holder in _holders(case) if case.is_any(rows, holder.addresses)]
+    cycles = [holder for holder in holders if holder.path.startswith(CYCLE)]
+    in_cycles, asked_about = (
+        case.bytes(np.intersect1d(rows, case.at_addresses(at for holder in of for at in holder.addresses)))
+        for of in (cycles, holders)
+    )
+    if not cycles or in_cycles * 100 < _CYCLE_PERCENT * asked_about:
+        return None
+    if any(holder.variable for holder in holders):
+        return None
+    link = max(cycles, key=lambda holder: case.bytes(case.at_addresses(holder.addresses))).path.removeprefix(CYCLE)
+    if "Backward" in link:
+        return Cycle(
+            f"a reference cycle through C++ holds them ({link}), which Python's collector does not see",
+            "keep tensors of a torch.autograd.Function with ctx.save_for_backward(), and not as attributes of ctx",
+        )
+    return Cycle(f"a reference cycle holds them ({link})", _CUT)
+
+
 def reference_cycles(case: Case) -> Iterator[Cause]:
-    """Memory that no variable leads to: objects that refer to each other keep it."""
+    """Memory that no variable leads to: objects that refer to each other keep it, or did until the collector ran."""
     cycles = [holder for holder in _holders(case) if holder.path.startswith(CYCLE)]
     rows = case.at_addresses(address for holder in cycles for address in holder.addresses)
-    if not case.is_much(rows, percent=_LEAST_PERCENT):
+    cycle = cycle_of(case, rows)
+    if cycle is not None and case.is_much(rows, percent=_LEAST_PERCENT):
+        yield _in_cycle(
+            case, rows, f"No variable leads to {case.words(rows)}{case.lines(rows)}: {cycle.words}.", cycle.change
+        )
+    objects = case.objects
+    if objects is None or objects.collected_bytes * 100 < _LEAST_PERCENT * case.in_use_bytes:
         return
-    largest = max(cycles, key=lambda holder: case.bytes(case.at_addresses(holder.addresses)))
-    link = largest.path.removeprefix(CYCLE)
-    is_function = "Backward" in link
-    yield Cause(
+    rows = np.setdiff1d(case.in_use, case.at_addresses(objects.seen))
+    yield _in_cycle(
+        case,
+        rows,
+        f"Python's collector freed {format_bytes(objects.collected_bytes)} right after the failure"
+        f"{case.lines(rows, 1)}: objects that refer to each other in a cycle had held them, and nothing else.",
+        _CUT,
+    )
+
+
+def _in_cycle(case: Case, rows: Ints, sentence: str, change: str) -> Cause:
+    return Cause(
         "reference cycle",
-        f"No variable leads to {case.words(rows)}{case.lines(rows)}: a reference cycle holds them ({link})"
-        + (", through C++, where Python's collector does not see it." if is_function else "."),
-        "keep tensors of a torch.autograd.Function with ctx.save_for_backward(), and not as attributes of ctx"
-        if is_function
-        else "cut the cycle where its owner is dropped (del the attribute, or weakref), or call gc.collect() there",
+        sentence,
+        change,
         lambda modelled: without_blocks(modelled, rows),
         case.largest_site(rows),
         grows="memory grows",

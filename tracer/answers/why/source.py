@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeGuard
@@ -74,8 +74,11 @@ def cast_behind(site: Site) -> int:
         for node in ast.walk(part)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     ]
+    named = {*_NARROW, *_names_of_narrow(tree)}
     moved = {_receiver(call) for call in calls if call.lineno <= line <= (call.end_lineno or 0)}
-    behind = [call for call in calls if (call.end_lineno or 0) >= line and _receiver(call) in moved and _narrows(call)]
+    behind = [
+        call for call in calls if (call.end_lineno or 0) >= line and _receiver(call) in moved and _narrows(call, named)
+    ]
     return min((call.end_lineno or 0 for call in behind), default=0)
 
 
@@ -87,10 +90,21 @@ def _receiver(call: ast.Call) -> str:
     return _dotted(node)
 
 
-def _narrows(call: ast.Call) -> bool:
-    named = (part for argument in (*call.args, *(of.value for of in call.keywords)) for part in ast.walk(argument))
+def _narrows(call: ast.Call, named: Collection[str]) -> bool:
+    parts = (part for argument in (*call.args, *(of.value for of in call.keywords)) for part in ast.walk(argument))
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    return method in _NARROW or (method == "to" and any(_dotted(part).rpartition(".")[2] in _NARROW for part in named))
+    return method in _NARROW or (method == "to" and any(_dotted(part).rpartition(".")[2] in named for part in parts))
+
+
+def _names_of_narrow(tree: ast.Module) -> Iterator[str]:
+    """Variables that a file gives such a type: `dtype` of `device, dtype = "cuda", torch.bfloat16`."""
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                values = getattr(statement.value, "elts", None) if isinstance(target, ast.Tuple) else [statement.value]
+                for name, value in zip(getattr(target, "elts", [target]), values or (), strict=False):
+                    if _dotted(value).rpartition(".")[2] in _NARROW:
+                        yield _dotted(name)
 
 
 def _is_here(file: str | None) -> TypeGuard[str]:

@@ -67,5 +67,7 @@ class ObjectsAtFailure:
     unowned_name: str = ""
     holders: tuple[Holder, ...] = ()  # Of the largest memory, most of it first
     operands: tuple[Operand, ...] = ()  # Of the frames on the way to the failure, the innermost first
+    seen: frozenset[int] = frozenset()  # Addresses of all that Python and graphs had as the objects were looked at
+    collected_bytes: int = 0  # Bytes that Python's collector freed between the failure and that look
     listed_states: tuple[ListedState, ...] = ()
     idle_models: tuple[IdleModel, ...] = ()

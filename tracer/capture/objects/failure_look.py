@@ -25,7 +25,7 @@ from tracer.capture.objects.holder_links import attributes_of, is_users_frame, l
 from tracer.capture.objects.holders import find_holders
 from tracer.capture.objects.live_tensors import dotted_modules, nodes_behind, objects_of
 from tracer.capture.objects.storage_columns import address_or_none, storages_with_memory
-from tracer.capture.torch_private import torch_graph, torch_modules, torch_tensors
+from tracer.capture.torch_private import torch_graph, torch_history, torch_modules, torch_tensors
 
 _MOST_ASKED: Final = 256
 """Pieces of memory whose holders are looked for, the largest."""
@@ -74,6 +74,8 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
         unowned_name=min(unowned, default=""),
         holders=holders,
         operands=tuple(_operands(error)) if error is not None else (),
+        seen=frozenset(sizes),
+        collected_bytes=torch_history.RAISED.collected_bytes,
         listed_states=states,
         idle_models=tuple(
             IdleModel(model.name, _path_of(paths.get(model.addresses[0], ""), model.first), model.addresses)

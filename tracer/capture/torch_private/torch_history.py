@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -157,12 +158,15 @@ def on_out_of_memory(device: torch.device, callback: Callable[[], None]) -> bool
 class RaisedOutOfMemory:
     """Counts the out-of-memory errors that reach Python, without those that a library such as cuDNN catches itself.
 
-    Torch's observer is called for both. Only an error that reaches Python has its exception constructed.
+    Torch's observer is called for both. Only an error that reaches Python has its exception constructed. From there on
+    it is counted what collections of Python's free, for what cycles alone hold is else gone when somebody looks.
     """
 
     def __init__(self) -> None:
         """Count nothing."""
         self.number = self._num_starts = 0
+        self.collected_bytes = 0  # Since the last of these errors
+        self._before_bytes: int | None = None
 
     def start(self) -> None:
         """Count from now on; as often as it is called, `stop` has to be."""
@@ -172,6 +176,9 @@ class RaisedOutOfMemory:
 
         def made(error: torch.OutOfMemoryError, *arguments: object) -> None:
             self.number += 1
+            self.collected_bytes = 0
+            if self._while_collecting not in gc.callbacks:
+                gc.callbacks.append(self._while_collecting)
             RuntimeError.__init__(error, *arguments)
 
         setattr(torch.OutOfMemoryError, "__init__", made)  # noqa: B010
@@ -181,6 +188,22 @@ class RaisedOutOfMemory:
         self._num_starts -= 1
         if not self._num_starts:
             delattr(torch.OutOfMemoryError, "__init__")
+            self.forget()
+
+    def forget(self) -> None:
+        """Look at no collection any more, until the next error."""
+        self.collected_bytes = 0
+        if self._while_collecting in gc.callbacks:
+            gc.callbacks.remove(self._while_collecting)
+
+    def _while_collecting(self, phase: str, info: Mapping[str, Any]) -> None:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        if phase == "start":
+            self._before_bytes = torch.cuda.memory_allocated()
+        elif self._before_bytes is not None:
+            self.collected_bytes += max(0, self._before_bytes - torch.cuda.memory_allocated())
+            self._before_bytes = None
 
 
 RAISED = RaisedOutOfMemory()
