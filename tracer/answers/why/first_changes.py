@@ -94,6 +94,10 @@ _SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
 _OF_RESERVED_ALONE: Final = (*_SAID_BY_THE_ALLOCATOR, "cached memory")
 _SMALL_SHARE: Final = 0.1
 """Of the device: a program that takes less of it has no need for memory."""
+_ROOMY: Final = 0.5
+"""Of the device: where less is taken, a change with a price is not what people look for first."""
+_FULL: Final = 0.8
+"""Of the device: where less is taken, no setting of the allocator is worth a word."""
 _LEAST_RESERVED_BYTES: Final = 64 * MIB
 """Less reserved memory than this is worth no setting on any GPU."""
 
@@ -146,6 +150,7 @@ class FirstChanges:
 
     changes: tuple[FirstChange, ...]  # The most helpful first, then what a whole line comes to; `MAX_CHANGES` at most
     num_failed: int  # Requests that failed in the recording; a change then is one with which more of them are served
+    is_roomy: bool = False  # Whether nothing failed, and a good part of the device is free
 
     @property
     def decisive(self) -> FirstChange | None:
@@ -154,9 +159,11 @@ class FirstChanges:
 
     @property
     def saves_much(self) -> bool:
-        """Whether the decisive change removes a good part of the peak."""
+        """Whether the decisive change removes a good part of the peak; one with a price only where room is short."""
         change = self.decisive
-        return change is not None and change.saved_bytes >= _WORTH_SAYING * change.reserved_before_bytes
+        if change is None or (self.is_roomy and change.gives_up != _SAME):
+            return False
+        return change.saved_bytes >= _WORTH_SAYING * change.reserved_before_bytes
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -204,8 +211,9 @@ def first_changes(
         for cause, change in tried
         if change is not None and _helps(change, modelled) and change.saved_bytes >= _LEAST_OF_NAMED * cause.names_bytes
     ]
+    taken = modelled.baseline.reserved_peak_bytes / device_bytes if device_bytes else 1.0
     if not modelled.baseline.unserved:
-        helping = [(cause, change) for cause, change in helping if _is_of_use(change, device_bytes)]
+        helping = [(cause, change) for cause, change in helping if _is_of_use(change, taken)]
     most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
     growing = (cause.grows for cause, change in helping if change.num_served or change.saved_bytes >= _MUCH * most)
     grows = next(filter(None, growing), "")
@@ -225,7 +233,8 @@ def first_changes(
         for cause, change in helping
         if cause.gives_up is not GivesUp.UNKNOWN or (change.allocated_bytes, change.reserved_bytes) not in known
     )
-    return FirstChanges(changes[:MAX_CHANGES], len(modelled.baseline.unserved))
+    num_failed = len(modelled.baseline.unserved)
+    return FirstChanges(changes[:MAX_CHANGES], num_failed, is_roomy=not num_failed and taken < _ROOMY)
 
 
 def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
@@ -288,15 +297,18 @@ def is_small(taken_bytes: int, device_bytes: int) -> bool:
     return taken_bytes < _SMALL_SHARE * device_bytes
 
 
-def _is_of_use(change: FirstChange, device_bytes: int | None) -> bool:
+def _is_of_use(change: FirstChange, taken: float) -> bool:
     """Whether a change is worth a word where nothing failed.
 
-    On a device that is mostly free only a cause that is known is told, such as a leak: no setting of the allocator,
-    and nothing that costs time.
+    On a device that is mostly free only a cause that is known is told, such as a leak; a setting of the allocator only
+    on one that is nearly full.
+
+    Args:
+        taken: Of the device, as a share; 1 where its memory is not known.
     """
-    if device_bytes is not None and is_small(change.reserved_before_bytes, device_bytes):
-        return bool(change.sentence) and change.cause not in _OF_RESERVED_ALONE
-    return change.cause not in _OF_RESERVED_ALONE or change.saved_bytes >= _LEAST_RESERVED_BYTES
+    if change.cause in _OF_RESERVED_ALONE:
+        return taken >= _FULL and change.saved_bytes >= _LEAST_RESERVED_BYTES
+    return taken >= _SMALL_SHARE or bool(change.sentence)
 
 
 def _helps(change: FirstChange, modelled: Modelled) -> bool:
