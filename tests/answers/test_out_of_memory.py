@@ -274,16 +274,17 @@ def test_a_change_that_saves_what_was_missing_is_said_where_the_replay_fails_now
 
 
 # 40 MiB asked for; 30 are free for this request in pieces of 20, 10 wait, and 10 belong to others.
-PLAIN: dict[str, Any] = {"asked": 40, "device": 0, "free": 40, "usable": 30, "largest": 20, "later": 20}
+PLAIN: dict[str, Any] = {"asked": 40, "device": 0, "free": 40, "usable": 30, "largest": 20, "pending": 10, "later": 20}
 
 
 def failure(**changes: Any) -> FailureFacts:
     one = {**PLAIN, **changes}
+    one["elsewhere"] = one["free"] - one["usable"]
     return FailureFacts(
         asked_bytes=one["asked"] * MIB,
         device_free_bytes=None if one["device"] is None else one["device"] * MIB,
         memory=Fragmentation(100 * MIB, (100 - one["free"]) * MIB, one["free"] * MIB, one["largest"] * MIB),
-        usable=Usable(one["usable"] * MIB, one["largest"] * MIB, 10 * MIB, one["later"] * MIB),
+        usable=Usable(*(one[of] * MIB for of in ("usable", "largest", "pending", "later", "elsewhere"))),
         is_expandable=one.get("expandable", False),
         serves=lambda _: one.get("serves"),
         groups=(),

@@ -37,15 +37,15 @@ class Usable:
     largest_free_bytes: int  # The largest free piece
     pending_bytes: int  # Freed by the program, and kept until another stream has done with it
     largest_after_pending_bytes: int  # The largest free piece once that has come back
+    elsewhere_bytes: int = 0  # Free in segments of other streams and pools
 
 
 def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bool) -> Usable:
     """Reserved memory that a request which failed at an entry may use; one that names no pool is of the default."""
     trace, lives = state.trace, replay.lives
     mapped = _mapped_after(state, entry)
-    own = mapped.take(
-        (mapped.stream == trace.stream[entry]) & (mapped.pool == trace.pool[entry]) & (mapped.is_small == is_small)
-    )
+    is_mine = (mapped.stream == trace.stream[entry]) & (mapped.pool == trace.pool[entry])
+    own, others = mapped.take(is_mine & (mapped.is_small == is_small)), mapped.take(~is_mine)
     rows = lives.alive_after(entry)
     is_pending = (lives.free_entry[rows] >= 0) & (lives.free_entry[rows] <= entry)
     # The state at the end shows a free that was requested before the recording began.
@@ -60,6 +60,7 @@ def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bo
         largest_free_bytes=int(holes.max(initial=0)),
         pending_bytes=int(later.sum() - holes.sum()),
         largest_after_pending_bytes=int(later.max(initial=0)),
+        elsewhere_bytes=int(_hole_sizes(others, (lives.addr[rows], lives.allocated_bytes[rows])).sum()),
     )
 
 

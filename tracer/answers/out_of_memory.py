@@ -60,11 +60,6 @@ class FailureFacts:
     # Whether the request is served in a replay under a change; None where a replay cannot tell.
     serves: Callable[[Trial], bool | None] = lambda _: None
 
-    @property
-    def others_free_bytes(self) -> int:
-        """Free memory of other streams, of private pools, and of the pool of the other size."""
-        return max(self.memory.free_bytes - self.usable.free_bytes, 0)
-
 
 def fits_without_fragmentation(failure: FailureFacts) -> bool:
     """Whether what the request may use and what the device is known to have had would have sufficed, in one piece."""
@@ -82,7 +77,8 @@ def cause_of(failure: FailureFacts) -> Cause:
         return "pending frees"
     if fits_without_fragmentation(failure):
         return "fragmentation"
-    if failure.others_free_bytes >= asked_bytes:
+    others_bytes = failure.usable.free_bytes + failure.usable.elsewhere_bytes
+    if others_bytes + (free or 0) >= asked_bytes or failure.memory.largest_free_bytes >= asked_bytes:
         return "other pools"
     return "not known" if free is None else "too little"
 
@@ -152,10 +148,11 @@ def _other_pools(failure: FailureFacts) -> str:
     piece = (
         f"A free block of {format_bytes(largest)} is large enough, but belongs"
         if largest >= failure.asked_bytes
-        else f"{format_bytes(failure.others_free_bytes)} of free memory would help, but belong"
+        else f"{format_bytes(failure.usable.elsewhere_bytes)} of free memory would help, but belong"
     )
     return (
-        f"{piece} to another stream or pool (CUDA graphs have their own), which this request may not use. "
+        f"{piece} to another stream or pool (CUDA graphs have their own, as have blocks of 1 MiB and less), which this "
+        "request may not use. "
         "Fragmentation is not the cause. "
         + _if_served(failure, "one stream", "Allocate and free on one stream", "one stream and one pool for all")
         + " torch.cuda.empty_cache() does not help: the allocator itself gave back all that it could before it failed."
