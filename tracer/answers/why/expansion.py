@@ -98,6 +98,7 @@ _INDEXED: Final = ("index", "index_select", "gather", "take", "take_along_dim")
 _JOINED: Final = ("cat", "stack", "hstack", "vstack", "concat", "concatenate", "pad_sequence")
 _CAST: Final = ("to", "_to_copy", "float", "double", "long", "type")
 _RESIZED: Final = ("interpolate", "upsample", "grid_sample", "resize")
+_SORTED: Final = ("sort", "argsort", "msort", "unique", "quantile", "median")
 _EXPONENTS: Final = ("softmax", "_softmax", "log_softmax", "_log_softmax", "exp", "logsumexp")
 _BINARY: Final = (
     "mul",
@@ -121,7 +122,19 @@ _WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:fl
 
 
 _NAMES: Final = frozenset(
-    {"one_hot", *_DECOMPOSED, *_DENSE, *_REPEATED, *_COPIED, *_INDEXED, *_JOINED, *_CAST, *_RESIZED, *_EXPONENTS}
+    {
+        "one_hot",
+        *_DECOMPOSED,
+        *_DENSE,
+        *_REPEATED,
+        *_COPIED,
+        *_INDEXED,
+        *_JOINED,
+        *_CAST,
+        *_RESIZED,
+        *_SORTED,
+        *_EXPONENTS,
+    }
     | {*_BINARY, *_CREATED}
 )
 
@@ -224,6 +237,13 @@ REMEDIES: Final = (
         GivesUp.TIME_OR_SIZE,
     ),
     Remedy(
+        "whole sorted",
+        lambda line: line.makes(*_SORTED),
+        "makes sorted values, an int64 index for each, and buffers of the sort",
+        "where a threshold or a few values are wanted take torch.kthvalue, topk or a histogram: they sort no copy",
+        smaller=_MUCH_SMALLER,
+    ),
+    Remedy(
         "value for each class",
         lambda line: not line.is_saved and line.makes(*_EXPONENTS),
         "makes as many values as it is given once more",
@@ -272,10 +292,9 @@ def _beside(case: Case, line: LineResults, remedy: Remedy) -> Ints:
     """Blocks in use about as large as the results of a line, of its function or made after it."""
     size, begin = case.lives.requested_bytes, case.lives.begin
     sizes = np.append(size[line.held], [line.asked_bytes] if line.asked_bytes else [])
-    others = np.setdiff1d(
-        case.in_use[~case.stays[case.in_use] & (case.kind[case.in_use] != Kind.ACTIVATION)], line.held
-    )
+    others = np.setdiff1d(case.in_use[~case.stays[case.in_use]], line.held)
     if remedy.in_function:
+        others = others[case.kind[others] != Kind.ACTIVATION]
         stacks = [stack for stack in np.unique(case.stack[others]).tolist() if _is_in(case, stack, line.site)]
         is_alike = (size[others] * 2 >= sizes.max()) & (size[others] <= sizes.max() * 2)
         mine: Ints = others[is_alike & np.isin(case.stack[others], stacks)]

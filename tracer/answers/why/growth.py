@@ -20,7 +20,7 @@ from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.copies import are_copies_of_weights
 from tracer.answers.why.evaluation import frees_what_others_keep
 from tracer.answers.why.expansion import is_list_of_join
-from tracer.answers.why.holding import cycle_of, holder_words
+from tracer.answers.why.holding import are_listed_states, cycle_of, holder_words
 from tracer.answers.why.source import source_at, updates_itself
 from tracer.arrays import Bools, Ints
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
@@ -117,7 +117,7 @@ def growth(case: Case) -> Iterator[Cause]:
             grows="memory grows",
         )
         return
-    if is_list_of_join(case, grown.rows):
+    if is_list_of_join(case, grown.rows) or are_listed_states(case, grown.rows):
         return
     inside = grown.rows[case.in_model[grown.rows]]
     are_copies = are_copies_of_weights(case, grown.rows)

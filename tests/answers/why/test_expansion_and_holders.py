@@ -1,0 +1,241 @@
+"""Results larger than what they are made of, and who holds memory: programs of a few blocks with their objects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.blocks.from_snapshot.recorded_program import MOVING, TORCH, Recorded, first, layer, line, objects_of, train
+from tests.snapshot.dumps import frame
+from tracer.allocator.blocks import Block
+from tracer.answers.why.expansion import REMEDIES
+from tracer.capture.objects.at_failure import CYCLE, Holder, IdleModel, ListedState, Operand
+
+TORCHS = {
+    "attention weights": [frame("multi_head_attention_forward", f"{TORCH}/nn/functional.py", 9)],
+    "one-hot labels": [],
+}
+
+
+def source(tmp_path: Path, text: str) -> str:
+    script = tmp_path / "train.py"
+    script.write_text(f"{text}\n")
+    return str(script)
+
+
+LINES = {
+    "attention weights": "out, _ = attention(x, x, x)",
+    "full matrices": "u, s, v = torch.linalg.svd(x)",
+    "sparse made dense": "x = adjacency.to_dense()",
+    "one-hot labels": "labels = one_hot(y, 50000)",
+    "copies of rows": "x = x.repeat(64, 1)",
+    "row for each index": "messages = x[edges]",
+    "every pair": "d = a[:, None] - b[None]",
+    "joined copy": "x = torch.cat(parts)",
+    "cast up": "x = mask.float()",
+    "resized": "masks = F.interpolate(masks, size)",
+    "whole sorted": "ordered, _ = x.sort()",
+    "value for each class": "p = logits.softmax(-1)",
+    "made whole": "out = torch.zeros(size)",
+}
+
+
+@pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.name)
+def test_each_row_is_told_by_its_line(remedy: Any, tmp_path: Path) -> None:
+    """40 MiB in use, and 200 MiB asked for by a line: the row is the first that holds."""
+    program = Recorded(capacity=100)
+    program.make(40, [line(9)])
+    program.fail(200, [*TORCHS.get(remedy.name, []), line(1, "<module>", source(tmp_path, LINES[remedy.name]))])
+    change = first(program)
+    assert change.cause == remedy.name
+    assert f"`{LINES[remedy.name]}`" in change.sentence and "200.00 MiB in one tensor" in change.sentence
+    assert change.words == remedy.change and change.num_served == 1
+
+
+def test_an_operator_of_cpp_decides_where_a_line_calls_several(tmp_path: Path) -> None:
+    made = frame("at::_ops::repeat_interleave_self_int::call(x)", "??", 0)
+    program = Recorded(capacity=100)
+    program.make(40, [line(9)])
+    program.fail(200, [made, line(1, "<module>", source(tmp_path, "x = x.to_dense().repeat_interleave(64)"))])
+    assert first(program).cause == "copies of rows"
+
+
+@pytest.mark.parametrize(("size", "is_said"), [(90, False), (30, True)])
+def test_a_broadcast_is_told_where_its_result_is_twice_as_large_as_all_there_was(
+    size: int, is_said: bool, tmp_path: Path
+) -> None:
+    program = Recorded(capacity=110)
+    program.make(size, [line(9)])
+    program.fail(120, [line(1, "<module>", source(tmp_path, "y = x * mask[:, None]"))])
+    assert (first(program).cause == "every pair") is is_said
+
+
+def test_operands_and_their_factor_are_named(tmp_path: Path) -> None:
+    file = source(tmp_path, "x = x.repeat(64, 1)")
+    operand = Operand("x", file, 1, 2 << 20, (1024, 512), "float32")
+    program = Recorded(capacity=100)
+    program.make(40, [line(9)])
+    program.fail(128, [line(1, "<module>", file)])
+    (sentence, *_) = (
+        change.sentence for change in program.changes(replace(objects_of(), operands=(operand,))).values()
+    )
+    assert "from x (2.00 MiB), 64 times as much" in sentence
+
+
+def test_what_is_computed_of_repeated_rows_counts_with_them(tmp_path: Path) -> None:
+    program = Recorded(capacity=300)
+    program.make(10, [line(9)])
+    program.make(40, [line(1, "<module>", source(tmp_path, "x = x.repeat(4, 1)"))])
+    for _ in range(5):
+        program.make(40, layer(7))
+    program.fail(60, layer(8))
+    change = first(program)
+    assert change.cause == "copies of rows" and "of its size 200.00 MiB in 5 blocks after it" in change.sentence
+
+
+def test_a_joined_list_is_told_with_its_parts(tmp_path: Path) -> None:
+    """The parts would be growth, if nothing joined them."""
+    program = Recorded(capacity=250)
+    for _ in range(20):
+        program.use(1, [line(2)])
+        program.make(10, layer(7))
+    program.fail(200, [line(1, "<module>", source(tmp_path, "x = torch.cat(parts)"))])
+    change = first(program)
+    assert change.cause == "joined copy" and "beside 200.00 MiB in 20 blocks" in change.sentence
+
+
+def test_samples_of_vmap_are_told_by_its_frames() -> None:
+    program = Recorded(capacity=100)
+    program.make(40, [line(9)])
+    program.fail(200, [line(7), frame("_flat_vmap", f"{TORCH}/_functorch/vmap.py", 9), line(3)])
+    assert "chunk_size" in first(program).words
+
+
+def test_a_cause_whose_change_saves_less_than_half_of_what_it_names_is_not_said(tmp_path: Path) -> None:
+    """Of 200 MiB of growth that ended before the failure nothing is in use then; what is there is needed."""
+    program = Recorded(capacity=260)
+    program.make(40, [line(9)])
+    for block in [program.make(200, [line(1, "<module>", source(tmp_path, "x = x.repeat(64, 1)"))])]:
+        program.free(block, [line(4)])
+    program.make(200, [line(8)])
+    program.fail(100, [line(2)])
+    assert "copies of rows" not in program.changes()
+
+
+# ---------------------------------------------------------------------------------------------- holders and owners
+def held_by(blocks: list[Block], path: str, variable: str = "") -> Holder:
+    return Holder(path, variable, tuple(block.address for block in blocks))
+
+
+def test_a_cycle_that_alone_holds_memory() -> None:
+    program = Recorded(capacity=300)
+    blocks = [program.make(100, [line(7)]) for _ in range(2)]
+    program.fail(150, [line(2)])
+    objects = objects_of()
+    (cycle,) = (
+        change
+        for cause, change in program.changes(
+            replace(objects, holders=(held_by(blocks, f"{CYCLE}Tensor -> SwishBackward.out"),))
+        ).items()
+        if cause == "reference cycle"
+    )
+    assert "200.00 MiB in 2 blocks" in cycle.sentence and "Tensor -> SwishBackward.out" in cycle.sentence
+    assert "save_for_backward" in cycle.words
+    plain = program.changes(replace(objects, holders=(held_by(blocks, f"{CYCLE}Trainer.handlers"),)))
+    assert "gc.collect()" in plain["reference cycle"].words
+    held = program.changes(replace(objects, holders=(held_by(blocks, "kept[...]", "global variable of train.py"),)))
+    assert "reference cycle" not in held
+
+
+def test_growth_of_a_cycle_is_told_as_such() -> None:
+    program = Recorded(capacity=300)
+    blocks = []
+    for _ in range(8):
+        train(program)
+        blocks.append(program.make(25, [line(3)]))
+    program.fail(150, [line(2)])
+    objects = replace(objects_of(in_graphs=frozenset()), holders=(held_by(blocks, f"{CYCLE}Node.other"),))
+    change = next(iter(program.changes(objects).values()))
+    assert change.cause == "reference cycle" and "Node.other" in change.sentence
+    assert change.sentence.startswith("Memory grows: each of")
+    variable = replace(objects, holders=(held_by(blocks, "history[...]", "global variable of train.py"),))
+    change = next(iter(program.changes(variable).values()))
+    assert "results that history[...] (global variable of train.py) keeps" in change.sentence
+
+
+@pytest.mark.parametrize(("collected", "is_said"), [(10, False), (100, True)])
+def test_what_the_collector_freed_after_the_failure(collected: int, is_said: bool) -> None:
+    program = Recorded(capacity=300)
+    there, gone = program.make(100, [line(6)]), program.make(150, [line(7)])
+    program.fail(150, [line(2)])
+    assert there.address != gone.address
+    objects = replace(objects_of(), seen=frozenset({there.address}), collected_bytes=collected << 20)
+    changes = program.changes(objects)
+    assert ("reference cycle" in changes) is is_said
+    if is_said:
+        assert "collector freed 100.00 MiB" in changes["reference cycle"].sentence
+
+
+def test_gradients_that_no_optimizer_uses() -> None:
+    program = Recorded(capacity=300)
+    gradients = [program.make(50, [line(7)]) for _ in range(4)]
+    program.fail(150, [line(2)])
+    addresses = frozenset(block.address for block in gradients)
+    objects = replace(objects_of(), unowned_gradients=addresses, unowned_name="Linear.weight#000004")
+    change = next(iter(program.changes(objects).values()))
+    assert change.cause == "gradients that nobody uses" and "such as Linear.weight" in change.sentence
+    assert "requires_grad_(False)" in change.words and "results stay the same" in change.effect
+
+
+def test_lists_in_an_optimizers_state() -> None:
+    program = Recorded(capacity=300)
+    listed = [program.make(12, [line(5)]) for _ in range(20)]
+    program.fail(100, [line(2)])
+    states = (ListedState("LBFGS", "old_dirs", tuple(block.address for block in listed)),)
+    change = next(iter(program.changes(replace(objects_of(), listed_states=states)).values()))
+    assert (
+        "240.00 MiB in 20 blocks" in change.sentence and "history_size: this is with 10 in place of 20" in change.words
+    )
+
+
+def test_a_model_that_is_not_called_any_more() -> None:
+    program = Recorded(capacity=300)
+    weights = [program.make(50, MOVING) for _ in range(4)]
+    program.fail(150, [line(2)])
+    model = IdleModel("TextEncoder", "pipeline.text_encoder", tuple(block.address for block in weights))
+    change = program.changes(replace(objects_of(), idle_models=(model,)))["idle models"]
+    assert "TextEncoder" in change.sentence and "held by pipeline.text_encoder" in change.sentence
+
+
+@pytest.mark.parametrize(("text", "is_said"), [("with torch.no_grad():", True), ("if True:", False)])
+def test_results_of_the_turns_of_one_call(text: str, is_said: bool, tmp_path: Path) -> None:
+    script = source(tmp_path, f"def main():\n    {text}\n        model(x)")
+    program = Recorded(capacity=300)
+    frames = [*layer(7)[:2], line(3, "main", script)]
+    for _ in range(10):
+        program.use(2, frames)
+        program.make(25, frames)
+    program.fail(100, [line(2)])
+    assert ("results of turns kept" in program.changes()) is is_said
+
+
+@pytest.mark.parametrize(
+    ("text", "is_said"),
+    [
+        ("model = model.to(device)\nmodel = model.half()", True),
+        ("dtype = torch.bfloat16\nmodel.to(device).to(dtype)", True),
+        ("model = model.to(device)\nother = other.half()", False),
+    ],
+)
+def test_a_model_that_is_cast_behind_its_move(text: str, is_said: bool, tmp_path: Path) -> None:
+    script = source(tmp_path, text)
+    number = next(number for number, of in enumerate(text.splitlines(), 1) if "to(device)" in of)
+    frames = [frame("_apply", f"{TORCH}/nn/modules/module.py", 5), line(number, "<module>", script)]
+    program = Recorded(capacity=300)
+    for _ in range(5):
+        program.make(50, frames)
+    program.fail(60, frames)
+    assert ("moved before cast" in program.changes()) is is_said
