@@ -51,7 +51,6 @@ class LineResults:
     site: Site
     source: str  # Text of the line; empty where its file is not here
     operators: frozenset[str]
-    functions: frozenset[str]  # Torch's own functions in Python that the line has called
     held: Ints  # Its blocks in use
     rows: Ints  # All blocks that it makes, at other times too
     asked_bytes: int  # Of the request that failed, where the line made it; else 0
@@ -121,6 +120,7 @@ _CREATED: Final = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros
 _WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
 
 
+_OF_FUNCTIONS: Final = ("nn/functional.py", "functional.py", "_tensor.py", "nn/utils/rnn.py")
 _NAMES: Final = frozenset(
     {
         "one_hot",
@@ -137,10 +137,6 @@ _NAMES: Final = frozenset(
     }
     | {*_BINARY, *_CREATED}
 )
-
-
-def _is_weights_of_attention(line: LineResults) -> bool:
-    return "multi_head_attention_forward" in line.functions and "scaled_dot_product_attention" not in line.functions
 
 
 def _is_full_decomposition(line: LineResults) -> bool:
@@ -165,13 +161,6 @@ JOINED: Final = Remedy(
     smaller=_MUCH_SMALLER,
 )
 REMEDIES: Final = (
-    Remedy(
-        "attention weights",
-        _is_weights_of_attention,
-        "makes the weights of attention as whole matrices, as torch.nn.MultiheadAttention does by default",
-        "call the attention with need_weights=False: it then makes no such matrix",
-        smaller=_MUCH_SMALLER,
-    ),
     Remedy(
         "full matrices",
         _is_full_decomposition,
@@ -323,6 +312,31 @@ def _parts(case: Case, line: LineResults) -> Ints:
     return NOTHING
 
 
+def attention_weights(case: Case) -> Iterator[Cause]:
+    """Matrices of attention that torch.nn.MultiheadAttention makes for weights that it returns."""
+    makes = [_makes_weights(case.stacks[stack]) for stack in range(len(case.stacks))]
+    is_made = np.array([*makes, False], np.bool_)
+    rows = np.flatnonzero(is_made[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
+    held, asked = case.held(rows), case.asked_bytes * bool(is_made[case.asked_stack])
+    if not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
+        return
+    yield Cause(
+        "attention weights",
+        "torch.nn.MultiheadAttention makes the weights of attention as whole matrices, as it does by default: "
+        f"{case.with_asked(held, asked)}.",
+        "call it with need_weights=False: it then makes no such matrix",
+        lambda modelled: with_smaller_blocks(modelled, rows, _MUCH_SMALLER, with_last_failure=asked > 0),
+        case.largest_site(held),
+        GivesUp.A_LITTLE,
+        names_bytes=case.bytes(held) + asked,
+    )
+
+
+def _makes_weights(frames: list[Frame]) -> bool:
+    function = next((frame for frame in frames if frame.name == "multi_head_attention_forward"), None)
+    return function is not None and "attn_output_weights" in source_at(function)
+
+
 def samples_at_once(case: Case) -> Iterator[Cause]:
     """Blocks that torch.func.vmap makes for all samples together."""
     is_mapped = case.with_frame(lambda frame: torch_file(frame) == "_functorch/vmap.py")
@@ -338,6 +352,62 @@ def samples_at_once(case: Case) -> Iterator[Cause]:
         case.largest_site(held),
         GivesUp.A_LITTLE,
         names_bytes=case.bytes(held) + asked,
+    )
+
+
+_LEAST_STEPS: Final = 3
+_ELEMENTWISE: Final = frozenset(
+    {
+        "mul",
+        "add",
+        "sub",
+        "div",
+        "rsub",
+        "neg",
+        "pow",
+        "square",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "abs",
+        "sign",
+        "exp",
+        "log",
+    }
+    | {"sigmoid", "tanh", "relu", "silu", "gelu", "erf", "sin", "cos", "clamp", "where", "maximum", "minimum"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "float", "to", "type", "_to_copy", "size", "mean"}
+)
+
+
+def steps_of_a_formula(case: Case) -> Iterator[Cause]:
+    """Tensors of one size that a function saves for backward, for each step of an elementwise formula one."""
+    size = case.lives.requested_bytes
+    is_step = (case.kind == Kind.ACTIVATION) & ~has(case.facts, Fact.LAYER, Fact.ENGINE, Fact.RECOMPUTE)
+    rows = case.in_use[is_step[case.in_use]]
+    of_function: dict[tuple[str, str | None], list[int]] = {}
+    for stack in np.unique(case.stack[rows]).tolist():
+        site = _line(case, stack)
+        if site is not None and (names := _operators(case, [stack], site)) and names <= _ELEMENTWISE:
+            of_function.setdefault((site.frame, site.file), []).append(stack)
+    found = [(rows[np.isin(case.stack[rows], stacks)], stacks) for stacks in of_function.values()]
+    mine, stacks = max(found, key=lambda of: case.bytes(of[0]), default=(NOTHING, []))
+    number = len({case.sites.site(stack) for stack in stacks})
+    if number < _LEAST_STEPS or not case.is_much(mine, percent=_LEAST_PERCENT):
+        return
+    lines_of_size = [len(np.unique(case.stack[mine[size[mine] == one]])) for one in np.unique(size[mine]).tolist()]
+    if max(lines_of_size) < _LEAST_STEPS:
+        return
+    place = case.sites.site(stacks[0])
+    yield Cause(
+        "steps of a formula",
+        f"{place.frame} ({place.file}:{place.line}) saves a tensor for backward at each of {number} lines of an "
+        f"elementwise formula: {case.words(mine)}.",
+        "write it with fewer operators, as one torch.autograd.Function that saves its input alone, or compile it "
+        "(torch.compile joins such steps)",
+        lambda modelled: with_smaller_blocks(modelled, mine, number),
+        place,
+        GivesUp.A_LITTLE,
+        names_bytes=case.bytes(mine),
     )
 
 
@@ -372,7 +442,7 @@ def _operand_words(operand: Operand) -> str:
 def is_list_of_join(case: Case, rows: Ints) -> bool:
     """Whether some blocks are the list that the request which failed was to join into one."""
     site = _line(case, case.asked_stack) if case.has_failed else None
-    if site is None or not _operators(case, [case.asked_stack], site)[0].intersection(_JOINED):
+    if site is None or not _operators(case, [case.asked_stack], site).intersection(_JOINED):
         return False
     return abs(case.bytes(rows) - case.asked_bytes) * _LEAST_ALIKE <= case.asked_bytes
 
@@ -396,16 +466,15 @@ def _lines(case: Case) -> Iterator[LineResults]:
             rows = np.flatnonzero(is_made & np.isin(case.stack, stacks))
             found.append((case.bytes(mine) + asked, site, mine, rows, asked, stacks))
     for _, site, mine, rows, asked, stacks in sorted(found, key=lambda of: -of[0]):
-        operators, functions = _operators(case, _weighty(case, rows, stacks, asked), site)
+        operators = _operators(case, _weighty(case, rows, stacks, asked), site)
         yield LineResults(
             site=site,
             source=source_at(site),
             operators=operators,
-            functions=functions,
             held=mine,
             rows=rows,
             asked_bytes=asked,
-            operands=_operands(case, site) if asked else (),
+            operands=_operands(case, site) if asked and not _inside(case, case.asked_stack)[1] else (),
             factor=_factor(case, rows, asked),
             is_saved=case.bytes(mine[case.kind[mine] == Kind.ACTIVATION]) * 2 > case.bytes(mine),
         )
@@ -429,18 +498,29 @@ def _line(case: Case, stack: int) -> Site | None:
     return site if site.file is not None and is_users(Frame(site.frame, site.file, site.line or 0)) else None
 
 
-def _operators(case: Case, stacks: list[int], site: Site) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of the operators that stacks may be of, and of torch's functions in Python that their line has called."""
-    functions, operators = set[str](), set[str]()
+def _operators(case: Case, stacks: list[int], site: Site) -> frozenset[str]:
+    """Names of the operators that stacks may be of: by C++ frames, else by torch's functions, else by the source."""
+    names = set[str]()
     for stack in stacks:
-        for frame in case.stacks[stack]:
-            if is_python(frame) and is_users(frame):
-                break
-            if is_python(frame) and torch_file(frame) is not None:
-                functions.add(frame.name)
+        functions, in_module = _inside(case, stack)
         operation = case.sites.operation(stack)
-        operators.update([_without_overload(operation)] if operation else calls_on(site))
-    return frozenset(operators | functions), frozenset(functions)
+        names.update([_without_overload(operation)] if operation else functions)
+        if not operation and not functions and not in_module:
+            names.update(calls_on(site))
+    return frozenset(names)
+
+
+def _inside(case: Case, stack: int) -> tuple[list[str], bool]:
+    """Torch's functions in Python that the program's innermost line has called, and whether a module of torch's has."""
+    functions, in_module = [], False
+    for frame in case.stacks[stack]:
+        file = torch_file(frame) if is_python(frame) else None
+        if is_python(frame) and is_users(frame):
+            break
+        in_module |= file is not None and file.startswith("nn/modules/")
+        if file in _OF_FUNCTIONS:
+            functions.append(frame.name)
+    return functions, in_module
 
 
 def _without_overload(operation: str) -> str:

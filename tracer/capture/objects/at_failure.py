@@ -70,4 +70,5 @@ class ObjectsAtFailure:
     seen: frozenset[int] = frozenset()  # Addresses of all that Python and graphs had as the objects were looked at
     collected_bytes: int = 0  # Bytes that Python's collector freed between the failure and that look
     listed_states: tuple[ListedState, ...] = ()
+    dense_embeddings: frozenset[int] = frozenset()  # Of gradients and state of embeddings without sparse=True
     idle_models: tuple[IdleModel, ...] = ()

@@ -54,6 +54,10 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
         idle = _idle(objects, called, trained, device)
         states = tuple(_listed_states(optimizers, device))
         is_inference = _is_inference(called, objects)
+        owned = {id(tensor) for *_, tensor in _own_tensors(objects)} | trained
+        to_inputs = any(id(leaf) not in owned for node in nodes for leaf in torch_graph.accumulates_into(node))
+        dense = _dense_embeddings(objects, optimizers)
+        embeddings = frozenset(_addresses(dense, device))
         untrained = _kept_by_untrained(objects, nodes, device) if is_complete else frozenset()
         in_graphs = frozenset(_addresses(saved, device)) if is_complete else None
         float64 = frozenset(_addresses(wide, device))
@@ -65,7 +69,8 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
     holders = tuple(sorted(holders, key=lambda holder: -sum(sizes.get(at, 0) for at in holder.addresses)))
     paths = {address: holder.path for holder in holders for address in holder.addresses}
     return ObjectsAtFailure(
-        is_evaluating=is_evaluating or is_inference,
+        # What differentiates by its inputs, as an attack does, wants the graph in evaluation mode, too.
+        is_evaluating=(is_evaluating or is_inference) and not to_inputs,
         is_training=called is not None and called.training,
         in_graphs=in_graphs,
         untrained=untrained,
@@ -77,6 +82,7 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
         seen=frozenset(sizes),
         collected_bytes=torch_history.RAISED.collected_bytes,
         listed_states=states,
+        dense_embeddings=embeddings,
         idle_models=tuple(
             IdleModel(model.name, _path_of(paths.get(model.addresses[0], ""), model.first), model.addresses)
             for model in idle
@@ -166,6 +172,19 @@ def _is_beside(module: nn.Module, called: nn.Module, modules: Sequence[nn.Module
         if id(module) in children and id(called) in children:
             return True
     return False
+
+
+def _dense_embeddings(objects: Sequence[Any], optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Tensor]:
+    """Gradients and optimizer state of whole embeddings whose gradients are not sparse."""
+    embeddings = [each for each in objects if isinstance(each, nn.Embedding | nn.EmbeddingBag) and not each.sparse]
+    weights = {id(tensor): tensor for *_, tensor in _own_tensors(embeddings)}
+    for tensor in weights.values():
+        if (gradient := torch_graph.gradient_of(tensor)) is not None:
+            yield gradient
+    for optimizer in optimizers:
+        for parameter, state in vars(optimizer).get("state", {}).items():
+            if id(parameter) in weights and isinstance(state, Mapping):
+                yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def _listed_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Iterator[ListedState]:
