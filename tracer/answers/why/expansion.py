@@ -209,10 +209,7 @@ REMEDIES: Final = (
     JOINED,
     Remedy(
         "cast up",
-        lambda line: (
-            line.makes("to", "_to_copy", "float", "double", "long", "type")
-            and (bool(_WIDENING.search(line.source)) or line.largest_factor >= _TWICE)
-        ),
+        lambda line: not line.is_saved and line.makes(*_CAST) and bool(_WIDENING.search(line.source)),
         "makes a copy in more bits for each value",
         f"cast and use it in {_PARTS} parts, or keep the narrow type (bool, uint8, bfloat16) as far as it goes",
         in_function=True,
@@ -494,8 +491,12 @@ def _asks(case: Case) -> bool:
 
 
 def _line(case: Case, stack: int) -> Site | None:
+    """The line of the program whose own operator a stack is of; None where a module of torch's has called it."""
     site = case.sites.site(stack)
-    return site if site.file is not None and is_users(Frame(site.frame, site.file, site.line or 0)) else None
+    if site.file is None or not is_users(Frame(site.frame, site.file, site.line or 0)):
+        return None
+    functions, in_module = _inside(case, stack)
+    return None if in_module and _NAMES.isdisjoint(functions) else site
 
 
 def _operators(case: Case, stacks: list[int], site: Site) -> frozenset[str]:
