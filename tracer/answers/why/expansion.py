@@ -352,62 +352,6 @@ def samples_at_once(case: Case) -> Iterator[Cause]:
     )
 
 
-_LEAST_STEPS: Final = 3
-_ELEMENTWISE: Final = frozenset(
-    {
-        "mul",
-        "add",
-        "sub",
-        "div",
-        "rsub",
-        "neg",
-        "pow",
-        "square",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "abs",
-        "sign",
-        "exp",
-        "log",
-    }
-    | {"sigmoid", "tanh", "relu", "silu", "gelu", "erf", "sin", "cos", "clamp", "where", "maximum", "minimum"}
-    | {"eq", "ne", "lt", "le", "gt", "ge", "float", "to", "type", "_to_copy", "size", "mean"}
-)
-
-
-def steps_of_a_formula(case: Case) -> Iterator[Cause]:
-    """Tensors of one size that a function saves for backward, for each step of an elementwise formula one."""
-    size = case.lives.requested_bytes
-    is_step = (case.kind == Kind.ACTIVATION) & ~has(case.facts, Fact.LAYER, Fact.ENGINE, Fact.RECOMPUTE)
-    rows = case.in_use[is_step[case.in_use]]
-    of_function: dict[tuple[str, str | None], list[int]] = {}
-    for stack in np.unique(case.stack[rows]).tolist():
-        site = _line(case, stack)
-        if site is not None and (names := _operators(case, [stack], site)) and names <= _ELEMENTWISE:
-            of_function.setdefault((site.frame, site.file), []).append(stack)
-    found = [(rows[np.isin(case.stack[rows], stacks)], stacks) for stacks in of_function.values()]
-    mine, stacks = max(found, key=lambda of: case.bytes(of[0]), default=(NOTHING, []))
-    number = len({case.sites.site(stack) for stack in stacks})
-    if number < _LEAST_STEPS or not case.is_much(mine, percent=_LEAST_PERCENT):
-        return
-    lines_of_size = [len(np.unique(case.stack[mine[size[mine] == one]])) for one in np.unique(size[mine]).tolist()]
-    if max(lines_of_size) < _LEAST_STEPS:
-        return
-    place = case.sites.site(stacks[0])
-    yield Cause(
-        "steps of a formula",
-        f"{place.frame} ({place.file}:{place.line}) saves a tensor for backward at each of {number} lines of an "
-        f"elementwise formula: {case.words(mine)}.",
-        "write it with fewer operators, as one torch.autograd.Function that saves its input alone, or compile it "
-        "(torch.compile joins such steps)",
-        lambda modelled: with_smaller_blocks(modelled, mine, number),
-        place,
-        GivesUp.A_LITTLE,
-        names_bytes=case.bytes(mine),
-    )
-
-
 def _subject(line: LineResults) -> str:
     place = f"{line.site.file}:{line.site.line}"
     text = line.source if len(line.source) <= _MOST_TEXT else f"{line.source[: _MOST_TEXT - 3]}..."

@@ -57,7 +57,6 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     optimizer.state_to_come,
     activations.attention_matrix,
     activations.decoding_at_full_size,
-    expansion.steps_of_a_formula,
     copies.copies_of_weights,
     holding.idle_models,
     copies.frozen_models,
