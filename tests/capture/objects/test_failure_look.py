@@ -73,18 +73,25 @@ class Pipeline:
     """Has a model that is called and one that is not."""
 
     def __init__(self) -> None:
-        self.encoder, self.decoder = nn.Sequential(nn.Linear(1024, 600, bias=False)), Model()
+        first = nn.Linear(1024, 600, bias=False)
+        self.encoder, self.decoder = nn.Sequential(first), Model()
+
+    @property
+    def weight(self) -> Tensor:
+        """Of the model that is not called."""
+        (weight,) = self.encoder.parameters()
+        return weight
 
 
 def test_a_model_that_is_not_in_the_call_that_failed() -> None:
     pipeline = Pipeline()
     found = failing(lambda: pipeline.decoder(torch.ones(1, 2)))
     paths = {model.path: model for model in found.idle_models if model.name == "Sequential"}
-    assert paths["pipeline.encoder"].addresses == (address(pipeline.encoder[0].weight),)
+    assert paths["pipeline.encoder"].addresses == (address(pipeline.weight),)
     assert not any(address(pipeline.decoder.fc.weight) in model.addresses for model in found.idle_models)
     optimizer = torch.optim.SGD(pipeline.encoder.parameters(), 0.1)
     found = failing(lambda: pipeline.decoder(torch.ones(1, 2)))
-    assert not any(address(pipeline.encoder[0].weight) in model.addresses for model in found.idle_models)
+    assert not any(address(pipeline.weight) in model.addresses for model in found.idle_models)
     del optimizer
 
 
