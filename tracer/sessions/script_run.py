@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -89,6 +90,14 @@ if TYPE_CHECKING:
     MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingWatch]
 
 
+class Stage(Enum):
+    """How far the recording of a script is; it goes from one to the next, in the methods that are named."""
+
+    WAITING = "no session has begun: `_begin`"
+    RECORDING = "a session is on: `_close`"
+    OVER = "the session has ended, or none may begin any more"
+
+
 class FirstStepsDone(BaseException):
     """Raised to stop a script early. Derives from BaseException so that the script cannot catch it."""
 
@@ -136,8 +145,8 @@ class ScriptProfile:
         self._of_optimizers = StepsOfOptimizers(self._step_ended)
         self._by_hand: StepsByHand | None = None
         self._fault: Exception | None = None
-        self._is_over = self._has_stepped = self._has_failed = self._has_begun_again = False
-        self._ends_at_next_call = False
+        self.stage = Stage.WAITING
+        self._has_stepped = self._has_failed = self._ends_at_next_call = False
         self._ended_by = ""  # The class of the exception that ended the script
         self._is_told_by_profile = False  # Whether the failure that ended the script is in the profile's answer
         self.is_in_child = False  # Whether this process was forked by the one that began; it is silent then
@@ -245,15 +254,15 @@ class ScriptProfile:
 
     def _explain_without_session(self, error: BaseException) -> None:
         """Memory that ends before anything was trained: the allocator's history has it from the start."""
-        if self.session is None and not self._is_over and is_out_of_memory(error) and recorded_from_start():
+        if self.stage is Stage.WAITING and is_out_of_memory(error) and recorded_from_start():
             self.has_failed_before = True
             alive = Alive()
             models = alive.callable(None) or [nn.Module()]
-            self.session = self._make_session(alive.named(models), alive.optimizers)
+            self.session, self.stage = self._make_session(alive.named(models), alive.optimizers), Stage.RECORDING
             self.session.__enter__()
 
     def _leave_to_parent(self) -> None:
-        self.is_in_child = self._is_over = True
+        self.is_in_child, self.stage = True, Stage.OVER
         self._look_no_longer()
 
     def _called(self, module: nn.Module, args: Any) -> None:
@@ -264,40 +273,48 @@ class ScriptProfile:
         if self._by_hand is not None:
             self._by_hand.called(module)
             self._end_endless_step()
-        elif self.session is None and (
+        elif self.stage is Stage.WAITING and (
             self._is_inference
             or (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
         ):
             self._begin(module, args)
 
-    def _begin(self, module: nn.Module | None, args: tuple[Any, ...] = ()) -> None:
+    def _begin(self, module: nn.Module | None, args: tuple[Any, ...] = (), *, is_within_step: bool = False) -> None:
         """Begin a session; a user's mistake ends the script, and a fault of ours does not.
 
         Another thread that trains meanwhile begins none.
+
+        Args:
+            is_within_step: Whether an earlier session has ended in the step that is under way.
         """
         with signals_deferred(), self._by_one_thread() as is_alone:
-            if not is_alone or self.session is not None:
+            if not is_alone or self.stage is not Stage.WAITING:
                 return
+            self.stage = Stage.RECORDING
             try:
-                self._begin_session(module, args)
+                self._begin_session(module, args, is_within_step=is_within_step)
             except TracerError:
-                self.session, self._is_over, self._has_failed = None, True, True
+                self.session, self.stage, self._has_failed = None, Stage.OVER, True
                 self._look_no_longer()
                 raise
             except Exception as fault:
-                self._fault, self._is_over = fault, True
+                self._fault, self.stage = fault, Stage.OVER
                 self._look_no_longer()
 
-    def _begin_session(self, module: nn.Module | None, args: tuple[Any, ...]) -> None:
+    def _begin_session(self, module: nn.Module | None, args: tuple[Any, ...], *, is_within_step: bool) -> None:
         share_with_ranks()
-        if self._is_inference and module is not None:
-            self._begin_inference(module)
-            return
         alive = Alive()
+        if self._is_inference and module is not None:
+            models = alive.callable(module)
+            self.session = self._make_session(alive.named(models), ())
+            self.session.__enter__()
+            self._unhook_modules()
+            self._of_calls = StepsOfCalls(models, module, self._step_ended)
+            return
         trained, models = alive.trained(module)
         given = models or ([] if module is None else [module])
         self.session = self._make_session(alive.named(given), alive.optimizers)
-        if self._has_begun_again:
+        if is_within_step:
             self.session.wait_for_next_step()
         self.session.__enter__()
         if module in models:  # whose hooks of this call were read before ours were among them
@@ -309,35 +326,21 @@ class ScriptProfile:
         else:
             self._unhook_modules()
 
-    def _begin_inference(self, module: nn.Module) -> None:
-        alive = Alive()
-        models = alive.callable(module)
-        self.session = self._make_session(alive.named(models), ())
-        self.session.__enter__()
-        self._unhook_modules()
-        self._of_calls = StepsOfCalls(models, module, self._step_ended)
-
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_inference or (self._is_over and self.later is None):
+        if self._is_inference or (self.stage is Stage.OVER and self.later is None):
             return
-        if self.session is None:
+        if self.stage is Stage.WAITING:
             self._begin(None)
             return
         self._has_stepped = True
-        if self._by_hand is not None and not self._by_hand.trains_with(optimizer):
-            self._begin_again()
+        is_of_others = self._by_hand is not None and not self._by_hand.trains_with(optimizer)
+        if is_of_others and self.session is not None and self.session.num_steps_done == 0:
+            # It began with a call while the program was still building its model, such as of a layer by itself.
+            self.session.abandon()
+            self.session, self.stage = None, Stage.WAITING
+            self._begin(None, is_within_step=True)
         self._not_by_hand()
         self._of_optimizers.stepped(optimizer)
-
-    def _begin_again(self) -> None:
-        """Begin a session of the models that are there now, if no step was counted.
-
-        The first began with a call while the program was still building its model, such as of a layer by itself.
-        """
-        if self.session is not None and self.session.num_steps_done == 0:
-            self.session.abandon()
-            self.session, self._has_begun_again = None, True
-            self._begin(None)
 
     def _end_endless_step(self) -> None:
         """Record no whole training where ends of steps are not found."""
@@ -391,7 +394,7 @@ class ScriptProfile:
     def _end_step(self) -> None:
         if self.later is not None:
             self.later.step()
-        if self._is_over or self.session is None:
+        if self.stage is not Stage.RECORDING or self.session is None:
             return
         self._has_stepped = True
         self.session.step()
@@ -401,7 +404,7 @@ class ScriptProfile:
 
     def _end_last_step(self) -> None:
         """End the step of the last call, with which the script ends."""
-        if isinstance(self.session, TrainingProfile) and self.later is None and not self._is_over:
+        if isinstance(self.session, TrainingProfile) and self.stage is Stage.RECORDING:
             self._has_stepped = True
             self.session.end_last_step()
         else:
@@ -442,8 +445,8 @@ class ScriptProfile:
             self._unhook_modules()
 
     def _close(self, error: BaseException | None) -> None:
-        if self.session is not None and not self._is_over:
-            self._is_over = True
+        if self.session is not None and self.stage is Stage.RECORDING:
+            self.stage = Stage.OVER
             self.session.__exit__(type(error) if error is not None else None, error, None)
 
     def _look_no_longer(self) -> None:
