@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,16 @@ _LOST_IN_THREAD = (
     "own thread alone: this one is left out."
 )
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+
+
+class Stage(Enum):
+    """What a profile records; `_end_step` goes from one to the next, but for what ends within a step."""
+
+    OFF = "the profiler is off: before the block, and when it has ended or made way for good"
+    FIRST = "the first step is recorded, beside the schedule"
+    BEHIND_FIRST = "that has ended, and the schedule has still to begin"
+    WAITING = "the schedule skips this step"
+    RECORDING = "the schedule records this step"
 
 
 class ProfileSession(Session):
@@ -222,7 +233,7 @@ class ProfileSession(Session):
         if self._profiler is None or profiler is self._profiler.profiler:
             return
         self._others.add(profiler)
-        if self._is_off:
+        if self.stage is Stage.BEHIND_FIRST:
             return
         if self._profiler.current_action != ProfilerAction.NONE:
             with self._never_the_loops_fault():
@@ -238,7 +249,7 @@ class ProfileSession(Session):
 
     def _is_loading_module(self, name: str, path: object = None, target: object = None) -> None:
         # The only step of a program is recorded whatever it costs.
-        if self._is_recording and not self._records_first and threading.get_ident() == self._thread:
+        if self.stage is Stage.RECORDING and threading.get_ident() == self._thread:
             with self._never_the_loops_fault():
                 if self._cost.loads_many():
                     self._end_costly_recording()
@@ -276,7 +287,7 @@ class ProfileSession(Session):
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
         self._guarded(self._look_for_meta)
         is_recorded = self._is_recording
-        profiler, self._profiler = None if self._is_off else self._profiler, None
+        profiler, self._profiler = None if self.stage is Stage.BEHIND_FIRST else self._profiler, None
         if self._first is not None:
             self._first.stop()
         if error is not None:
@@ -342,10 +353,11 @@ class ProfileSession(Session):
         if self._profiler is None:
             return
         with self._never_the_loops_fault():
-            if threading.get_ident() != self._thread and not self._is_off:
+            if threading.get_ident() != self._thread and self.stage is not Stage.BEHIND_FIRST:
                 self._go_over_to_this_thread()
-            is_recorded = self._is_recording
-            is_costly = not self._records_first and self._cost.end_step(self.num_steps_done, is_recorded=is_recorded)
+            stage, number = self.stage, self.num_steps_done
+            is_recorded = stage is Stage.RECORDING
+            is_costly = stage is not Stage.FIRST and self._cost.end_step(number, is_recorded=is_recorded)
             self._end_step(is_last=is_costly)
             self._cost.begin_step()
 
@@ -427,19 +439,9 @@ class ProfileSession(Session):
             return False
         return not any(torch_tensors.is_made_of_tensors(parameter) for _, parameter in self._objects.parameters())
 
-    @property
-    def _records_first(self) -> bool:
-        """Whether the first step is being recorded beside the schedule."""
-        return self._first is not None and self._profiler is self._first.profiler
-
-    @property
-    def _is_off(self) -> bool:
-        """Whether the schedule's profiler has still to begin, and the first step's has ended."""
-        return self._has_to_begin and not self._records_first
-
     def leave_first_step(self) -> None:
         """Do not record the first step beside the schedule, if that is being done."""
-        if self._first is not None and self._records_first:
+        if self._first is not None and self.stage is Stage.FIRST:
             self._first.end(is_kept=False)
             self._profiler = self._new_profiler()
 
@@ -450,7 +452,7 @@ class ProfileSession(Session):
         the next one has ended, with a step between.
         """
         assert self._first is not None
-        if self._records_first:
+        if self.stage is Stage.FIRST:
             self._first.end(is_kept=True)
         self._profiler = self._new_profiler()
         if self._action_after(1) not in _RECORDING:
@@ -542,8 +544,19 @@ class ProfileSession(Session):
         return self._thread
 
     @property
+    def stage(self) -> Stage:
+        """What is recorded now."""
+        if self._profiler is None:
+            return Stage.OFF
+        if self._first is not None and self._profiler is self._first.profiler:
+            return Stage.FIRST
+        if self._has_to_begin:
+            return Stage.BEHIND_FIRST
+        return Stage.RECORDING if self._profiler.current_action in _RECORDING else Stage.WAITING
+
+    @property
     def _is_recording(self) -> bool:
-        return self._profiler is not None and self._profiler.current_action in _RECORDING
+        return self.stage in (Stage.FIRST, Stage.RECORDING)
 
     def observe_batch(self, batch: object) -> None:
         """Say that these tensors are the step's inputs."""

@@ -33,7 +33,7 @@ from tracer.null_gpu.job.place import RankPlace
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
 from tracer.sessions.output_files import WITHOUT_FAILURE, Written, left_from_earlier, say_if_failed, write_outputs
-from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.profile_session import ProfileSession, Stage
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Screen, Voice, checked_screen
 from tracer.sessions.session_results import failure_of, run_results
@@ -256,7 +256,7 @@ class TrainingProfile(ProfileSession):
             if not self._is_recording:
                 self._observed.unrecorded_call(given)
                 return
-            if not torch.is_grad_enabled() and not self._records_first and self._cost.is_long_evaluation():
+            if not torch.is_grad_enabled() and self.stage is Stage.RECORDING and self._cost.is_long_evaluation():
                 self._end_costly_recording()
                 return
             self._observed.thread(self._thread)
