@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -290,18 +290,28 @@ class ProfileSession(Session):
         profiler, self._profiler = None if self.stage is Stage.BEHIND_FIRST else self._profiler, None
         if self._first is not None:
             self._first.stop()
-        if error is not None:
-            with paused_gc():  # what only cycles hold is there until the objects have been looked at
-                if is_out_of_memory(error):
-                    self._guarded(self._go_over_to_history)
-                    self._guarded(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
+        ran_out = error if error is not None and is_out_of_memory(error) else None
+        # What only cycles hold is there until the objects have been looked at: behind the profiler, by many calls.
+        with paused_gc() if ran_out is not None else nullcontext():
+            if ran_out is not None:
+                self._guarded(self._go_over_to_history)
+                self._guarded(lambda: self.history.dump(self._tracer.num_cycles if is_recorded else None))
+            if error is not None:
                 self._guarded(lambda: self._look_where_memory_ran_out(error))
-                if is_out_of_memory(error):
-                    self._guarded(lambda: self._note_objects(error))
-            if is_out_of_memory(error) and not is_recorded:
+            if ran_out is not None and not is_recorded:
                 self._guarded(
                     lambda: self._observed.look(self.device, is_walk=True, batch=self._observed.living_arguments())
                 )
+            self._stop_profiler(profiler, error, is_recorded=is_recorded)
+            if ran_out is not None:
+                self._guarded(lambda: self._note_objects(ran_out))
+        self._guarded(self._use_dropped)
+        if self.history.snapshot is None and self._tracer.num_cycles:  # the first step was recorded alone
+            self._guarded(lambda: self.history.dump(self._tracer.num_cycles - 1))
+        self._guarded(self.history.stop)
+        self._guarded(self._on.close)
+
+    def _stop_profiler(self, profiler: Any, error: BaseException | None, *, is_recorded: bool) -> None:
         if profiler is not None and threading.get_ident() != self._thread:
             if is_recorded and not (self._of_threads and self._tracer.num_cycles):
                 self._of_threads = _LOST_IN_THREAD
@@ -310,11 +320,6 @@ class ProfileSession(Session):
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._guarded(lambda: profiler.__exit__(kind, error, trace))
             torch_profiler.let_go_of(profiler)
-        self._guarded(self._use_dropped)
-        if self.history.snapshot is None and self._tracer.num_cycles:  # the first step was recorded alone
-            self._guarded(lambda: self.history.dump(self._tracer.num_cycles - 1))
-        self._guarded(self.history.stop)
-        self._guarded(self._on.close)
 
     def _switch_off_in_child(self) -> None:
         """The profiler is kept, since it must not be stopped here."""

@@ -59,7 +59,7 @@ def cycle_of(case: Case, rows: Ints) -> Cycle | None:
 def reference_cycles(case: Case) -> Iterator[Cause]:
     """Memory that no variable leads to: objects that refer to each other keep it, or did until the collector ran."""
     cycles = [holder for holder in _holders(case) if holder.path.startswith(CYCLE)]
-    rows = case.at_addresses(address for holder in cycles for address in holder.addresses)
+    rows = _with_alike(case, case.at_addresses(address for holder in cycles for address in holder.addresses))
     cycle = cycle_of(case, rows)
     if cycle is not None and case.is_much(rows, percent=_LEAST_PERCENT):
         yield _in_cycle(
@@ -76,6 +76,15 @@ def reference_cycles(case: Case) -> Iterator[Cause]:
         f"{case.lines(rows, 1)}: objects that refer to each other in a cycle had held them, and nothing else.",
         _CUT,
     )
+
+
+def _with_alike(case: Case, rows: Ints) -> Ints:
+    """Some blocks that were asked about, and those of the same line and size of which none is held otherwise."""
+    size, others = case.lives.requested_bytes, np.setdiff1d(_asked_about(case), rows)
+    known = {*zip(case.stack[others].tolist(), size[others].tolist(), strict=True)}
+    mine = {*zip(case.stack[rows].tolist(), size[rows].tolist(), strict=True)} - known
+    pairs = zip(case.stack[case.in_use].tolist(), size[case.in_use].tolist(), strict=True)
+    return np.union1d(rows, case.in_use[np.array([pair in mine for pair in pairs], np.bool_)])
 
 
 def _in_cycle(case: Case, rows: Ints, sentence: str, change: str) -> Cause:

@@ -15,6 +15,7 @@ import traceback
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -27,8 +28,9 @@ from tracer.capture.objects.live_tensors import dotted_modules, nodes_behind, ob
 from tracer.capture.objects.storage_columns import address_or_none, storages_with_memory
 from tracer.capture.torch_private import torch_graph, torch_history, torch_modules, torch_tensors
 
-_MOST_ASKED: Final = 256
-"""Pieces of memory whose holders are looked for, the largest."""
+_MOST_ASKED: Final = 48
+"""Pieces of memory whose holders are looked for: of a graph with thousands of nodes each takes a tenth of a second."""
+_OF_ONE_SIZE: Final = 6
 _LEAST_ASKED: Final = 1 << 20
 """Bytes of such a piece."""
 _MOST_OPERANDS: Final = 32
@@ -63,9 +65,8 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
         float64 = frozenset(_addresses(wide, device))
         gradients = frozenset(_addresses(unowned.values(), device))
     del tensors, saved, wide, nodes, objects, optimizers  # what looks for holders would find these lists
-    largest = sorted((address for address in sizes if sizes[address] >= _LEAST_ASKED), key=lambda at: -sizes[at])
     first_of_idle = [model.addresses[0] for model in idle]
-    holders = find_holders([*largest[:_MOST_ASKED], *first_of_idle], device=device, error=error)
+    holders = find_holders({*_asked_about(sizes), *first_of_idle}, device=device, error=error)
     holders = tuple(sorted(holders, key=lambda holder: -sum(sizes.get(at, 0) for at in holder.addresses)))
     paths = {address: holder.path for holder in holders for address in holder.addresses}
     return ObjectsAtFailure(
@@ -88,6 +89,17 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
             for model in idle
         ),
     )
+
+
+def _asked_about(sizes: Mapping[int, int]) -> list[int]:
+    """Addresses of some pieces of each size, spread over all of them; of the sizes with most bytes in all."""
+    of_size: dict[int, list[int]] = {}
+    for address, size in sizes.items():
+        if size >= _LEAST_ASKED:
+            of_size.setdefault(size, []).append(address)
+    most = sorted(of_size.items(), key=lambda pair: -pair[0] * len(pair[1]))
+    some = [alike[:: -(-len(alike) // _OF_ONE_SIZE)] for _, alike in most]
+    return list(chain.from_iterable(some))[:_MOST_ASKED]
 
 
 def _is_inference(called: nn.Module | None, objects: Sequence[Any]) -> bool:
