@@ -1,4 +1,4 @@
-"""Distances by a broadcast over all features (hcw-00/PatchCore_anomaly_detection#19); on 8GiB: one request."""
+"""Distances by a broadcast over all features (hcw-00/PatchCore_anomaly_detection#19); on 8GiB: every pair."""
 
 import torch
 import torchvision

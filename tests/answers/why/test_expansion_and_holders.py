@@ -11,13 +11,8 @@ import pytest
 from tests.blocks.from_snapshot.recorded_program import MOVING, TORCH, Recorded, first, layer, line, objects_of, train
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
-from tracer.answers.why.expansion import REMEDIES
+from tracer.answers.why.expansion import JOINED, REMEDIES
 from tracer.capture.objects.at_failure import CYCLE, Holder, IdleModel, ListedState, Operand
-
-TORCHS = {
-    "attention weights": [frame("multi_head_attention_forward", f"{TORCH}/nn/functional.py", 9)],
-    "one-hot labels": [],
-}
 
 
 def source(tmp_path: Path, text: str) -> str:
@@ -27,14 +22,12 @@ def source(tmp_path: Path, text: str) -> str:
 
 
 LINES = {
-    "attention weights": "out, _ = attention(x, x, x)",
     "full matrices": "u, s, v = torch.linalg.svd(x)",
     "sparse made dense": "x = adjacency.to_dense()",
     "one-hot labels": "labels = one_hot(y, 50000)",
     "copies of rows": "x = x.repeat(64, 1)",
     "row for each index": "messages = x[edges]",
     "every pair": "d = a[:, None] - b[None]",
-    "joined copy": "x = torch.cat(parts)",
     "cast up": "x = mask.float()",
     "resized": "masks = F.interpolate(masks, size)",
     "whole sorted": "ordered, _ = x.sort()",
@@ -43,12 +36,15 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.name)
+ALONE = [remedy for remedy in REMEDIES if remedy is not JOINED]  # That one needs the list
+
+
+@pytest.mark.parametrize("remedy", ALONE, ids=lambda remedy: remedy.name)
 def test_each_row_is_told_by_its_line(remedy: Any, tmp_path: Path) -> None:
     """40 MiB in use, and 200 MiB asked for by a line: the row is the first that holds."""
     program = Recorded(capacity=100)
     program.make(40, [line(9)])
-    program.fail(200, [*TORCHS.get(remedy.name, []), line(1, "<module>", source(tmp_path, LINES[remedy.name]))])
+    program.fail(200, [line(1, "<module>", source(tmp_path, LINES[remedy.name]))])
     change = first(program)
     assert change.cause == remedy.name
     assert f"`{LINES[remedy.name]}`" in change.sentence and "200.00 MiB in one tensor" in change.sentence
@@ -105,6 +101,20 @@ def test_a_joined_list_is_told_with_its_parts(tmp_path: Path) -> None:
     program.fail(200, [line(1, "<module>", source(tmp_path, "x = torch.cat(parts)"))])
     change = first(program)
     assert change.cause == "joined copy" and "beside 200.00 MiB in 20 blocks" in change.sentence
+
+
+def test_weights_of_attention_are_told_by_the_line_of_torchs_that_makes_them(tmp_path: Path) -> None:
+    """Not those of a call that makes none: it is in the same function of torch's."""
+    torchs = tmp_path / "site-packages" / "torch" / "nn" / "functional.py"
+    torchs.parent.mkdir(parents=True)
+    torchs.write_text(
+        "attn_output_weights = softmax(attn_output_weights)\nout = scaled_dot_product_attention(q, k, v)\n"
+    )
+    for number, is_said in ((1, True), (2, False)):
+        program = Recorded(capacity=100)
+        program.make(40, [line(9)])
+        program.fail(200, [frame("multi_head_attention_forward", str(torchs), number), line(3)])
+        assert (first(program).cause == "attention weights") is is_said
 
 
 def test_samples_of_vmap_are_told_by_its_frames() -> None:

@@ -38,6 +38,8 @@ _MOST_RESULTS: Final = 16
 _MUCH_SMALLER: Final = 64
 """By how much less the change takes where it makes no such result at all: so little that it does not matter here."""
 _PARTS: Final = 8
+_FEW_PARTS: Final = 2
+"""That are joined: an old tensor and what is added to it are no list."""
 _LEAST_ALIKE: Final = 10
 """The list of what was joined is as large as the result, but for one in so many."""
 _TWICE: Final = 2.0
@@ -57,6 +59,7 @@ class LineResults:
     operands: tuple[Operand, ...]  # Tensors that the line names, where it is the one that failed
     factor: float  # Bytes of its largest result beside the largest block that there was as it was made
     is_saved: bool  # Whether forward saves most of it for backward
+    parts: Ints  # Blocks of the list that its largest result is joined of, where it is
 
     def makes(self, *names: str) -> bool:
         """Whether one of its operators has one of these names."""
@@ -148,8 +151,7 @@ def _is_every_pair(line: LineResults) -> bool:
 
 
 def _is_joined(line: LineResults) -> bool:
-    listed = [operand for operand in line.operands if operand.count > 1]
-    return line.makes(*_JOINED) and (bool(listed) or line.factor >= _TWICE)
+    return line.makes(*_JOINED) and len(line.parts) > _FEW_PARTS
 
 
 JOINED: Final = Remedy(
@@ -260,8 +262,8 @@ def expansion(case: Case) -> Iterator[Cause]:
         more = f", and of its size {case.words(after)} {where}{case.lines(after)}" if len(after) else ""
         if asked and not line.asked_bytes:
             more += f", and {format_bytes(asked)} more were asked for"
-        if remedy is JOINED and len(parts := _parts(case, line)):
-            more = f", beside {case.words(parts)}{case.lines(parts, 1)} in the list"
+        if remedy is JOINED:
+            more = f", beside {case.words(line.parts)}{case.lines(line.parts, 1)} in the list"
         rows = np.union1d(line.rows, after)
         yield Cause(
             remedy.name,
@@ -297,10 +299,10 @@ def _is_in(case: Case, stack: int, of: Site) -> bool:
     return (site.frame, site.file) == (of.frame, of.file) and site.frame != "<module>"
 
 
-def _parts(case: Case, line: LineResults) -> Ints:
+def _parts(case: Case, held: Ints, asked_bytes: int) -> Ints:
     """The blocks of the list that a result is joined of: of one line, several, together as large as the result."""
-    result = line.asked_bytes or int(case.lives.requested_bytes[line.held].max(initial=0))
-    others = np.setdiff1d(case.in_use[~case.stays[case.in_use]], line.held)
+    result = asked_bytes or int(case.lives.requested_bytes[held].max(initial=0))
+    others = np.setdiff1d(case.in_use[~case.stays[case.in_use]], held)
     stacks, count = np.unique(case.stack[others], return_counts=True)
     for stack in stacks[count > 1].tolist():
         mine: Ints = others[case.stack[others] == stack]
@@ -380,6 +382,12 @@ def _operand_words(operand: Operand) -> str:
     return size if operand.count == 1 else f"{operand.count:,} tensors, {size}"
 
 
+def is_joined(case: Case, stack: int) -> bool:
+    """Whether a stack is of an operator that joins tensors."""
+    site = case.sites.site(stack)
+    return not _operators(case, [stack], site).isdisjoint(_JOINED)
+
+
 def is_list_of_join(case: Case, rows: Ints) -> bool:
     """Whether some blocks are the list that the request which failed was to join into one."""
     site = _line(case, case.asked_stack) if case.has_failed else None
@@ -418,6 +426,7 @@ def _lines(case: Case) -> Iterator[LineResults]:
             operands=_operands(case, site) if asked and not _inside(case, case.asked_stack)[1] else (),
             factor=_factor(case, rows, asked),
             is_saved=case.bytes(mine[case.kind[mine] == Kind.ACTIVATION]) * 2 > case.bytes(mine),
+            parts=_parts(case, mine, asked) if not operators.isdisjoint(_JOINED) else NOTHING,
         )
 
 

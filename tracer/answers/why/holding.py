@@ -13,6 +13,7 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
+from tracer.answers.why.expansion import is_joined
 from tracer.arrays import Ints, grouped
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.capture.objects.at_failure import CYCLE, Holder
@@ -187,7 +188,7 @@ def kept_in_one_call(case: Case) -> Iterator[Cause]:
     mine = mine[np.argsort(lives.begin[mine])]
     if len(mine) < _LEAST_TURNS or not case.is_much(mine, percent=_LEAST_KEPT_PERCENT):
         return
-    if not (case.has_no_graph or case.is_without_grad(mine)):
+    if not (case.has_no_graph or case.is_without_grad(mine)) or is_joined(case, int(case.stack[mine[0]])):
         return
     holder = holder_words(case, mine)
     # What the next turn is computed of is there while it is.
