@@ -216,7 +216,8 @@ def test_what_ran_out_of_memory_is_explained_again(tmp_path: Path) -> None:
     first_step = dataclasses.replace(results, findings=None, timings=None, keep_recording=True)
     assert again.failed_allocation.first is not None
     (change,) = again.failed_allocation.first.changes
-    failed = dataclasses.replace(again.failed_allocation, in_use=None)  # which a recorded step alone has
+    # What a recorded step alone knows of that moment is not in it.
+    failed = results_of(through_a_file(first_step, tmp_path)).failed_allocation
     first_step = dataclasses.replace(first_step, failed_allocation=failed)
     write_outputs(first_step, tmp_path / "first")
     write_outputs(again, tmp_path / "failed")
