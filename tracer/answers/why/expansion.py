@@ -154,6 +154,12 @@ def _is_joined(line: LineResults) -> bool:
     return line.makes(*_JOINED) and len(line.parts) > _FEW_PARTS
 
 
+def _is_cast_up(line: LineResults) -> bool:
+    # With arithmetic on the same line it may be a number that is cast.
+    is_alone = not line.makes(*_BINARY)
+    return not line.is_saved and line.makes(*_CAST) and is_alone and bool(_WIDENING.search(line.source))
+
+
 JOINED: Final = Remedy(
     "joined copy",
     _is_joined,
@@ -211,7 +217,7 @@ REMEDIES: Final = (
     JOINED,
     Remedy(
         "cast up",
-        lambda line: not line.is_saved and line.makes(*_CAST) and bool(_WIDENING.search(line.source)),
+        _is_cast_up,
         "makes a copy in more bits for each value",
         f"cast and use it in {_PARTS} parts, or keep the narrow type (bool, uint8, bfloat16) as far as it goes",
         in_function=True,

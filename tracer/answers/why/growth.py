@@ -26,6 +26,7 @@ from tracer.arrays import Bools, Ints
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
+from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 from tracer.snapshot.stacks import NO_STACK
 from tracer.units import format_bytes
@@ -121,6 +122,8 @@ def growth(case: Case) -> Iterator[Cause]:
         return
     inside = grown.rows[case.in_model[grown.rows]]
     are_copies = are_copies_of_weights(case, grown.rows)
+    if are_copies and case.with_frame(_is_comprehension)[case.lives.stack[grown.rows]].all():
+        return  # one pass over the weights, and no iterations of the program
     kept = "copies of the model's weights" if are_copies else "results"
     holder = (
         "a list, a hook or a module"
@@ -137,6 +140,10 @@ def growth(case: Case) -> Iterator[Cause]:
         site,
         grows="memory grows",
     )
+
+
+def _is_comprehension(frame: Frame) -> bool:
+    return frame.name in ("<listcomp>", "<dictcomp>", "<setcomp>")
 
 
 def _detached(case: Case, grown: Grown, what: str) -> str:
