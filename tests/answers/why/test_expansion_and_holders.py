@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.blocks.from_snapshot.recorded_program import MOVING, TORCH, Recorded, first, layer, line, objects_of, train
+from tests.blocks.from_snapshot.recorded_program import (
+    BACKWARD,
+    MOVING,
+    STEP,
+    TORCH,
+    Recorded,
+    backward_of,
+    first,
+    layer,
+    line,
+    objects_of,
+    train,
+)
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
 from tracer.answers.why.expansion import JOINED, REMEDIES
@@ -198,6 +210,21 @@ def test_gradients_that_no_optimizer_uses() -> None:
     change = next(iter(program.changes(objects).values()))
     assert change.cause == "gradients that nobody uses" and "such as Linear.weight" in change.sentence
     assert "requires_grad_(False)" in change.words and "results stay the same" in change.effect
+
+
+@pytest.mark.parametrize(("fails_at", "is_said"), [("forward", True), ("backward", False)])
+def test_gradients_that_a_forward_finds_though_a_step_has_used_them(fails_at: str, is_said: bool) -> None:
+    """Gradients of a first step, 80 MiB; one that a backward finds may be added to."""
+    program = Recorded(capacity=200)
+    backward_of(program, 8)
+    program.use(1, STEP)
+    kept = [program.make(10, layer(7)) for _ in range(3)]
+    program.fail(60, layer(8) if fails_at == "forward" else BACKWARD)
+    assert kept
+    change = program.changes().get("gradients freed late")
+    assert (change is not None) is is_said
+    if change is not None:
+        assert "80.00 MiB in 8 blocks are there as this forward asks for more" in change.sentence
 
 
 def test_lists_in_an_optimizers_state() -> None:

@@ -105,19 +105,22 @@ def _has_fused(frame: Frame) -> bool:
 
 
 def gradients_freed_late(case: Case) -> Iterator[Cause]:
-    """Gradients that the optimizer has used, and that are freed only later."""
+    """Gradients that the optimizer has used, and that are freed only later, or are there as a forward fails."""
     lives, (start, end) = case.device.replay.lives, case.device.kinds.phases.steps
     if not len(start):
         return
     last = np.searchsorted(start, lives.end, side="left") - 1
-    is_used = (
-        (last >= 0) & (start[last] > lives.begin) & (lives.end > end[last]) & (lives.end < len(case.device.state.trace))
-    )
-    rows = np.flatnonzero((case.kind == Kind.GRADIENT) & is_used)
+    is_used = (last >= 0) & (start[last] > lives.begin) & (lives.end > end[last])
+    asked = case.sites.facts[case.asked_stack]
+    fails_in_forward = case.has_failed and not has(asked, Fact.ENGINE, Fact.OPTIMIZER_STEP)
+    is_over = lives.end < len(case.device.state.trace)
+    rows = np.flatnonzero((case.kind == Kind.GRADIENT) & is_used & (is_over | fails_in_forward))
     if len(rows) and case.is_worth(end=(rows, end[last[rows]])):
+        held = case.held(rows) if fails_in_forward else rows[:0]
+        now = f": {case.words(held)} are there as this forward asks for more" if len(held) else ""
         yield Cause(
             "gradients freed late",
-            f"{some(len(rows), 'block')} of gradients are freed only in the next iteration.",
+            f"{some(len(rows), 'block')} of gradients are freed only in the next iteration{now}.",
             "call zero_grad(set_to_none=True) right after the optimizer's step",
             lambda modelled: with_earlier_frees(modelled, rows, end[last[rows]]),
         )
