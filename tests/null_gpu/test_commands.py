@@ -271,7 +271,7 @@ for number in range(10):
 @pytest.mark.parametrize(
     ("program", "card", "cause"),
     [
-        (ENDS_BETWEEN_CYCLES, "h100:2GiB", "one request"),
+        (ENDS_BETWEEN_CYCLES, "h100:2GiB", "made whole"),
         *(pytest.param(*cause_program(name), id=name) for name in FURTHER_CAUSES),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_child_that_exits_ends_itself_alone(tmp_path: Path, options: tuple[str
     if options:
         columns = json.loads((tmp_path / "out" / "watch.json").read_text())["steps"]
         assert {len(column) for column in columns.values()} == {6}
-        assert done.stderr.count("Written: ") == 1
+        assert done.stderr.count("Files in out: ") == 1
     else:
         assert done.stdout.count("Peak: ") == 1
         assert "Traceback" not in done.stderr

@@ -101,17 +101,18 @@ def growth(case: Case) -> Iterator[Cause]:
         return
     if _is_graph(case, grown):
         is_needed = case.is_for_later_backward(grown.rows)
+        by = holder_words(case, grown.rows) or (
+            f"a tensor that outlives its {what} (a loss in a list or a running sum, a metric, an output, a hidden "
+            "state, a gradient with a graph)"
+        )
         held = (
             f"that one backward behind these {what}s needs, all at once"
             if is_needed
-            else f"that backward needs, held by a tensor that outlives its {what} (a loss in a list or a running sum, "
-            "a metric, an output, a hidden state, a gradient with a graph)"
+            else f"that backward needs, held by {by}"
         )
-        holder = holder_words(case, grown.rows)
-        by = f"; {holder} holds it" if holder else ""
         yield Cause(
             "graphs kept",
-            f"{left}{case.lines(grown.rows)}: the graph {held}{by}.",
+            f"{left}{case.lines(grown.rows)}: the graph {held}.",
             _in_parts(case, grown, what) if is_needed else _detached(case, grown, what),
             lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
             site,
