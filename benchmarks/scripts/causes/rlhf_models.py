@@ -1,4 +1,4 @@
-"""Four models of RLHF on one GPU (OpenRLHF/OpenRLHF#193); on 9GiB: frozen models."""
+"""Four models of RLHF (OpenRLHF/OpenRLHF#193); on 9GiB: frozen models or idle models or gradients freed late."""
 
 import torch
 import torch.nn.functional as F
