@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, TypeGuard
 
 from tracer.blocks.from_snapshot.sites import Site
+from tracer.capture.sources.syntax import dotted_name
 from tracer.snapshot.columns import Frame
 
 _MOST_SOURCE_BYTES: Final = 4 << 20
@@ -38,6 +39,7 @@ _BINARY: Final = {
 _COMPARED: Final = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 
 
+@cache
 def calls_on(site: Site) -> frozenset[str]:
     """Names of what a line calls, and of its operators as torch calls them: `repeat`, `mul`; a subscript is `index`."""
     if (tree := _tree_of(site.file)) is None:
@@ -87,13 +89,15 @@ def _receiver(call: ast.Call) -> str:
     node: ast.expr = call
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         node = node.func.value
-    return _dotted(node)
+    return dotted_name(node)
 
 
 def _narrows(call: ast.Call, named: Collection[str]) -> bool:
     parts = (part for argument in (*call.args, *(of.value for of in call.keywords)) for part in ast.walk(argument))
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    return method in _NARROW or (method == "to" and any(_dotted(part).rpartition(".")[2] in named for part in parts))
+    return method in _NARROW or (
+        method == "to" and any(dotted_name(part).rpartition(".")[2] in named for part in parts)
+    )
 
 
 def _names_of_narrow(tree: ast.Module) -> Iterator[str]:
@@ -103,8 +107,8 @@ def _names_of_narrow(tree: ast.Module) -> Iterator[str]:
             for target in statement.targets:
                 values = getattr(statement.value, "elts", None) if isinstance(target, ast.Tuple) else [statement.value]
                 for name, value in zip(getattr(target, "elts", [target]), values or (), strict=False):
-                    if _dotted(value).rpartition(".")[2] in _NARROW:
-                        yield _dotted(name)
+                    if dotted_name(value).rpartition(".")[2] in _NARROW:
+                        yield dotted_name(name)
 
 
 def _is_here(file: str | None) -> TypeGuard[str]:
@@ -186,7 +190,7 @@ def is_without_grad(site: Frame | Site) -> bool:
     around = (node for node in ast.walk(tree) if isinstance(node, (*_FUNCTIONS, ast.With)) and _holds(node.body, line))
     said = (at for node in around for at in (node.items if isinstance(node, ast.With) else node.decorator_list))
     parts = (part for at in said for part in ast.walk(at))
-    return any(_dotted(part).rpartition(".")[2] in _WITHOUT_GRAD for part in parts)
+    return any(dotted_name(part).rpartition(".")[2] in _WITHOUT_GRAD for part in parts)
 
 
 def loop_around(file: str, line: int) -> int:
@@ -238,21 +242,12 @@ def _given_anew(statement: ast.stmt) -> Iterator[str]:
     """Names that an assignment gives a whole new value: `out`, and not `out` of `out[0]`."""
     if isinstance(statement, ast.Assign):
         targets = [part for target in statement.targets for part in getattr(target, "elts", [target])]
-        yield from map(_dotted, targets)
+        yield from map(dotted_name, targets)
 
 
 def _names(parts: Sequence[ast.expr]) -> Iterator[str]:
     """Names that are read: `self`, `self.loss`."""
-    yield from filter(None, (_dotted(node) for part in parts for node in ast.walk(part)))
-
-
-def _dotted(node: ast.AST) -> str:
-    """`self.loss` for a name or an attribute of one; empty for all else."""
-    attributes: list[str] = []
-    while isinstance(node, ast.Attribute):
-        attributes.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(attributes)]) if isinstance(node, ast.Name) else ""
+    yield from filter(None, (dotted_name(node) for part in parts for node in ast.walk(part)))
 
 
 def _learns(call: ast.Call, names: set[str]) -> bool:
@@ -278,7 +273,7 @@ def _bases(target: ast.expr) -> Iterator[str]:
             yield from (name for part in parts for name in _bases(part))
         case ast.Subscript(value=inner) | ast.Starred(value=inner):
             yield from _bases(inner)
-        case _ if name := _dotted(target):
+        case _ if name := dotted_name(target):
             yield name
 
 

@@ -14,7 +14,7 @@ import textwrap
 import traceback
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from tracer.capture.objects.holder_links import attributes_of, is_users_frame, l
 from tracer.capture.objects.holders import find_holders
 from tracer.capture.objects.live_tensors import dotted_modules, nodes_behind, objects_of
 from tracer.capture.objects.storage_columns import address_or_none, storages_with_memory
+from tracer.capture.sources.syntax import dotted_name
 from tracer.capture.torch_private import torch_graph, torch_history, torch_modules, torch_tensors
 
 _MOST_ASKED: Final = 48
@@ -42,6 +43,25 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
 
     Where graphs have more than `MAX_NODES` nodes, none counts as untrained, and nothing is known of all that they keep.
     """
+    # In a function of its own: what looks for holders would find its lists of tensors.
+    found, sizes, idle = _without_holders(device, error, is_evaluating=is_evaluating)
+    first_of_idle = [model.addresses[0] for model in idle]
+    holders = find_holders({*_asked_about(sizes), *first_of_idle}, device=device, error=error)
+    paths = {address: holder.path for holder in holders for address in holder.addresses}
+    return replace(
+        found,
+        holders=tuple(sorted(holders, key=lambda holder: -sum(sizes.get(at, 0) for at in holder.addresses))),
+        idle_models=tuple(
+            IdleModel(model.name, _path_of(paths.get(model.addresses[0], ""), model.first), model.addresses)
+            for model in idle
+        ),
+    )
+
+
+def _without_holders(
+    device: torch.device, error: BaseException | None, *, is_evaluating: bool
+) -> tuple[ObjectsAtFailure, dict[int, int], list[_Idle]]:
+    """All but the holders, the bytes of each piece of memory by its address, and the models that are not in use."""
     called = torch_modules.outermost_called(error) if error is not None else None
     objects: list[Any] = objects_of((Tensor, nn.Module, torch.optim.Optimizer))
     tensors = [each for each in objects if isinstance(each, Tensor)]
@@ -51,44 +71,31 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
         saved = [tensor for node in nodes for tensor in torch_graph.saved_by(node)]
         wide = [tensor for tensor in (*tensors, *saved) if tensor.dtype is torch.float64]
         sizes = _sizes((*tensors, *saved), device)
-        trained = _trained(optimizers)
-        unowned = _unowned(objects, trained) if trained else {}
-        idle = _idle(objects, called, trained, device)
-        states = tuple(_listed_states(optimizers, device))
-        is_inference = _is_inference(called, objects)
-        owned = {id(tensor) for *_, tensor in _own_tensors(objects)} | trained
+        trained, of_modules = _trained(optimizers), list(_own_tensors(objects))
+        unowned = [
+            (f"{type(module).__name__}.{name}", gradient)
+            for module, name, is_parameter, tensor in of_modules
+            if trained and is_parameter and id(tensor) not in trained
+            if (gradient := torch_graph.gradient_of(tensor)) is not None
+        ]
+        owned = {id(tensor) for *_, tensor in of_modules} | trained
         to_inputs = any(id(leaf) not in owned for node in nodes for leaf in torch_graph.accumulates_into(node))
-        dense = _dense_embeddings(objects, optimizers)
-        embeddings = frozenset(_addresses(dense, device))
-        untrained = _kept_by_untrained(objects, nodes, device) if is_complete else frozenset()
-        in_graphs = frozenset(_addresses(saved, device)) if is_complete else None
-        float64 = frozenset(_addresses(wide, device))
-        gradients = frozenset(_addresses(unowned.values(), device))
-    del tensors, saved, wide, nodes, objects, optimizers  # what looks for holders would find these lists
-    first_of_idle = [model.addresses[0] for model in idle]
-    holders = find_holders({*_asked_about(sizes), *first_of_idle}, device=device, error=error)
-    holders = tuple(sorted(holders, key=lambda holder: -sum(sizes.get(at, 0) for at in holder.addresses)))
-    paths = {address: holder.path for holder in holders for address in holder.addresses}
-    return ObjectsAtFailure(
-        # What differentiates by its inputs, as an attack does, wants the graph in evaluation mode, too.
-        is_evaluating=(is_evaluating or is_inference) and not to_inputs,
-        is_training=called is not None and called.training,
-        in_graphs=in_graphs,
-        untrained=untrained,
-        float64=float64,
-        unowned_gradients=gradients,
-        unowned_name=min(unowned, default=""),
-        holders=holders,
-        operands=tuple(_operands(error)) if error is not None else (),
-        seen=frozenset(sizes),
-        collected_bytes=torch_history.RAISED.collected_bytes,
-        listed_states=states,
-        dense_embeddings=embeddings,
-        idle_models=tuple(
-            IdleModel(model.name, _path_of(paths.get(model.addresses[0], ""), model.first), model.addresses)
-            for model in idle
-        ),
-    )
+        found = ObjectsAtFailure(
+            # A program that differentiates by its inputs, as an attack does, needs the graph in evaluation mode, too.
+            is_evaluating=(is_evaluating or _is_inference(called, objects)) and not to_inputs,
+            is_training=called is not None and called.training,
+            in_graphs=frozenset(_addresses(saved, device)) if is_complete else None,
+            untrained=_kept_by_untrained(objects, nodes, device) if is_complete else frozenset(),
+            float64=frozenset(_addresses(wide, device)),
+            unowned_gradients=frozenset(_addresses((gradient for _, gradient in unowned), device)),
+            unowned_name=unowned[0][0] if unowned else "",
+            operands=tuple(_operands(error)) if error is not None else (),
+            seen=frozenset(sizes),
+            collected_bytes=torch_history.RAISED.collected_bytes,
+            listed_states=tuple(_listed_states(optimizers, device)),
+            dense_embeddings=frozenset(_addresses(_dense_embeddings(objects, optimizers), device)),
+        )
+        return found, sizes, list(_idle(objects, called, trained, device))
 
 
 def _asked_about(sizes: Mapping[int, int]) -> list[int]:
@@ -123,15 +130,6 @@ def _own_tensors(modules: Iterable[Any]) -> Iterator[tuple[nn.Module, str, bool,
                 yield module, name, is_parameter, tensor
 
 
-def _unowned(objects: Sequence[Any], trained: set[int]) -> dict[str, Tensor]:
-    """Gradients of parameters of modules that no optimizer has, by the class and name of the parameter and a number."""
-    found: dict[str, Tensor] = {}
-    for module, name, is_parameter, tensor in _own_tensors(objects):
-        if is_parameter and id(tensor) not in trained and (gradient := torch_graph.gradient_of(tensor)) is not None:
-            found[f"{type(module).__name__}.{name}#{len(found):06}"] = gradient
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class _Idle:
     name: str
@@ -148,42 +146,31 @@ def _path_of(path: str, name: str) -> str:
     return dotted.removesuffix(f".{name}") if dotted.endswith(f".{name}") else ""
 
 
-def _idle(objects: Sequence[Any], called: nn.Module | None, trained: set[int], device: torch.device) -> list[_Idle]:
-    """Outermost modules with memory on the device that are not in the call that failed, and that nothing trains."""
+def _idle(objects: Sequence[Any], called: nn.Module | None, trained: set[int], device: torch.device) -> Iterator[_Idle]:
+    """Outermost modules with memory on the device that are not in the call that failed, and that nothing trains.
+
+    A container that has what is called and what is not as children, as a pipeline that is a module, is looked into.
+    """
     if called is None:
-        return []
-    modules = [each for each in objects if isinstance(each, nn.Module)]
-    inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
-    used = {id(tensor) for *_, tensor in _own_tensors(module for _, module in dotted_modules("", called))}
-    idle = []
-    for root in modules:
-        # A container that holds what is called and what is not, as a pipeline that is a module, is looked into.
-        if id(root) in inner and not _is_beside(root, called, modules):
+        return
+    used = trained | {id(tensor) for *_, tensor in _own_tensors(module for _, module in dotted_modules("", called))}
+    children = [torch_modules.child_modules(each).values() for each in objects if isinstance(each, nn.Module)]
+    inner = {id(child) for of in children for child in of}
+    beside = {id(child) for of in children if any(child is called for child in of) for child in of}
+    for root in objects:
+        if not isinstance(root, nn.Module) or (id(root) in inner and id(root) not in beside):
             continue
         named = [
             (f"{path}.{name}".lstrip("."), tensor)
             for path, module in dotted_modules("", root)
             for name, _, tensor in torch_modules.parameters_and_buffers(module)
         ]
-        own = [tensor for _, tensor in named]
-        if not own or any(id(tensor) in used | trained for tensor in own):
-            continue
-        if any(torch_graph.gradient_of(tensor) is not None for tensor in own):
+        if any(id(tensor) in used or torch_graph.gradient_of(tensor) is not None for _, tensor in named):
             continue
         places = {at: name for name, tensor in reversed(named) for at in _addresses([tensor], device)}
         if places:
             *_, first = places
-            idle.append(_Idle(type(root).__name__, (first, *(at for at in places if at != first)), places[first]))
-    return idle
-
-
-def _is_beside(module: nn.Module, called: nn.Module, modules: Sequence[nn.Module]) -> bool:
-    """Whether a module has a parent that also has the one that was called as a child."""
-    for parent in modules:
-        children = {id(child) for child in torch_modules.child_modules(parent).values()}
-        if id(module) in children and id(called) in children:
-            return True
-    return False
+            yield _Idle(type(root).__name__, (first, *(at for at in places if at != first)), places[first])
 
 
 def _dense_embeddings(objects: Sequence[Any], optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Tensor]:
@@ -304,20 +291,12 @@ def _names_of_line(file: str, line: int) -> list[str]:
         except (SyntaxError, ValueError):
             continue
         read = [node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Load)]
-        return list(dict.fromkeys(filter(None, map(_dotted, read))))
+        return list(dict.fromkeys(filter(None, map(dotted_name, read))))
     return []
 
 
-def _dotted(node: ast.AST) -> str:
-    attributes: list[str] = []
-    while isinstance(node, ast.Attribute):
-        attributes.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(attributes)]) if isinstance(node, ast.Name) else ""
-
-
 def _attribute(value: Any, name: str) -> Any:
-    """What an object keeps under a name, without running code of its class."""
+    """The value of an attribute, read where the object keeps it: no code of its class runs."""
     own = attributes_of(value) or {}
     tables = (own, *(own.get(table) or {} for table in ("_parameters", "_buffers") if type(own.get(table)) is dict))
     return next((table[name] for table in tables if name in table), None)
