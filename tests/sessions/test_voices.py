@@ -18,7 +18,7 @@ from tests.skips import by_default
 from tracer.commands.script import Script, run_script
 from tracer.sessions import script_run
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.script_run import ScriptProfile, Stage
+from tracer.sessions.script_run import ScriptProfile, ScriptStage
 from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile, larger_elsewhere
 from tracer.sessions.training_watch import TrainingWatch
@@ -107,7 +107,7 @@ def test_on_the_cpu_nobody_tells_what_comes_later(tmp_path: Path) -> None:
         for _ in range(4):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-        assert profile.later is None and profile.stage is Stage.OVER
+        assert profile.later is None and profile.stage is ScriptStage.OVER
     assert not _global_optimizer_post_hooks, "nobody listens any more"
 
 

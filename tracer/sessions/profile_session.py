@@ -75,7 +75,7 @@ _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 class Stage(Enum):
-    """What a profile records; `_end_step` goes from one to the next, but for what ends within a step."""
+    """The part of a profile that a step is in; `_end_step` goes from one to the next, unless one ends within a step."""
 
     OFF = "the profiler is off: before the block, and when it has ended or made way for good"
     FIRST = "the first step is recorded, beside the schedule"
@@ -291,7 +291,8 @@ class ProfileSession(Session):
         if self._first is not None:
             self._first.stop()
         ran_out = error if error is not None and is_out_of_memory(error) else None
-        # What only cycles hold is there until the objects have been looked at: behind the profiler, by many calls.
+        # The collector frees nothing until the objects have been looked at. The look comes behind the profiler, which
+        # would record its many calls.
         with paused_gc() if ran_out is not None else nullcontext():
             if ran_out is not None:
                 self._guarded(self._go_over_to_history)
@@ -550,7 +551,7 @@ class ProfileSession(Session):
 
     @property
     def stage(self) -> Stage:
-        """What is recorded now."""
+        """The part that the profile is in now."""
         if self._profiler is None:
             return Stage.OFF
         if self._first is not None and self._profiler is self._first.profiler:

@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingWatch]
 
 
-class Stage(Enum):
+class ScriptStage(Enum):
     """How far the recording of a script is; it goes from one to the next, in the methods that are named."""
 
     WAITING = "no session has begun: `_begin`"
@@ -145,7 +145,7 @@ class ScriptProfile:
         self._of_optimizers = StepsOfOptimizers(self._step_ended)
         self._by_hand: StepsByHand | None = None
         self._fault: Exception | None = None
-        self.stage = Stage.WAITING
+        self.stage = ScriptStage.WAITING
         self._has_stepped = self._has_failed = self._ends_at_next_call = False
         self._ended_by = ""  # The class of the exception that ended the script
         self._is_told_by_profile = False  # Whether the failure that ended the script is in the profile's answer
@@ -254,15 +254,15 @@ class ScriptProfile:
 
     def _explain_without_session(self, error: BaseException) -> None:
         """Memory that ends before anything was trained: the allocator's history has it from the start."""
-        if self.stage is Stage.WAITING and is_out_of_memory(error) and recorded_from_start():
+        if self.stage is ScriptStage.WAITING and is_out_of_memory(error) and recorded_from_start():
             self.has_failed_before = True
             alive = Alive()
             models = alive.callable(None) or [nn.Module()]
-            self.session, self.stage = self._make_session(alive.named(models), alive.optimizers), Stage.RECORDING
+            self.session, self.stage = self._make_session(alive.named(models), alive.optimizers), ScriptStage.RECORDING
             self.session.__enter__()
 
     def _leave_to_parent(self) -> None:
-        self.is_in_child, self.stage = True, Stage.OVER
+        self.is_in_child, self.stage = True, ScriptStage.OVER
         self._look_no_longer()
 
     def _called(self, module: nn.Module, args: Any) -> None:
@@ -273,7 +273,7 @@ class ScriptProfile:
         if self._by_hand is not None:
             self._by_hand.called(module)
             self._end_endless_step()
-        elif self.stage is Stage.WAITING and (
+        elif self.stage is ScriptStage.WAITING and (
             self._is_inference
             or (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
         ):
@@ -288,17 +288,17 @@ class ScriptProfile:
             is_within_step: Whether an earlier session has ended in the step that is under way.
         """
         with signals_deferred(), self._by_one_thread() as is_alone:
-            if not is_alone or self.stage is not Stage.WAITING:
+            if not is_alone or self.stage is not ScriptStage.WAITING:
                 return
-            self.stage = Stage.RECORDING
+            self.stage = ScriptStage.RECORDING
             try:
                 self._begin_session(module, args, is_within_step=is_within_step)
             except TracerError:
-                self.session, self.stage, self._has_failed = None, Stage.OVER, True
+                self.session, self.stage, self._has_failed = None, ScriptStage.OVER, True
                 self._look_no_longer()
                 raise
             except Exception as fault:
-                self._fault, self.stage = fault, Stage.OVER
+                self._fault, self.stage = fault, ScriptStage.OVER
                 self._look_no_longer()
 
     def _begin_session(self, module: nn.Module | None, args: tuple[Any, ...], *, is_within_step: bool) -> None:
@@ -327,9 +327,9 @@ class ScriptProfile:
             self._unhook_modules()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_inference or (self.stage is Stage.OVER and self.later is None):
+        if self._is_inference or (self.stage is ScriptStage.OVER and self.later is None):
             return
-        if self.stage is Stage.WAITING:
+        if self.stage is ScriptStage.WAITING:
             self._begin(None)
             return
         self._has_stepped = True
@@ -337,7 +337,7 @@ class ScriptProfile:
         if is_of_others and self.session is not None and self.session.num_steps_done == 0:
             # It began with a call while the program was still building its model, such as of a layer by itself.
             self.session.abandon()
-            self.session, self.stage = None, Stage.WAITING
+            self.session, self.stage = None, ScriptStage.WAITING
             self._begin(None, is_within_step=True)
         self._not_by_hand()
         self._of_optimizers.stepped(optimizer)
@@ -394,7 +394,7 @@ class ScriptProfile:
     def _end_step(self) -> None:
         if self.later is not None:
             self.later.step()
-        if self.stage is not Stage.RECORDING or self.session is None:
+        if self.stage is not ScriptStage.RECORDING or self.session is None:
             return
         self._has_stepped = True
         self.session.step()
@@ -404,7 +404,7 @@ class ScriptProfile:
 
     def _end_last_step(self) -> None:
         """End the step of the last call, with which the script ends."""
-        if isinstance(self.session, TrainingProfile) and self.stage is Stage.RECORDING:
+        if isinstance(self.session, TrainingProfile) and self.stage is ScriptStage.RECORDING:
             self._has_stepped = True
             self.session.end_last_step()
         else:
@@ -445,8 +445,8 @@ class ScriptProfile:
             self._unhook_modules()
 
     def _close(self, error: BaseException | None) -> None:
-        if self.session is not None and self.stage is Stage.RECORDING:
-            self.stage = Stage.OVER
+        if self.session is not None and self.stage is ScriptStage.RECORDING:
+            self.stage = ScriptStage.OVER
             self.session.__exit__(type(error) if error is not None else None, error, None)
 
     def _look_no_longer(self) -> None:

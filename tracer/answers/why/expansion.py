@@ -43,6 +43,8 @@ _FEW_PARTS: Final = 2
 _LEAST_ALIKE: Final = 10
 """The list of what was joined is as large as the result, but for one in so many."""
 _TWICE: Final = 2.0
+_WIDEST: Final = 9.0
+"""By how much more a result takes than its operand at least, where not only its type is wider: bool and int64 are 8."""
 _AGAIN: Final = ", each computed again in backward (torch.utils.checkpoint)"
 
 
@@ -92,7 +94,7 @@ class Remedy:
     in_function: bool = False  # Whether results of its size on other lines of its function are of the same kind
 
 
-_DECOMPOSED: Final = ("linalg_svd", "_linalg_svd", "svd")
+_DECOMPOSED: Final = ("linalg_svd", "_linalg_svd")
 _DENSE: Final = ("to_dense", "_to_dense", "todense")
 _REPEATED: Final = ("repeat", "repeat_interleave", "tile")
 _COPIED: Final = ("clone", "contiguous", "reshape")
@@ -100,7 +102,7 @@ _INDEXED: Final = ("index", "index_select", "gather", "take", "take_along_dim")
 _JOINED: Final = ("cat", "stack", "hstack", "vstack", "concat", "concatenate", "pad_sequence")
 _CAST: Final = ("to", "_to_copy", "float", "double", "long", "type")
 _RESIZED: Final = ("interpolate", "upsample", "grid_sample", "resize")
-_SORTED: Final = ("sort", "argsort", "msort", "unique", "quantile", "median")
+_SORTED: Final = ("sort", "argsort", "msort")
 _EXPONENTS: Final = ("softmax", "_softmax", "log_softmax", "_log_softmax", "exp", "logsumexp")
 _BINARY: Final = (
     "mul",
@@ -120,6 +122,7 @@ _BINARY: Final = (
     "outer",
 )
 _CREATED: Final = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_empty", "new_full", "new_ones")
+_BROADCASTS: Final = re.compile(r"\[[^\]]*\bNone\b|newaxis|unsqueeze|keepdim|\bcdist\b|\bouter\b")
 _WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
 
 
@@ -127,6 +130,7 @@ _OF_FUNCTIONS: Final = ("nn/functional.py", "functional.py", "_tensor.py", "nn/u
 _NAMES: Final = frozenset(
     {
         "one_hot",
+        "svd",
         *_DECOMPOSED,
         *_DENSE,
         *_REPEATED,
@@ -143,11 +147,16 @@ _NAMES: Final = frozenset(
 
 
 def _is_full_decomposition(line: LineResults) -> bool:
-    return line.makes(*_DECOMPOSED) and "full_matrices=False" not in line.source.replace(" ", "")
+    # torch.svd makes the smaller ones by default.
+    is_linalgs = line.makes(*_DECOMPOSED) or (line.makes("svd") and "linalg" in line.source)
+    is_larger = line.largest_factor >= _TWICE
+    return is_linalgs and is_larger and "full_matrices=False" not in line.source.replace(" ", "")
 
 
 def _is_every_pair(line: LineResults) -> bool:
-    return line.makes(*_BINARY) and line.largest_factor >= _TWICE
+    """Whether its source broadcasts, or its result is larger than a wider type alone makes it."""
+    least = _TWICE if _BROADCASTS.search(line.source) else _WIDEST
+    return line.makes(*_BINARY) and line.largest_factor >= least
 
 
 def _is_joined(line: LineResults) -> bool:
@@ -172,7 +181,7 @@ REMEDIES: Final = (
     Remedy(
         "full matrices",
         _is_full_decomposition,
-        "makes square matrices as large as the longer side, also for columns that are not used",
+        "makes square matrices of its longer side, as it does by default",
         "give it full_matrices=False",
         smaller=_MUCH_SMALLER,
     ),
@@ -202,7 +211,7 @@ REMEDIES: Final = (
     Remedy(
         "row for each index",
         lambda line: line.makes(*_INDEXED) and line.largest_factor >= _TWICE,
-        "makes a row for each index, more than there are rows",
+        "makes a row for each index",
         "sum them up without making them: a sparse matrix product (torch.sparse.mm), or scatter_add/index_add over "
         f"{_PARTS} parts of the indices",
     ),
@@ -247,7 +256,7 @@ REMEDIES: Final = (
     Remedy(
         "made whole",
         lambda line: not line.is_saved and line.makes(*_CREATED),
-        "makes one tensor of this size",
+        "allocates it in full",
         "make it on the host, in fewer bits, or fill and use it part by part",
         GivesUp.TIME_OR_SIZE,
     ),
@@ -319,8 +328,7 @@ def _parts(case: Case, held: Ints, asked_bytes: int) -> Ints:
 
 def attention_weights(case: Case) -> Iterator[Cause]:
     """Matrices of attention that torch.nn.MultiheadAttention makes for weights that it returns."""
-    makes = [_makes_weights(case.stacks[stack]) for stack in range(len(case.stacks))]
-    is_made = np.array([*makes, False], np.bool_)
+    is_made = case.with_frame(_makes_weights)
     rows = np.flatnonzero(is_made[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
     held, asked = case.held(rows), case.asked_bytes * bool(is_made[case.asked_stack])
     if not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
@@ -337,9 +345,9 @@ def attention_weights(case: Case) -> Iterator[Cause]:
     )
 
 
-def _makes_weights(frames: list[Frame]) -> bool:
-    function = next((frame for frame in frames if frame.name == "multi_head_attention_forward"), None)
-    return function is not None and "attn_output_weights" in source_at(function)
+def _makes_weights(frame: Frame) -> bool:
+    # With need_weights=False the same function calls scaled_dot_product_attention: only torch's own line tells.
+    return frame.name == "multi_head_attention_forward" and "attn_output_weights" in source_at(frame)
 
 
 def samples_at_once(case: Case) -> Iterator[Cause]:
@@ -413,13 +421,14 @@ def _lines(case: Case) -> Iterator[LineResults]:
     for stack in np.unique(case.stack[is_made]).tolist():
         if (site := _line(case, stack)) is not None:
             by_site.setdefault(site, []).append(stack)
+    of_stack = np.bincount(case.stack[held], lives.requested_bytes[held], len(case.stacks) + 1)
     found = []
     for site, stacks in by_site.items():
-        mine = held[np.isin(case.stack[held], stacks)]
         asked = case.asked_bytes if site == asked_site else 0
-        if (case.bytes(mine) + asked) * 100 >= _LEAST_OF_LINE * case.in_use_bytes:
-            rows = np.flatnonzero(is_made & np.isin(case.stack, stacks))
-            found.append((case.bytes(mine) + asked, site, mine, rows, asked, stacks))
+        line_bytes = int(of_stack[stacks].sum()) + asked
+        if line_bytes * 100 >= _LEAST_OF_LINE * case.in_use_bytes:
+            mine, rows = held[np.isin(case.stack[held], stacks)], np.flatnonzero(is_made & np.isin(case.stack, stacks))
+            found.append((line_bytes, site, mine, rows, asked, stacks))
     for _, site, mine, rows, asked, stacks in sorted(found, key=lambda of: -of[0]):
         operators = _operators(case, _weighty(case, rows, stacks, asked), site)
         yield LineResults(

@@ -16,6 +16,7 @@ from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.expansion import is_joined
 from tracer.arrays import Ints, grouped
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
+from tracer.blocks.kinds import Kind
 from tracer.capture.objects.at_failure import CYCLE, Holder
 from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes, some
@@ -29,14 +30,14 @@ _LISTED_KEPT: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Cycle:
+class ReferenceCycle:
     """Objects that refer to each other, with what to change."""
 
     words: str
     change: str
 
 
-def cycle_of(case: Case, rows: Ints) -> Cycle | None:
+def cycle_of(case: Case, rows: Ints) -> ReferenceCycle | None:
     """The reference cycle that holds a good part of some blocks, where no variable leads to the rest; else None."""
     holders = [holder for holder in _holders(case) if case.is_any(rows, holder.addresses)]
     cycles = [holder for holder in holders if holder.path.startswith(CYCLE)]
@@ -50,11 +51,11 @@ def cycle_of(case: Case, rows: Ints) -> Cycle | None:
         return None
     link = max(cycles, key=lambda holder: case.bytes(case.at_addresses(holder.addresses))).path.removeprefix(CYCLE)
     if "Backward" in link:
-        return Cycle(
+        return ReferenceCycle(
             f"a reference cycle through C++ holds them ({link}), which Python's collector does not see",
             "keep tensors of a torch.autograd.Function with ctx.save_for_backward(), and not as attributes of ctx",
         )
-    return Cycle(f"a reference cycle holds them ({link})", _CUT)
+    return ReferenceCycle(f"a reference cycle holds them ({link})", _CUT)
 
 
 def reference_cycles(case: Case) -> Iterator[Cause]:
@@ -69,7 +70,8 @@ def reference_cycles(case: Case) -> Iterator[Cause]:
     objects = case.objects
     if objects is None or objects.collected_bytes * 100 < _LEAST_PERCENT * case.in_use_bytes:
         return
-    rows = np.setdiff1d(case.in_use, case.at_addresses(objects.seen))
+    # Workspaces are in no tensor, whoever looks.
+    rows = np.setdiff1d(case.in_use[case.kind[case.in_use] != Kind.WORKSPACE], case.at_addresses(objects.seen))
     yield _in_cycle(
         case,
         rows,
@@ -107,10 +109,10 @@ def gradients_of_nobody(case: Case) -> Iterator[Cause]:
     held = case.at_addresses(case.objects.unowned_gradients)
     if not case.is_much(held, percent=_LEAST_PERCENT):
         return
-    name = case.objects.unowned_name.partition("#")[0]
     yield Cause(
         "gradients that nobody uses",
-        f"{case.words(held)} are gradients of parameters that no optimizer has, such as {name}{case.lines(held, 1)}.",
+        f"{case.words(held)} are gradients of parameters that no optimizer has, such as {case.objects.unowned_name}"
+        f"{case.lines(held, 1)}.",
         "freeze these parameters before they are used (parameter.requires_grad_(False))",
         lambda modelled: without_blocks(modelled, held),
         case.largest_site(held),
@@ -191,12 +193,12 @@ def kept_in_one_call(case: Case) -> Iterator[Cause]:
     if not (case.has_no_graph or case.is_without_grad(mine)) or is_joined(case, int(case.stack[mine[0]])):
         return
     holder = holder_words(case, mine)
-    # What the next turn is computed of is there while it is.
+    # Each turn computes its result from the one before, which is there until then.
     ends = np.append(lives.begin[mine[2:]], [case.entry] * 2)[: len(mine)]
     yield Cause(
         "results of turns kept",
-        f"{len(mine):,} turns of one call each leave a block at this line: {case.words(mine)}{case.lines(mine)}, kept "
-        f"by {holder or 'a list, or an attribute'}.",
+        f"{len(mine):,} turns of one call each leave a block at this line: {case.words(mine)}{case.lines(mine)}"
+        f"{f', kept by {holder}' if holder else ''}.",
         "keep only what is used of them (many libraries have an option, such as output_hidden_states=False), or move "
         "each to the host (.cpu())",
         lambda modelled: with_earlier_frees(modelled, mine[:-1], ends[:-1]),
