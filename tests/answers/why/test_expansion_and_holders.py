@@ -129,6 +129,19 @@ def test_weights_of_attention_are_told_by_the_line_of_torchs_that_makes_them(tmp
         assert (first(program).cause == "attention weights") is is_said
 
 
+@pytest.mark.parametrize(("operator", "is_said"), [("cat", True), ("addmm", False)])
+def test_a_cache_that_grows_is_joined_as_far_as_cpp_frames_tell(operator: str, is_said: bool) -> None:
+    program = Recorded(capacity=200)
+    frames = [frame(f"at::_ops::{operator}::call(x)", "??", 0), *layer(7)]
+    kept = program.make(10, frames)
+    for size in range(20, 110, 10):
+        larger = program.make(size, frames)
+        program.free(kept, [line(4)])
+        kept = larger
+    program.fail(110, frames)
+    assert ("cache grown by cat" in program.changes()) is is_said
+
+
 def test_samples_of_vmap_are_told_by_its_frames() -> None:
     program = Recorded(capacity=100)
     program.make(40, [line(9)])

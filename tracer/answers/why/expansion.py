@@ -160,7 +160,7 @@ def _is_every_pair(line: LineResults) -> bool:
 
 
 def _is_joined(line: LineResults) -> bool:
-    return line.makes(*_JOINED) and len(line.parts) > _FEW_PARTS
+    return not line.is_saved and line.makes(*_JOINED) and len(line.parts) > _FEW_PARTS
 
 
 def _is_cast_up(line: LineResults) -> bool:

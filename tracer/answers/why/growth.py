@@ -19,7 +19,7 @@ from tracer.answers.allocator.modelled import Modelled
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.copies import are_copies_of_weights
 from tracer.answers.why.evaluation import frees_what_others_keep
-from tracer.answers.why.expansion import is_list_of_join
+from tracer.answers.why.expansion import is_joined, is_list_of_join
 from tracer.answers.why.holding import are_listed_states, cycle_of, holder_words
 from tracer.answers.why.source import source_at, updates_itself
 from tracer.arrays import Bools, Ints
@@ -377,8 +377,14 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
 
 
 def _may_join(case: Case, row: int) -> bool:
-    """Whether the line that made a block may join tensors to a larger one, as torch.cat does; the source tells."""
-    *_, frame = [None, *case.own_lines(int(case.lives.stack[row]))]
+    """Whether the line that made a block may join tensors to a larger one, as torch.cat does.
+
+    C++ frames tell, else the source.
+    """
+    stack = int(case.lives.stack[row])
+    if operation := case.sites.operation(stack):
+        return is_joined(case, stack) or "pad" in operation
+    *_, frame = [None, *case.own_lines(stack)]
     text = source_at(frame) if frame is not None else ""
     return not text or bool(_JOINS.search(text))
 
