@@ -1,6 +1,7 @@
-"""The pictures of README.md: `uv run --group browser python docs/pictures.py` makes them anew.
+"""The picture of README.md: `uv run --group browser python docs/pictures.py` makes it anew, from README's own example.
 
-The page needs Chromium (Debian's package `chromium`) and playwright.
+It needs Chromium (Debian's package `chromium`) and playwright. `pictures/page.txt` has the words of the page in the
+picture, with which a slow test compares those of a page made today.
 """
 
 from __future__ import annotations
@@ -11,57 +12,54 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import sync_playwright
-from rich.console import Console
-from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
-PICTURES = ROOT / "docs/pictures"
-RUN = (
-    "main.py",
-    "--model",
-    "models.gpt:build",
-    "--batch-size",
-    "8",
-    "--device",
-    "cpu",
-    "--no-cuda-timing",
-)
-WIDTH = 100
-NUM_LINES = 24
-PAGE = {"width": 1180, "height": 860}
+PICTURE = ROOT / "docs/pictures/page.png"
+WORDS = PICTURE.with_suffix(".txt")
+RUN = ("run", "--on", "rtx-4090")
+SCRIPT = "examples/gpt.py"
+SIZE = {"width": 1180, "height": 900}
 
 
 def main() -> None:
-    """Profile a small GPT on the CPU, and take a picture of what it prints and of its page."""
+    """Run the example, and take the picture of its page."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "COLUMNS": str(WIDTH), "OMP_NUM_THREADS": "2"}
-        command = [sys.executable, *RUN, "--save-dir", folder]
-        printed = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
-        write_screen(printed.strip().splitlines()[:NUM_LINES], PICTURES / "screen.svg")
-        write_page(Path(folder) / "memory_timeline.html", PICTURES / "page.png")
+        page = make_page(Path(folder))
+        with browsing(page) as tab:
+            tab.screenshot(path=PICTURE)
+        WORDS.write_text("\n".join(words_of(page)) + "\n", encoding="utf-8")
 
 
-def write_screen(lines: list[str], path: Path) -> None:
-    """A terminal with some lines in it, headings bold."""
-    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), highlight=False)  # noqa: SIM115, PTH123
-    for number, line in enumerate(lines):
-        is_heading = number == 0 or (not lines[number - 1] and line)
-        console.print(Text(line, style="bold" if is_heading else ""))
-    svg = console.export_svg(title="torch-timeline --model models.gpt:build")
-    path.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL), encoding="utf-8")  # nothing from elsewhere
+def make_page(folder: Path) -> Path:
+    """Run the example on the null GPU; return the page that it leaves in a folder."""
+    command = [sys.executable, "main.py", *RUN, "--save-dir", str(folder), SCRIPT]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, check=False)
+    return folder / "memory_timeline.html"
 
 
-def write_page(page: Path, path: Path) -> None:
-    """The page as a browser shows it at first."""
+def words_of(page: Path) -> list[str]:
+    """Return the lines of a page down to its first table, without figures."""
+    with browsing(page) as tab:
+        text: str = tab.inner_text("body")
+    shown, _, _ = text.partition("What was in use\n\n")
+    return [words for line in shown.splitlines() if (words := " ".join(re.findall(r"[^\W\d_][\w.:']+", line)))]
+
+
+@contextmanager
+def browsing(page: Path) -> Iterator[Any]:
+    """Open a page in a browser, as it is at first."""
     with sync_playwright() as browsers:
         browser = browsers.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        tab = browser.new_page(viewport=PAGE)  # type: ignore[arg-type, unused-ignore]
+        tab = browser.new_page(viewport=SIZE)  # type: ignore[arg-type, unused-ignore]
         tab.goto(page.as_uri())
         tab.wait_for_timeout(1000)
-        tab.screenshot(path=path)
+        yield tab
         browser.close()
 
 

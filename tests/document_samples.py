@@ -21,6 +21,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECORDINGS = ROOT.parent / "shared/realdata"
 _SAMPLE = re.compile(r"<!-- printed by: (?P<command>.*?)(?:, of (?P<recording>\S+))? -->\n```\n(?P<text>.*?)```", re.S)
 _LEFT_OUT = "..."
+WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Sample:
 
 
 def samples() -> Iterator[Sample]:
-    """Those of all documents, in their order."""
+    """Yield the samples of all documents, in their order."""
     for document in DOCUMENTS:
         for match in _SAMPLE.finditer(document.read_text(encoding="utf-8")):
             recording = RECORDINGS / match["recording"] if match["recording"] else None
@@ -59,20 +60,21 @@ def _parts(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def printed(sample: Sample, folder: Path) -> list[str]:
-    """What the command prints into a file, line by line."""
+    """Run the command; return the lines that it prints into a file."""
     words = ["main.py", *shlex.split(sample.command.removeprefix("torch-timeline"))]
     words = [str(sample.recording) if word == "memory_snapshot.pkl" else word for word in words]
     if sample.recording is None:
-        words += ["--save-dir", str(folder)]
+        behind = 2 if words[1] == "run" else len(words)  # what follows a script's name is the script's
+        words[behind:behind] = ["--save-dir", str(folder)]
     # oneDNN takes workspaces for each thread.
-    variables = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "2"}
+    variables = {**os.environ, "COLUMNS": str(WIDTH), "OMP_NUM_THREADS": "2"}
     done = run_python(*words, folder=ROOT, variables=variables)
-    assert done.returncode in (0, 3), done.stderr
+    assert done.stdout, done.stderr  # a program that runs out of memory ends with 1
     return [line.rstrip() for line in done.stdout.splitlines()]
 
 
 def place_of(part: tuple[str, ...], lines: list[str]) -> int:
-    """Where a part begins in the output, by the words of its first line; -1 if nowhere."""
+    """Find the line at which a part begins in the output, by the words of its first line; -1 if nowhere."""
     words = [_words(line) for line in lines]
     return words.index(_words(part[0])) if part and _words(part[0]) in words else -1
 

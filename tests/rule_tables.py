@@ -1,6 +1,6 @@
-"""The tables of rules as docs/how-it-works.md shows them, and rules with one condition less.
+"""The tables of rules for people to read, and rules with one condition less.
 
-`python -m tests.rule_tables` writes the tables anew; what stands in their last column, for people, stays.
+`python -m tests.rule_tables` prints each table as Markdown: kind, evidence, conditions, and the measured gain.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from tracer.blocks.from_snapshot import classify_blocks as snapshots
 from tracer.blocks.kinds import Kind
 from tracer.blocks.rules import AnyOf, Condition, FactOf, Not, Rule
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-it-works.md"
-HEADS: Mapping[str, Sequence[Rule[Any]]] = {
-    "| kind | evidence | conditions | gain | that is |": profiles.RULES,
-    "| kind in a snapshot | evidence | conditions | gain |": snapshots.RULES,
-}
+TABLES: Mapping[str, Sequence[Rule[Any]]] = {"a recording": profiles.RULES, "a snapshot": snapshots.RULES}
 GAINS = Path(__file__).resolve().parents[1] / "benchmarks" / "rule_gains.json"
 Row = tuple[str, str, str, str]
 Conditions = tuple[Condition[Any], ...]
@@ -27,7 +23,7 @@ Table = TypeVar("Table")
 
 
 def rows_of(rules: Sequence[Rule[Any]]) -> list[Row]:
-    """Kind, evidence, conditions and gain of each rule, as the document has them."""
+    """Return kind, evidence, conditions and gain of each rule."""
     has_words = rules is snapshots.RULES
     measured = json.loads(GAINS.read_text(encoding="utf-8"))["snapshots" if has_words else "recordings"]
     assert [name for name, _ in measured] == [rule.evidence.name for rule in rules], "measure with benchmarks.rule_gain"
@@ -41,12 +37,6 @@ def _kind(rule: Rule[Any], has_words: bool) -> str:
     if not isinstance(rule.kind, Kind):
         return f"by `{rule.kind.name}`"
     return rule.kind.words if has_words else f"`{rule.kind.name}`"
-
-
-def documented(head: str, text: str) -> list[list[str]]:
-    """The cells of a table's rows, without its head."""
-    table = text.split(head)[1].split("\n\n")[0]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
 def weaker(conditions: Conditions) -> Iterator[tuple[str, Conditions]]:
@@ -82,22 +72,10 @@ def told(table: type[Table], columns: Mapping[str, Any]) -> Table:
 
 
 def main() -> None:
-    """Write the tables."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    for head, rules in HEADS.items():
-        before, old = text.split(head)
-        behind = old[old.index("\n\n") :]
-        num_columns = head.count("|") - 1
-        remarks: dict[str, list[str]] = {}
-        for cells in documented(head, text):
-            remarks.setdefault(cells[1], []).append("".join(cells[4:]))
-        lines = [head, "|" + "---|" * num_columns]
-        for row in rows_of(rules):
-            said = remarks.get(row[1], [])
-            more = [said.pop(0) if said else ""] if num_columns > 4 else []
-            lines.append(f"| {' | '.join((*row, *more))} |")
-        text = before + "\n".join(lines) + behind
-    DOCUMENT.write_text(text, encoding="utf-8")
+    """Print the tables."""
+    for source, rules in TABLES.items():
+        print(f"| kind of a block of {source} | evidence | conditions | gain |\n|---|---|---|---|")
+        print("".join(f"| {' | '.join(row)} |\n" for row in rows_of(rules)))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ def rows_sum(file: Path) -> bool:
 
 
 def test_each_example_is_tested() -> None:
-    """The job of FSDP is run by its command in docs/recipes.md, which tests/test_documents.py calls."""
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"plain_loop", "torchrun", "fsdp_job", *NEEDS}
+    """tests/test_documents.py runs those that take a null GPU, by their commands in README.md and docs/recipes.md."""
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"plain_loop", "torchrun", "fsdp_job", "gpt", *NEEDS}
 
 
 @pytest.mark.parametrize("name", ["plain_loop", *(pytest.param(name, marks=pytest.mark.slow) for name in NEEDS)])

@@ -1,4 +1,13 @@
-"""How a process runs on the null GPU: its environment, a restart with it, the libraries before torch, its memory."""
+"""Run a process on the null GPU: its environment, a restart with it, the libraries before torch, its memory.
+
+For people who look into it, beside the card's variables below:
+
+    NULL_GPU_LOG              1 prints each allocation of the device's, 2 each launch by its name, 3 each copy
+    NULL_GPU_READS=real       shows the bytes that are there; else a read gives back what the host wrote
+    NULL_GPU_COPY_LIMIT       bytes of one copy from the host that are kept as values, 1 MiB
+    NULL_GPU_KERNELS=1        gives torch's profiler kernels, each with the same made-up duration
+    NULL_GPU_CUDNN_WORKSPACE  bytes of each plan of cuDNN; nobody is asked then
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rule_tables import DOCUMENT, HEADS, documented, facts_named, rows_of, told, weaker
+from tests.rule_tables import facts_named, rows_of, told, weaker
 from tests.training_steps import Recorded, each_workload
 from tracer.answers.peak import peak_position
 from tracer.blocks.from_recording.block_facts import NONE, Facts
@@ -516,11 +516,10 @@ def test_the_text_of_every_evidence_is_another() -> None:
     assert len({evidence.text for evidence in Evidence}) == len(Evidence)
 
 
-def test_the_document_has_the_rules_in_the_tables_order() -> None:
-    """`python -m tests.rule_tables` writes them."""
-    (head, *_) = HEADS
-    rows = documented(head, DOCUMENT.read_text(encoding="utf-8"))
-    assert [tuple(cells[:4]) for cells in rows] == rows_of(RULES)
+def test_each_rule_has_words_and_a_measured_gain() -> None:
+    """`python -m tests.rule_tables` prints them."""
+    rows = rows_of(RULES)
+    assert len(rows) == len(RULES) and all(kind and evidence for kind, evidence, _, _ in rows)
 
 
 WEAKER = [(number, name, when) for number, rule in enumerate(RULES) for name, when in weaker(rule.when)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rule_tables import DOCUMENT, HEADS, documented, facts_named, rows_of, told, weaker
+from tests.rule_tables import facts_named, rows_of, told, weaker
 from tracer.blocks.from_snapshot.block_facts import NONE
 from tracer.blocks.from_snapshot.classify_blocks import LIKELY, PROOFS, RULES
 from tracer.blocks.from_snapshot.counting import BlockFacts
@@ -437,11 +437,10 @@ def test_what_is_only_likely_says_so() -> None:
     assert not any(rule.evidence.text.startswith("likely") for rule in PROOFS)
 
 
-def test_the_document_has_the_rules_in_the_tables_order() -> None:
-    """`python -m tests.rule_tables` writes them."""
-    (_, head) = HEADS
-    rows = documented(head, DOCUMENT.read_text(encoding="utf-8"))
-    assert [tuple(cells) for cells in rows] == rows_of(RULES)
+def test_each_rule_has_words_and_a_measured_gain() -> None:
+    """`python -m tests.rule_tables` prints them."""
+    rows = rows_of(RULES)
+    assert len(rows) == len(RULES) and all(kind and evidence for kind, evidence, _, _ in rows)
 
 
 WEAKER = [(number, name, when) for number, rule in enumerate(RULES) for name, when in weaker(rule.when)]

@@ -121,7 +121,7 @@ def test_where_nothing_helps_each_group_was_tried_once() -> None:
 
 
 def test_the_document_has_the_table_of_changes() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs" / "advice.md").read_text("utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs" / "fit.md").read_text("utf-8")
     rows = [
         f"| `{name}` | {change.words} | {change.group.words.split(' ', 1)[1].removeprefix('the training')} |"
         for name, change in SCRIPT_CHANGES.items()
