@@ -39,6 +39,12 @@ class FailedAllocation:
     in_use: Peak | None  # All blocks of that moment, as of a peak; None where it was not recorded
     objects: ObjectsAtFailure | None = None
 
+    @property
+    def need(self) -> tuple[str, ...]:
+        """Sentences on how much memory the program needs, where it ran a second time."""
+        second = self.objects.second_run if self.objects is not None else None
+        return second.need if second is not None else ()
+
     def is_at(self, peak: Peak) -> bool:
         """Whether a peak was at that moment, so that its rows are what was in use then."""
         return self.in_use is peak
@@ -79,7 +85,8 @@ def explain_failure(
     Args:
         device_bytes: Memory of the device; None if not known.
     """
-    event = last_out_of_memory(device)
+    second = objects.second_run if objects is not None else None
+    event = last_out_of_memory(device, missing_bytes=second.missing_bytes if second is not None else 0)
     if objects is not None:
         event = in_evaluation(event) if objects.is_evaluating else event
         objects = replace(objects, is_evaluating=event.in_evaluation)

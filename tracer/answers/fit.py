@@ -9,6 +9,7 @@ from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 if TYPE_CHECKING:
     from tracer.answers.allocator.allocator_finding import Explanation
+    from tracer.capture.objects.later_uses import LaterUses
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class FitTrial:
     failed_in: int | None = None
     failed_at_bytes: int = 0  # Allocated when memory ran out on the card
     pinned_bytes: int = 0  # Most host memory that the process, or a rank of a job, had pinned at once
+    uses: LaterUses | None = None  # Of the blocks of a failed request that was to be followed
     explanation: Explanation | None = None  # Why memory ran out on the card, or grows; of the script as it is
 
     @property

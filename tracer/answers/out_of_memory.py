@@ -59,6 +59,7 @@ class FailureFacts:
     is_explained: bool = False  # What filled the memory is said elsewhere, with what to change
     # Whether the request is served in a replay under a change; None where a replay cannot tell.
     serves: Callable[[Trial], bool | None] = lambda _: None
+    missing_bytes: int = 0  # By how much the program needs more than there is, as a second run showed
 
 
 def fits_without_fragmentation(failure: FailureFacts) -> bool:
@@ -116,6 +117,12 @@ def _fragmentation(failure: FailureFacts) -> str:
             "This request would have fit if the free memory were in one piece, although segments are expandable: look "
             "for many small blocks that stay between large ones."
         )
+    if failure.missing_bytes:
+        more = (
+            "This request would have fit if the free memory were in one piece, but the program asks later for more "
+            "than there is: no setting of the allocator is enough."
+        )
+        return "" if failure.is_explained else f"{_where_to_look(failure)} {more}".strip()
     spare = failure.usable.free_bytes + (failure.device_free_bytes or 0) - failure.asked_bytes
     if failure.is_explained:
         served = failure.serves("expandable segments")
@@ -340,10 +347,14 @@ def explain_ooms(device: ReplayedDevice) -> tuple[OutOfMemory, ...]:
     )
 
 
-def last_out_of_memory(device: ReplayedDevice) -> OutOfMemory:
-    """Explain the last out-of-memory event of one device, which has one."""
+def last_out_of_memory(device: ReplayedDevice, *, missing_bytes: int = 0) -> OutOfMemory:
+    """Explain the last out-of-memory event of one device, which has one.
+
+    Args:
+        missing_bytes: By how much the program needs more than there is; 0 where that is not known.
+    """
     entry = int(device.state.trace.where(Action.OOM)[-1])
-    return _explain(device, entry, TriedRequests(device))
+    return _explain(device, entry, TriedRequests(device), missing_bytes)
 
 
 def distinct_failures(events: Sequence[OutOfMemory]) -> tuple[OutOfMemory, ...]:
@@ -384,7 +395,7 @@ def _site_of_failure(device: ReplayedDevice, entry: int) -> Site:
     return site
 
 
-def _explain(device: ReplayedDevice, entry: int, trials: TriedRequests) -> OutOfMemory:
+def _explain(device: ReplayedDevice, entry: int, trials: TriedRequests, missing_bytes: int = 0) -> OutOfMemory:
     state, replay, sites, settings = device.state, device.replay, device.sites, device.snapshot.settings
     trace = state.trace
     asked_bytes, device_free = int(trace.size[entry]), int(trace.addr[entry])
@@ -398,6 +409,7 @@ def _explain(device: ReplayedDevice, entry: int, trials: TriedRequests) -> OutOf
         groups=rows_of_lines(device.blocks.take(replay.lives.alive_after(entry))),
         splits_all=settings.get("max_split_size") == -1,
         serves=lambda trial: trials.serves(trial, entry),
+        missing_bytes=missing_bytes,
     )
     return OutOfMemory(
         entry=entry,

@@ -155,6 +155,7 @@ def _happened(results: RunResults) -> Iterator[str]:
     failed, findings = results.failed_allocation, results.findings
     if failed is not None:
         yield failed.event.happened(results.device)
+        yield from failed.need
     if findings is None:
         if failed is None:
             yield "Nothing was recorded."

@@ -227,6 +227,7 @@ def _happened(report: WatchReport) -> Iterator[str]:
     yield f"{at}, {report.event.what}{error}{behind(report.error_line)}"
     if report.failed is not None:
         yield report.failed.event.happened(report.device)
+        yield from report.failed.need
         return
     most_bytes = report.most_bytes if report.event.what == END_OF_RUN else 0
     if report.allocated_bytes is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tracer.answers.fit import FitTrial, RankTrial
+from tracer.capture.objects.later_uses import LaterUses, NextUse
 from tracer.command_line import in_role
 from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
 from tracer.commands.script import Script
@@ -23,7 +24,7 @@ from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace, earlier_ranks_are_asked_for
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.sessions.jobs.child_processes import ChildProcesses
-from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, history_name
+from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, history_name, uses_name
 
 if TYPE_CHECKING:
     from tracer.answers.allocator.allocator_finding import Explanation
@@ -95,13 +96,14 @@ class ScriptTrials:
             return replace(need, fits=False)
         return replace(need, fits=self._attempt(changes, more, is_limited=True).fits)
 
-    def need(self, limit_s: int = 0) -> FitTrial:
+    def need(self, limit_s: int = 0, *, follow: tuple[int, int] | None = None) -> FitTrial:
         """Run the script as it is where memory does not end: it may never come to the end of a step.
 
         Args:
             limit_s: Seconds of a processor after which that is given up; 0 for `_NEED_LIMIT_S`.
+            follow: Index of a device and its allocations before a failed request, whose blocks are followed behind it.
         """
-        return self._attempt((), (), is_limited=False, limit_s=limit_s)
+        return self._attempt((), (), is_limited=False, limit_s=limit_s, follow=follow)
 
     def _attempt(
         self,
@@ -111,6 +113,7 @@ class ScriptTrials:
         is_limited: bool,
         is_explained: bool = False,
         limit_s: int = 0,
+        follow: tuple[int, int] | None = None,
     ) -> FitTrial:
         from tracer.changes.script_changes import allocator_variables
 
@@ -118,7 +121,7 @@ class ScriptTrials:
         limit_s = limit_s or (0 if is_limited or names else _NEED_LIMIT_S)
         with tempfile.TemporaryDirectory(prefix="fit-") as name:
             folder = Path(name)
-            request = TrialRequest(names, name, more, is_limited, limit_s, is_explained)
+            request = TrialRequest(names, name, more, is_limited, limit_s, follow, is_explained)
             said: tuple[str, ...] = ()
             error: TracerError | None = None
             done: NullJob | None = None
@@ -133,16 +136,17 @@ class ScriptTrials:
             ranks = {int(path.stem): json.loads(path.read_bytes()) for path in folder.glob("*.json")}
             worst = _worst(ranks, done) if ranks else 0
             explanation = _explanation(folder / history_name(worst))
+            uses = _uses(folder / uses_name(worst))
         if not ranks or (self.job is not None and said):
             if changes or more or not is_limited:
                 notes = tuple(filter(None, [_reason(said), str(error or "")])) or (_NOTHING_PRINTED,)
-                return FitTrial(names, fits=False, notes=notes, has_ended_before=True, arguments=more)
+                return FitTrial(names, fits=False, notes=notes, has_ended_before=True, arguments=more, uses=uses)
             if said or error is None:
                 say("\n".join(said or [_NOTHING_PRINTED]))
             if error is not None:
                 raise error
             raise TracerError("The script ended before its first step.", hint="Its output is above.")
-        return replace(_of_worst(worst, ranks, done), apply=names, arguments=more, explanation=explanation)
+        return replace(_of_worst(worst, ranks, done), apply=names, arguments=more, explanation=explanation, uses=uses)
 
     def _runs_rank(self, request: TrialRequest, place: RankPlace, variables: Mapping[str, str]) -> bool:
         """Make a rank's trial in a fork of its process; False if a new process has to make it."""
@@ -222,6 +226,17 @@ def _explanation(path: Path) -> Explanation | None:
         return None
 
 
+def _uses(path: Path) -> LaterUses | None:
+    """Read how blocks were used behind a failure, if that was followed."""
+    if not path.exists():
+        return None
+    values = json.loads(path.read_bytes())
+    columns: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    return LaterUses(**{**columns, "uses": tuple(NextUse(**use) for use in values["uses"])})
+
+
 def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], TracerError | None, NullJob]:
     from tracer.sessions.jobs.run_ranks import run_job
 
@@ -260,10 +275,11 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
     from tracer.sessions.jobs.child_processes import end_with_parent
     from tracer.sessions.trials.forked_trials import ForkedTrials, TrialMemory
     from tracer.sessions.trials.trial_channel import Channel, TrialRequest
+    from tracer.sessions.trials.use_watch import UseWatch
 
     def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
         with_more = script._replace(arguments=[*script.arguments, *more])
-        counted = script_trial(with_more, at_growth=memory.keep)
+        counted = script_trial(with_more, at_growth=memory.keep, uses=uses)
         return {
             "fits": counted.has_fit,
             "allocated": counted.sizes.peak_allocated_bytes,
@@ -276,7 +292,15 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
             "notes": applied.notes,
         }
 
+    def leave_uses(*, is_to_the_end: bool) -> None:
+        from tracer.exporters.files import write_json
+
+        found = uses.found(is_to_the_end=is_to_the_end) if uses is not None else None
+        if found is not None:
+            write_json(Path(asked["folder"]) / uses_name(0), asdict(found))
+
     end_with_parent()
+    uses = None
     memory = TrialMemory(devices.count)
     if "requests" in asked:
         with ForkedTrials(Channel(**asked), memory.begin) as trials, on_null_gpu(on, None, quiet=True), closing(memory):
@@ -288,8 +312,14 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
         request = TrialRequest.of(asked)
         with on_null_gpu(on, None, quiet=True), closing(memory):
             memory.begin(request)
+            if request.follow is not None:
+                uses = UseWatch(*request.follow, when_done=partial(leave_uses, is_to_the_end=False))
+                uses.begin()
             with AppliedChanges(request.changes) as applied:
-                _leave(tried(applied, request.arguments), memory, Path(request.folder))
+                answer = tried(applied, request.arguments)
+            if uses is not None and not uses.is_done:
+                leave_uses(is_to_the_end=True)
+            _leave(answer, memory, Path(request.folder))
 
 
 def _leave(answer: dict[str, Any], memory: TrialMemory, folder: Path) -> None:

@@ -30,7 +30,11 @@ from tracer.null_gpu.job.place import RankPlace
 from tracer.units import some
 
 if TYPE_CHECKING:
+    import torch
+
+    from tracer.answers.fit import FitTrial
     from tracer.capture.device.phase_ledger import PhaseLedger
+    from tracer.capture.objects.later_uses import SecondRun
     from tracer.sessions.schedule import Schedule
     from tracer.sessions.script_run import ScriptProfile
 
@@ -110,6 +114,7 @@ def run(
         from tracer.sessions.schedule import Schedule
         from tracer.sessions.termination import Termination
 
+    again: _Again | None = None
     ended = _Ending(named.arguments)
     here, closed = on_null_gpu(place, save_dir, quiet=quiet), closing(Termination())
     if inference and devices is not None:  # a script's engines run in its own process, where calls are recorded
@@ -121,6 +126,8 @@ def run(
         may_end_early = not any(was_given(context, name) for name in _SCHEDULE)
         check_folder(save_dir)
         named.check()
+        if devices is not None and RankPlace.here() is None and not quiet:  # a job says it for all ranks together
+            again = _Again(devices.card.usable_bytes)
         make_profile = partial(
             _make_profile,
             *(named, place, save_dir),
@@ -130,6 +137,7 @@ def run(
             keep_recording=keep_recording,
             full=full,
             quiet=quiet,
+            run_again=again,
         )
         profile = make_profile()
         in_child = partial(child_profiled, make_profile, quiet=quiet)
@@ -141,14 +149,8 @@ def run(
         say_all(notes() if not quiet else ())
         if devices is not None:
             _say_if_elsewhere(profile)
-    # A job says it for all ranks together.
-    if devices is not None and RankPlace.here() is None and ended.out_of_memory and not quiet:
-        from tracer.answers.answer_of_prediction import need_words
-        from tracer.commands.fit_trials import ScriptTrials
-
-        usable_bytes = devices.card.usable_bytes
-        limit_s = _LEAST_NEED_S + 2 * int(time.process_time())  # the script's own time is in it
-        say_all(need_words(ScriptTrials(usable_bytes).need(limit_s), usable_bytes))
+    if again is not None and ended.out_of_memory and not again.has_run:  # no session saw it
+        say_all(again.need())
     ended.end_command(is_incomplete=profile.is_incomplete)
 
 
@@ -163,6 +165,7 @@ def _make_profile(
     keep_recording: bool,
     full: bool,
     quiet: bool,
+    run_again: _Again | None,
 ) -> ScriptProfile:
     """Make the profile of a script; without a schedule, it is watched instead."""
     from tracer.capture.device.allocator_history import record_from_start
@@ -173,7 +176,7 @@ def _make_profile(
 
     settings = {**({"on": on.on} if on.on is not None else {}), **script.settings}
     shown = "none" if quiet else "full" if full else "short"
-    common: dict[str, Any] = {"voice": ScriptVoice(), "device": device, "settings": settings, "screen": shown}
+    common: dict[str, Any] = {"voice": ScriptVoice(run_again), "device": device, "settings": settings, "screen": shown}
     watched = partial(TrainingWatch, **common)
     if schedule is None:
         return ScriptProfile(partial(watched, save_dir=save_dir), is_inference=is_inference)
@@ -187,6 +190,46 @@ def _make_profile(
     record_from_start()
     later = partial(watched, save_dir=save_dir / LATER, on_signal=None, is_later=True)
     return ScriptProfile(profiled, make_later=later, is_inference=is_inference)
+
+
+class _Again:
+    """Runs the script again on the null GPU, with memory that does not end, once its memory has run out."""
+
+    def __init__(self, usable_bytes: int) -> None:
+        self._usable_bytes = usable_bytes
+        self.has_run = False
+
+    def __call__(self, device: torch.device, num_allocations: int) -> SecondRun | None:
+        """Find how much it needs, and how it uses later what was in use as its memory ran out."""
+        from tracer.answers.answer_of_prediction import need_words
+        from tracer.capture.objects.later_uses import SecondRun
+
+        if self.has_run or device.type != "cuda":
+            return None
+        trial = self._trial((device.index, num_allocations) if _operators_tell_all() else None)
+        missing_bytes = max(0, trial.allocated_bytes + trial.beside_bytes - self._usable_bytes)
+        return SecondRun(need_words(trial, self._usable_bytes), missing_bytes, trial.uses)
+
+    def need(self) -> tuple[str, ...]:
+        """Return sentences on how much memory it needs."""
+        from tracer.answers.answer_of_prediction import need_words
+
+        return need_words(self._trial(None), self._usable_bytes)
+
+    def _trial(self, follow: tuple[int, int] | None) -> FitTrial:
+        from tracer.commands.fit_trials import ScriptTrials
+
+        self.has_run = True
+        say("Memory ran out: the script runs once more with memory that does not end, to see how much it needs.")
+        limit_s = _LEAST_NEED_S + 2 * int(time.process_time())  # the script's own time is in it
+        return ScriptTrials(self._usable_bytes).need(limit_s, follow=follow)
+
+
+def _operators_tell_all() -> bool:
+    """Whether only torch's operators read tensors here."""
+    from tracer.capture.torch_private.torch_compile import has_compiled, may_launch_kernels_of_triton
+
+    return not has_compiled() and not may_launch_kernels_of_triton()
 
 
 @contextmanager

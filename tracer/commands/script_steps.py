@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tracer.null_gpu.cards import Devices
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.trials.script_trial import ScriptSizes
+    from tracer.sessions.trials.use_watch import UseWatch
 
 
 def predict_script(script: Script, devices: Devices, *, quiet: bool) -> Prediction:
@@ -35,14 +36,14 @@ def predict_script(script: Script, devices: Devices, *, quiet: bool) -> Predicti
     return answer
 
 
-def script_trial(script: Script, *, at_growth: Callable[[], None]) -> ScriptSizes:
+def script_trial(script: Script, *, at_growth: Callable[[], None], uses: UseWatch | None = None) -> ScriptSizes:
     """Run the steps of `predict_script` without a recording; return whether they fit, and their peaks."""
     from tracer.answers.failure import is_out_of_memory
     from tracer.sessions.trials.script_trial import script_sizes
 
     script.check()
     raised: list[BaseException] = []
-    sizes = script_sizes(_runner(script, raised, quiet=True), at_growth=at_growth)
+    sizes = script_sizes(_runner(script, raised, quiet=True), at_growth=at_growth, uses=uses)
     if sizes is None or (not sizes.has_fit and any(not is_out_of_memory(error) for error in raised)):
         raise _no_answer(script, raised)
     return sizes

@@ -43,6 +43,7 @@ from tracer.units import MIB, format_bytes, some
 if TYPE_CHECKING:
     from tracer.answers.failed_allocation import FailedAllocation
     from tracer.capture.objects.at_failure import ObjectsAtFailure
+    from tracer.capture.objects.later_uses import SecondRun
 
 
 _MOST_STEPS_OF_HISTORY = 10
@@ -342,7 +343,13 @@ class ProfileSession(Session):
     def _note_objects(self, error: BaseException) -> None:
         from tracer.capture.objects.failure_look import look_at_failure
 
-        self._at_failure = look_at_failure(self.device, error, is_evaluating=self._is_evaluating(error))
+        self._at_failure = look_at_failure(
+            self.device, error, is_evaluating=self._is_evaluating(error), run_again=self._run_again
+        )
+
+    def _run_again(self, device: torch.device, num_allocations: int) -> SecondRun | None:
+        """Return None: a program that calls the session is not run again."""
+        return None
 
     def _look_for_meta(self) -> None:
         if self._objects is not None:

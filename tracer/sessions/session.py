@@ -22,6 +22,8 @@ from tracer.answers.answer_tables import NUM_ROWS
 from tracer.arrays import numpys_own_names
 from tracer.capture.device import devices
 from tracer.capture.forked_child import in_forked_child
+from tracer.capture.objects.failure_look import RunAgain
+from tracer.capture.objects.later_uses import SecondRun
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private.torch_modules import outermost_called
 from tracer.errors import OutputError, Terminated, TracerError, UsageError
@@ -255,6 +257,10 @@ class Voice:
     to_record_the_first: ClassVar[str] = "schedule=Schedule(0, 0, 1, 1) records from the first one"
     if_too_short: ClassVar[str] = "call session.step() after each step, or pass a shorter schedule=Schedule(...)"
 
+    def run_again(self, device: torch.device, num_allocations: int) -> SecondRun | None:
+        """Return None: a program is not run again where its memory has run out."""
+        return None
+
     def of_optimizers(self, objects: TrainingObjects) -> None:
         """Warn, at the line that makes the session, of optimizers that update something else."""
         for sentence in objects.updates_of_others():
@@ -306,6 +312,14 @@ class ScriptVoice(Voice):
     is_of_script = True
     to_record_the_first = "--n-wait-steps 0 --n-warmup-steps 0 record from the first one"
     if_too_short = "record from the first one with --n-warmup-steps 0, or let the script train for longer"
+
+    def __init__(self, run_again: RunAgain | None = None) -> None:
+        """Have the script run again, by this, where its memory has run out."""
+        self._run_again = run_again
+
+    def run_again(self, device: torch.device, num_allocations: int) -> SecondRun | None:
+        """Run the script again with memory that does not end, where the command can."""
+        return self._run_again(device, num_allocations) if self._run_again is not None else None
 
     def of_optimizers(self, objects: TrainingObjects) -> None:
         """No-op: optimizers of a script may train tensors outside any model, such as latents and prompts."""

@@ -22,6 +22,7 @@ from tracer.arrays import numpys_own_names
 from tracer.capture.device.device_blocks import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.objects.later_uses import SecondRun
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.errors import OutputError, Terminated, TracerError
 from tracer.exporters.files import check_folder
@@ -121,6 +122,9 @@ class TrainingProfile(ProfileSession):
         assert self._objects is not None
         self.voice.of_optimizers(self._objects)
         self._folder = SessionFolder(save_dir)
+
+    def _run_again(self, device: torch.device, num_allocations: int) -> SecondRun | None:
+        return self.voice.run_again(device, num_allocations)
 
     @property
     def written(self) -> tuple[Written, ...]:

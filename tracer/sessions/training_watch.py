@@ -398,6 +398,7 @@ class TrainingWatch(Session):
             settings=self._settings,
             found_before=self._found_before,
             is_evaluating=self._is_evaluating(error),
+            run_again=self.voice.run_again,
         )
 
     def _step_ends(self) -> StepEnds | None:

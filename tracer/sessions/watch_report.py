@@ -25,7 +25,7 @@ from tracer.capture.device.devices import allowed_bytes, device_memory, is_accel
 from tracer.capture.device.host_memory import host_total_bytes
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.at_failure import Holder
-from tracer.capture.objects.failure_look import look_at_failure
+from tracer.capture.objects.failure_look import RunAgain, look_at_failure
 from tracer.capture.objects.holders import find_holders
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.live_tensors import Alike, live_tensors, unnamed_tensors
@@ -73,6 +73,7 @@ class Moment:
     settings: Mapping[str, object] = field(default_factory=dict)  # What to remember of the run
     found_before: WatchReport | None = None  # The latest report with growth or holders before
     is_evaluating: bool = False  # What is trained is in evaluation mode
+    run_again: RunAgain = lambda device, num_allocations: None
 
     def explained(self) -> WatchReport:
         """Return the report; the collector frees nothing before it is read."""
@@ -141,7 +142,9 @@ class Moment:
             return _History(device, rows_of_lines(device.blocks.take(alive)), None)
         objects = None
         if self.error is not None:  # one that the program has caught has let go of what it held
-            objects = look_at_failure(self.device, self.error, is_evaluating=self.is_evaluating)
+            objects = look_at_failure(
+                self.device, self.error, is_evaluating=self.is_evaluating, run_again=self.run_again
+            )
         memory = device_memory(self.device)
         event, first, seen = explain_failure(device, objects, device_bytes=None if memory is None else memory[1])
         return _History(device, event.groups, FailedAllocation(event, first, None, seen))

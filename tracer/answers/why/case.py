@@ -25,6 +25,7 @@ from tracer.blocks.from_snapshot.sites import Site, Sites
 from tracer.blocks.from_snapshot.stack_facts import Fact, has, is_module_call
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.at_failure import ObjectsAtFailure
+from tracer.capture.objects.later_uses import LaterUses, NextUse
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
@@ -251,6 +252,41 @@ class Case:
     def is_training(self) -> bool:
         """Whether what ran out of memory is known to be a call of a model in training mode."""
         return self.objects is not None and self.objects.is_training
+
+    @property
+    def missing_bytes(self) -> int:
+        """By how much the program needs more than there is, as a second run showed; 0 where that is not known."""
+        second = self.objects.second_run if self.objects is not None else None
+        return second.missing_bytes if second is not None else 0
+
+    @cached_property
+    def later_uses(self) -> LaterUses | None:
+        """Uses of the blocks in use, seen in a second run that asked for the same blocks; None where none is known."""
+        second = self.objects.second_run if self.objects is not None else None
+        uses = second.uses if second is not None else None
+        if uses is None:
+            return None
+        distance, size = np.array(uses.distance, np.int64), np.array(uses.size_bytes, np.int64)
+        found, at_row = self._at_distance(distance)
+        # The same program, drawn from another random state, may ask for other blocks.
+        return uses if len(found) and bool((self.lives.requested_bytes[at_row] == size[found]).all()) else None
+
+    def _at_distance(self, distance: Ints) -> tuple[Ints, Ints]:
+        """Return the positions of the distances that blocks in use have, and those blocks."""
+        rows = self.in_use[self.lives.begin[self.in_use] > BEFORE]
+        made = self.state.trace.where(Action.ALLOC)
+        own = np.searchsorted(made, self.entry) - np.searchsorted(made, self.lives.begin[rows])
+        _, found, at_row = np.intersect1d(distance, own, return_indices=True)
+        return found, rows[at_row]
+
+    def used_next(self, holds: Callable[[NextUse | None], bool]) -> Ints:
+        """Return the blocks in use whose next use, None for none, meets a condition; none where it is not known."""
+        uses = self.later_uses
+        if uses is None:
+            return np.zeros(0, np.int64)
+        found, rows = self._at_distance(np.array(uses.distance, np.int64))
+        meets = np.array([*map(holds, uses.uses), holds(None)], np.bool_)
+        return np.sort(rows[meets[np.array(uses.use, np.int64)[found]]])
 
     @cached_property
     def in_graphs(self) -> Ints | None:

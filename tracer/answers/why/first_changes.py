@@ -16,6 +16,7 @@ from tracer.answers.why import (
     expansion,
     growth,
     holding,
+    later,
     optimizer,
     precision,
     repeated_parts,
@@ -32,6 +33,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     holding.reference_cycles,
     holding.gradients_of_nobody,
     reserving.held_by_traceback,
+    later.not_read_again,
     growth.growth,
     growth.grown_by_cat,
     evaluation.evaluation_with_gradients,
@@ -205,7 +207,8 @@ def first_changes(
     modelled = modelled.as_it_failed
     case = Case(device, objects)
     causes = [cause for ask in _OF_BLOCKS for cause in ask(case)]
-    causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled)]
+    if not case.missing_bytes:  # else no setting of the allocator is enough
+        causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled)]
     tried = [(cause, _tried(cause, modelled)) for cause in causes]
     helping = [
         (cause, change)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tracer.capture.objects.later_uses import SecondRun
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -72,3 +74,4 @@ class ObjectsAtFailure:
     listed_states: tuple[ListedState, ...] = ()
     dense_embeddings: frozenset[int] = frozenset()  # Of gradients and state of embeddings without sparse=True
     idle_models: tuple[IdleModel, ...] = ()
+    second_run: SecondRun | None = None  # With memory that does not end, where there was one

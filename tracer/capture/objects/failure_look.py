@@ -13,17 +13,19 @@ import re
 import textwrap
 import traceback
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.at_failure import IdleModel, ListedState, ObjectsAtFailure, Operand
 from tracer.capture.objects.holder_links import attributes_of, is_users_frame, locals_of
 from tracer.capture.objects.holders import find_holders
+from tracer.capture.objects.later_uses import SecondRun
 from tracer.capture.objects.live_tensors import dotted_modules, nodes_behind, objects_of
 from tracer.capture.objects.storage_columns import address_or_none, storages_with_memory
 from tracer.capture.sources.syntax import dotted_name
@@ -38,11 +40,22 @@ _MOST_OPERANDS: Final = 32
 _MOST_ITEMS: Final = 10_000
 
 
-def look_at_failure(device: torch.device, error: BaseException | None, *, is_evaluating: bool) -> ObjectsAtFailure:
+RunAgain: TypeAlias = Callable[[torch.device, int], SecondRun | None]
+"""Runs the program again: the device that failed, and its allocations so far; None if that cannot be done."""
+
+
+def look_at_failure(
+    device: torch.device,
+    error: BaseException | None,
+    *,
+    is_evaluating: bool,
+    run_again: RunAgain = lambda device, num_allocations: None,
+) -> ObjectsAtFailure:
     """Look at every tensor and graph that Python can reach now.
 
     Where graphs have more than `MAX_NODES` nodes, none counts as untrained, and nothing is known of all that they keep.
     """
+    counters = read_counters(device)
     # In a function of its own: what looks for holders would find its lists of tensors.
     found, sizes, idle = _without_holders(device, error, is_evaluating=is_evaluating)
     first_of_idle = [model.addresses[0] for model in idle]
@@ -50,6 +63,7 @@ def look_at_failure(device: torch.device, error: BaseException | None, *, is_eva
     paths = {address: holder.path for holder in holders for address in holder.addresses}
     return replace(
         found,
+        second_run=run_again(device, counters.num_allocations) if counters is not None else None,
         holders=tuple(sorted(holders, key=lambda holder: -sum(sizes.get(at, 0) for at in holder.addresses))),
         idle_models=tuple(
             IdleModel(model.name, _path_of(paths.get(model.addresses[0], ""), model.first), model.addresses)

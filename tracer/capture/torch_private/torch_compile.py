@@ -174,6 +174,12 @@ def cuda_graph_pool(device_index: int) -> tuple[int, int] | None:
     return None if manager is None else tuple(manager.cuda_graphs_thread_pool)
 
 
+def may_launch_kernels_of_triton() -> bool:
+    """Whether Triton's driver is loaded: its kernels read tensors that no operator of torch's names."""
+    driver = sys.modules.get("triton.backends.nvidia.driver")
+    return driver is not None and hasattr(getattr(driver, "CudaUtils", None), "instance")
+
+
 def wrapped_modules() -> dict[int, torch.nn.Module]:
     """What each wrapper that torch.compile has put around a module wraps, by `id()` of the wrapper."""
     wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)

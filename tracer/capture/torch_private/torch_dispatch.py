@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -144,6 +144,43 @@ def watched(see: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]) ->
             return out
 
     return Watched()  # type: ignore[no-untyped-call]
+
+
+_WRITES_ONLY = ("zero_", "fill_", "normal_", "uniform_", "_foreach_zero_")
+
+
+def read_tensors(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors whose values an operator reads; those of a view, and what is overwritten, are not read."""
+    if _is_view(name):
+        return
+    short = name.partition("::")[2]
+    if short in _WRITES_ONLY or short == "record_stream":
+        return
+    yield from _tensors(args[1:] if short == "copy_" else args)
+    yield from _tensors([value for key, value in kwargs.items() if not key.startswith("out")])
+
+
+def overwritten_tensors(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an operator writes without a look at their values."""
+    short = name.partition("::")[2]
+    if short in _WRITES_ONLY or short == "copy_":
+        yield from _tensors(args[:1])
+    yield from _tensors([value for key, value in kwargs.items() if key.startswith("out")])
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+@cache
+def _is_view(name: str) -> bool:
+    """Whether an operator returns a view of what it is given, and does nothing else."""
+    returned = [each.alias_info for schema in _schemas(name) for each in schema.returns]
+    return any(alias is not None and not alias.is_write for alias in returned)
 
 
 # What a recorded argument was, as far as matching needs it. A scalar is its Python type.

@@ -18,10 +18,13 @@ from tracer.capture.torch_private.torch_modules import leave_unfilled
 from tracer.changes.flops import flops_of
 from tracer.errors import TracerError
 from tracer.sessions.script_run import CountedSteps, ScriptProfile
+from tracer.sessions.trials.use_watch import UseWatch
 
 _QUICK_BYTES = 1 << 20
 """Weights of less are filled in no time."""
 _LEAST_STEPS = 3
+_MOST_FURTHER_STEPS = 20
+"""Steps that are run behind the counted ones to come to a failure that is followed."""
 MOST_STEPS = 10
 """Steps that are counted of a script whose memory does not repeat."""
 # Running totals, whose difference is a step's; the last two are peaks, which nobody else is to find reset.
@@ -136,7 +139,10 @@ class ScriptSizes:
 
 
 def script_sizes(
-    run: Callable[[ScriptProfile], bool], *, at_growth: Callable[[], None] = lambda: None
+    run: Callable[[ScriptProfile], bool],
+    *,
+    at_growth: Callable[[], None] = lambda: None,
+    uses: UseWatch | None = None,
 ) -> ScriptSizes | None:
     """Run a script until its memory repeats, or has run out, and a step further to count its operations.
 
@@ -146,6 +152,8 @@ def script_sizes(
     Args:
         run: Runs it under the profile that it is given, and says whether it came to its end.
         at_growth: Called when so many steps have run, if each left more in use than the one before.
+        uses: Told of each step's end, in place of counting operations; further steps run until it has seen enough. A
+            program without steps counts as a whole then.
 
     Returns:
         What was counted; None if no step was found in it.
@@ -165,10 +173,15 @@ def script_sizes(
         if flops.is_on:
             flops.end()
             return True
+        is_followed = uses is not None and uses.step_ended()
+        if known:
+            return not is_followed
         if steps.are_enough():
             known.append(fullest_sizes())  # what counting takes is no part of it
             if steps.growth_bytes:
                 at_growth()
+            if uses is not None:
+                return not (is_followed and uses.is_reached_in(_MOST_FURTHER_STEPS))
             flops.begin()
         return False
 
@@ -185,7 +198,8 @@ def script_sizes(
         flops.stop()
         fill_again()
     session = profile.session
-    if succeeded and not (isinstance(session, CountedSteps) and session.num_steps_done):
+    has_steps = isinstance(session, CountedSteps) and session.num_steps_done > 0
+    if succeeded and uses is None and not has_steps:
         return None
     peak = known[0] if known else fullest_sizes()
     if session is not None and not peak.peak_allocated_bytes and (reason := elsewhere(str(session.device))):

@@ -33,6 +33,8 @@ class TrialRequest:
     arguments: tuple[str, ...] = ()  # Behind the script's own
     is_limited: bool = True  # Whether memory ends where the card's does, or never
     limit_s: int = 0  # Seconds of a processor after which it ends; 0 for none
+    # Index of a device, and its allocations before the request that failed there: what is in use then is followed.
+    follow: tuple[int, int] | None = None
     is_explained: bool = False  # Whether it also leaves the allocator's history where memory runs out, or grows
 
     @property
@@ -43,12 +45,18 @@ class TrialRequest:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """The request with these values, as JSON has them."""
-        return cls(**{**values, "changes": tuple(values["changes"]), "arguments": tuple(values["arguments"])})
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists})
 
 
 def answer_name(rank: int) -> str:
     """File in the request's folder that a rank leaves in the end; a script of one process is rank 0."""
     return f"{rank}.json"
+
+
+def uses_name(rank: int) -> str:
+    """File of the uses that a rank followed, where that is asked for."""
+    return f"{rank}.uses"
 
 
 def history_name(rank: int) -> str:

@@ -1,0 +1,103 @@
+"""What a program does not read again: blocks of a failure with their uses in a second run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.blocks.from_snapshot.recorded_program import ACCUMULATE, MOVING, Recorded, layer, line, objects_of
+from tracer.answers.failed_allocation import explain_failure
+from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.capture.objects.at_failure import Holder, ObjectsAtFailure
+from tracer.capture.objects.later_uses import LaterUses, NextUse, SecondRun
+from tracer.snapshot.load import snapshot_in_memory
+
+_MIB = 1 << 20
+NEVER = 2
+"""Behind the rows of the two uses."""
+READ = NextUse("train.py", 5, "aten::mm", in_backward=False, overwrites=False, step=0)
+ZEROED = NextUse("train.py", 6, "aten::zero_", in_backward=False, overwrites=True, step=0)
+
+
+def second_run(*blocks: tuple[int, int], num_steps: int = 2, **known: Any) -> ObjectsAtFailure:
+    """Size in MiB and next use of each block in use, in the order in which they were allocated."""
+    uses = LaterUses(
+        distance=tuple(range(len(blocks), 0, -1)),
+        size_bytes=tuple(size * _MIB for size, _ in blocks),
+        use=tuple(use for _, use in blocks),
+        freed=(0,) * len(blocks),
+        uses=(READ, ZEROED),
+        num_steps=num_steps,
+        is_to_the_end=False,
+    )
+    return replace(objects_of(), second_run=SecondRun((), 0, uses), **known)
+
+
+def test_what_nothing_reads_again_is_told_with_its_holder() -> None:
+    program = Recorded(capacity=100)
+    program.make(40, [line(2)])
+    held = program.make(50, [line(3)])
+    program.fail(30, [line(4)])
+    holder = Holder("history[...]", "local variable of main(), train.py:1", (held.address,))
+    found = program.changes(second_run((40, 0), (50, NEVER), holders=(holder,)))["not read again"]
+    assert found.sentence == (
+        "Nothing reads 50.00 MiB in 1 block (/home/me/train.py:3) in the rest of this step and the next one; held by "
+        "history[...] (local variable of main(), train.py:1)."
+    )
+    assert found.num_served == 1 and found.removed_bytes == 50 * _MIB
+
+
+def test_each_group_has_its_own_change() -> None:
+    program = Recorded(capacity=100)
+    program.make(20, MOVING)
+    program.make(20, layer(7))
+    program.make(30, ACCUMULATE)
+    program.make(20, layer(8))
+    program.fail(30, [line(4)])
+    words = program.changes(second_run((20, 0), (20, 0), (30, NEVER), (20, 0)))["not read again"].words
+    assert words == "call optimizer.zero_grad(set_to_none=True) right after optimizer.step()"
+
+
+def test_what_is_overwritten_is_not_needed_only_where_it_is_a_gradient() -> None:
+    program = Recorded(capacity=100)
+    program.make(40, [line(3)])
+    program.make(20, layer(7))
+    program.make(30, ACCUMULATE)
+    program.fail(30, [line(4)])
+    found = program.changes(second_run((40, 1), (20, 0), (30, 1)))["not read again"]
+    assert found.sentence.startswith("Nothing reads 30.00 MiB in 1 block of gradients")
+
+
+def test_parameters_are_told_only_of_a_whole_step() -> None:
+    program = Recorded(capacity=100)
+    program.make(60, MOVING)
+    program.make(30, [line(3)])
+    program.fail(30, [line(4)])
+    assert "not read again" in program.changes(second_run((60, NEVER), (30, 0)))
+    assert "not read again" not in program.changes(second_run((60, NEVER), (30, 0), num_steps=1))
+
+
+def test_a_run_that_asked_for_other_blocks_tells_nothing() -> None:
+    program = Recorded(capacity=100)
+    program.make(40, [line(2)])
+    program.make(50, [line(3)])
+    program.fail(30, [line(4)])
+    assert "not read again" in program.changes(second_run((40, 0), (50, NEVER)))
+    assert "not read again" not in program.changes(second_run((41, 0), (50, NEVER)))
+
+
+def test_no_setting_is_named_where_the_program_needs_more_than_there_is() -> None:
+    program = Recorded(capacity=100)
+    for piece in [program.make(30, [line(2)]) for _ in range(3)]:
+        program.free(piece, [line(9)])
+    for _ in range(3):
+        program.make(18, [line(3)])
+    program.fail(40, [line(4)])
+    (device,) = replay_snapshot(snapshot_in_memory(program.snapshot())).devices
+    whole, _, _ = explain_failure(device, objects_of(), device_bytes=None)
+    needs_more = replace(objects_of(), second_run=SecondRun((), 30 * _MIB))
+    more, first, _ = explain_failure(device, needs_more, device_bytes=None)
+    assert whole.cause == more.cause == "fragmentation"
+    assert "expandable_segments" in whole.advice and "expandable_segments" not in more.advice
+    assert "the program asks later for more than there is" in more.advice
+    assert first is not None and not any("expandable" in change.words for change in first.changes)

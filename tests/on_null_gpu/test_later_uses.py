@@ -1,0 +1,86 @@
+"""The next use of each block behind a request that failed: of a program whose reads are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.processes import ROOT, run_python
+from tests.truth.isolate import Elsewhere
+from tracer.capture.objects.later_uses import LaterUses, NextUse
+from tracer.sessions.trials.use_watch import UseWatch
+
+MIB = 1 << 20
+
+
+def _followed() -> Iterator[LaterUses | None]:
+    """Four blocks of 1 to 4 MiB, then the request that failed; of 1, 2, and 3 one is read, freed, overwritten."""
+    watch = UseWatch(0, 4)
+    watch.begin()
+    read, freed, overwritten, viewed = (torch.ones(size * MIB // 4, device="cuda") for size in (1, 2, 3, 4))
+    read + 1
+    watch.step_ended()
+    torch.ones(5, device="cuda")
+    del freed
+    overwritten.zero_()
+    overwritten.sum()
+    viewed.view(-1, 1).t()
+    read.sum()
+    watch.step_ended()
+    yield watch.found(is_to_the_end=False)
+
+
+def followed() -> LaterUses | None:
+    return next(_followed())
+
+
+def test_the_first_use_behind_the_failure_is_known(elsewhere: Elsewhere) -> None:
+    found = elsewhere(followed)
+    assert found is not None
+    first = _followed.__code__.co_firstlineno
+    assert found.distance == (4, 3, 2, 1)
+    assert found.size_bytes == tuple(size * MIB for size in (1, 2, 3, 4))
+    assert [found.uses[use] if use < len(found.uses) else None for use in found.use] == [
+        NextUse(__file__, first + 5, "aten::add", in_backward=False, overwrites=False, step=0),
+        None,
+        NextUse(__file__, first + 9, "aten::zero_", in_backward=False, overwrites=True, step=1),
+        None,
+    ]
+    assert found.freed[1] == 2 and found.freed[0] == found.freed[2] == found.freed[3] == 0
+    assert found.num_steps == 2 and not found.is_to_the_end
+
+
+def _stopped_before() -> LaterUses | None:
+    watch = UseWatch(0, 4)
+    watch.begin()
+    torch.ones(5, device="cuda")
+    return watch.found(is_to_the_end=True)
+
+
+def test_a_program_that_does_not_come_so_far_tells_nothing(elsewhere: Elsewhere) -> None:
+    assert elsewhere(_stopped_before) is None
+
+
+_LEAVES_A_BLOCK_EACH_STEP = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(20)]).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+kept = []
+for step in range(20):
+    model(torch.ones(8192, 1024, device="cuda")).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    kept.append(torch.ones(1 << 26, device="cuda"))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_says_what_nothing_reads_again(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_LEAVES_A_BLOCK_EACH_STEP)
+    ran = run_python(ROOT / "main.py", "run", "--on", "h100:3GiB", "train.py", folder=tmp_path)
+    words = " ".join(ran.stdout.split())
+    assert "With enough memory it needs" in words and "more than there is." in words
+    assert "(train.py:10) in the rest of this step and the next one; held by kept[...]" in words

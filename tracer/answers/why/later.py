@@ -1,0 +1,78 @@
+"""Blocks that the program does not read again, as a second run of it with memory that does not end showed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from tracer.answers.allocator.changed_requests import with_earlier_frees
+from tracer.answers.why.case import Case, Cause, GivesUp
+from tracer.answers.why.holding import holder_words
+from tracer.arrays import Ints
+from tracer.blocks.kinds import Kind
+
+_LEAST_PERCENT: Final = 10
+
+
+def not_read_again(case: Case) -> Iterator[Cause]:
+    """Blocks in use that nothing reads any more, each group with the change that lets go of it."""
+    uses = case.later_uses
+    if uses is None:
+        return
+    rows = case.used_next(lambda use: use is None)
+    overwritten = case.used_next(lambda use: use is not None and use.overwrites)
+    rows = np.union1d(rows, overwritten[case.kind[overwritten] == Kind.GRADIENT])
+    rows = rows[~np.isin(case.kind[rows], (Kind.WORKSPACE, Kind.COMMUNICATION))]
+    # A model or a state that was not read in a part of a step may be read in the next one.
+    if uses.num_steps < _LEAST_STEPS and not uses.is_to_the_end:
+        rows = rows[~case.stays[rows]]
+    for group, what, change, price in _groups(case, rows):
+        if case.is_much(group, percent=_LEAST_PERCENT):
+            yield _unread(case, group, what, f"{uses.horizon}", change, price)
+
+
+_LEAST_STEPS: Final = 2
+"""Ends of steps: so many that a whole step was followed."""
+
+
+def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
+    """Yield groups of blocks with a noun, the change, and its price."""
+    kind = case.kind[rows]
+    is_gradient, is_parameter = kind == Kind.GRADIENT, case.stays[rows]
+    is_in_graph = np.isin(rows, case.in_graphs) if case.in_graphs is not None else np.zeros(len(rows), np.bool_)
+    is_in_graph &= ~is_gradient & ~is_parameter
+    yield (
+        rows[is_gradient],
+        " of gradients",
+        "call optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
+        GivesUp.NOTHING,
+    )
+    yield (
+        rows[is_parameter],
+        f" of {Kind(int(kind[is_parameter][0])).words}s" if is_parameter.any() else "",
+        'keep what is not called on the host meanwhile (.to("cpu"))',
+        GivesUp.A_LITTLE,
+    )
+    yield (
+        rows[is_in_graph],
+        " that a graph keeps for a backward",
+        "call what makes them under torch.no_grad(), or detach its result: no backward reads them",
+        GivesUp.NOTHING,
+    )
+    others = rows[~is_gradient & ~is_parameter & ~is_in_graph]
+    yield others, "", "let go of them before that (`del`, a function of their own, or .cpu())", GivesUp.NOTHING
+
+
+def _unread(case: Case, rows: Ints, what: str, horizon: str, change: str, price: GivesUp) -> Cause:
+    holder = holder_words(case, rows)
+    return Cause(
+        "not read again",
+        f"Nothing reads {case.words(rows)}{what}{case.lines(rows)} {horizon}{f'; held by {holder}' if holder else ''}.",
+        change,
+        lambda modelled: with_earlier_frees(modelled, rows, np.full(len(rows), case.entry)),
+        case.largest_site(rows),
+        price,
+        names_bytes=case.bytes(rows),
+    )

@@ -1,0 +1,54 @@
+"""Uses of the blocks at a failure, seen where the same program ran again with memory that does not end; without torch.
+
+Two runs on the null GPU ask for the same blocks in the same order, so that a block of the second run is named by the
+number of allocations between it and the request that failed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NextUse:
+    """A place in the program that reads blocks next, or overwrites them."""
+
+    file: str  # Empty where no line of the program is known, as in a backward
+    line: int
+    operator: str  # As `aten::mm`
+    in_backward: bool
+    overwrites: bool  # Whether it writes without a look at the values, as `zero_`
+    step: int  # Steps that ended between the failed request and the read; 0 for the step that failed
+
+
+@dataclass(frozen=True, slots=True)
+class LaterUses:
+    """Blocks that were in use at the failed request and after the operator that made it, with their next use.
+
+    Example: `distance=(4,), freed=(9,), uses=(), use=(0,)`: the block four allocations before the failed request is not
+    read again, and is freed when nine more have been allocated.
+    """
+
+    distance: tuple[int, ...]  # [B] allocations from the block until the failed request, the block's own included
+    size_bytes: tuple[int, ...]  # [B] as requested
+    use: tuple[int, ...]  # [B] row of `uses`; their number if nothing reads the block before it is freed
+    freed: tuple[int, ...]  # [B] allocations from the failed request until it is freed; 0 if it never is
+    uses: tuple[NextUse, ...]
+    num_steps: int  # Steps that were followed to their end, from the step that failed
+    is_to_the_end: bool  # Whether the program was followed to its end
+
+    @property
+    def horizon(self) -> str:
+        """How far the program was followed, in words."""
+        if self.is_to_the_end:
+            return "to the program's end"
+        return "in the rest of this step" if self.num_steps < 2 else "in the rest of this step and the next one"
+
+
+@dataclass(frozen=True, slots=True)
+class SecondRun:
+    """A second run of the program that failed, with memory that does not end."""
+
+    need: tuple[str, ...]  # Sentences on how much memory it takes
+    missing_bytes: int = 0  # By how much the blocks that it needs at once are more than there is; 0 if they are not
+    uses: LaterUses | None = None  # None where the two runs cannot be compared
