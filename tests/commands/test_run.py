@@ -108,6 +108,20 @@ def script(folder: Path, text: str) -> str:
     return "train.py"
 
 
+def test_a_script_that_compiles_nothing_loads_no_compiler(tmp_path: Path) -> None:
+    """Without an optimizer, whose own functions load torch.compile."""
+    by_hand = TRAIN.replace("optimizer = torch.optim.Adam(net.parameters())\n", "").replace(
+        "    optimizer.step()\n    optimizer.zero_grad()\n",
+        "    with torch.no_grad(): [weight.sub_(weight.grad) for weight in net.parameters()]\n    net.zero_grad()\n",
+    )
+    loaded = by_hand + "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])\n"
+    # Not by `run`, whose process has what this one has loaded.
+    command = [sys.executable, str(ROOT / "main.py"), "run", "--save-dir", "out", script(tmp_path, loaded)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "[]" in ended.stdout.splitlines(), ended.stdout
+    assert (tmp_path / "out" / "peak.json").is_file()
+
+
 def peak(folder: Path) -> Any:
     return json.loads((folder / "out" / "peak.json").read_text())
 

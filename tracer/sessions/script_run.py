@@ -191,7 +191,7 @@ class ScriptProfile:
         self._unhook_modules = hook_every_module(self._called)
         self._looking.enter_context(ParameterOrigins())
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
-        stepped = torch.compiler.disable(self._optimizer_stepped)  # type: ignore[no-untyped-call]
+        stepped = torch_compile.never_compiled(self._optimizer_stepped)
         self._looking.callback(remove_hooks, [register_optimizer_step_post_hook(stepped).remove])
         self._looking.callback(torch_compile.on_compile_start(self._compilation_begins))
         GRAPH_CAPTURES.start()

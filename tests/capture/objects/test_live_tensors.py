@@ -89,7 +89,7 @@ def test_a_kept_loss_keeps_what_its_graph_saved() -> None:
 
     model = nn.Sequential(nn.Linear(50, 60), Spy(), nn.Linear(60, 1))
     loss = model(torch.randn(4, 50)).sum()
-    saved = loss.grad_fn.next_functions[0][0].next_functions[1][0]._raw_saved_result.data  # the output of exp
+    (saved,) = torch_graph.saved_by(loss.grad_fn.next_functions[0][0].next_functions[1][0])  # the output of exp
     address = saved.untyped_storage().data_ptr()
     del saved
 

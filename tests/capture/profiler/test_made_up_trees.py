@@ -281,7 +281,7 @@ def test_an_address_that_is_handed_out_again_was_freed_unseen() -> None:
         FakeEvent(FakeAllocation(64, -300, 5, id=1), 1040),
     ]
     torch_timeline(FakeResults(*roots[:2]))
-    with pytest.raises(AssertionError, match="duplicate outputs"):
+    with pytest.raises(AssertionError):
         torch_timeline(FakeResults(*roots))
     recording = read_recording(FakeResults(*roots))
     assert_consistent(recording)

@@ -281,7 +281,7 @@ class CallHooks:
                     self._try(optimizer, partial(hook_step, optimizer, self._step_begins, self._step_ends))
         # Behind a graph break an eager model is called from compiled code, which would compile the hooks as well.
         before, after = (
-            torch.compiler.disable(call) if call is not None else None  # type: ignore[no-untyped-call]
+            torch_compile.never_compiled(call) if call is not None else None
             for call in (self._on_call, self._after_call)
         )
         for module in (module for model in alive(self._models) for module in _outside_compiled_code(model)):

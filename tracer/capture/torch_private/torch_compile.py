@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -13,6 +14,10 @@ from typing import Any
 import torch
 
 from tracer.collector import objects_with_type
+from tracer.loaded_modules import when_loaded
+
+_DECORATORS = "torch._dynamo.decorators"
+"""Every program that compiles loads it first; it takes a second, and one that compiles nothing does without."""
 
 
 def has_compiled() -> bool:
@@ -21,49 +26,94 @@ def has_compiled() -> bool:
     return convert_frame is not None and bool(getattr(convert_frame, "FRAME_COUNTER", 1))
 
 
+def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch.compile calls as it is, with all that it calls.
+
+    `torch.compiler.disable` does so too, and loads torch.compile, which takes a second of a program that compiles
+    nothing. This waits until somebody else has loaded it.
+    """
+    current = function
+
+    def call(*args: Any, **options: Any) -> Any:
+        return current(*args, **options)
+
+    code = call.__code__
+    vars(call)["_torchdynamo_disable"] = True  # as `torch._dynamo.decorators.skip` marks a function
+
+    def disable(decorators: Any) -> None:
+        nonlocal current
+        current = decorators.disable(function)
+        decorators.skip_code(code)
+
+    weakref.finalize(call, when_loaded(_DECORATORS, disable)).atexit = False
+    return call
+
+
 def on_compile_start(callback: Callable[[], None]) -> Callable[[], None]:
     """Have something called whenever torch.compile begins to compile, before it reads the code."""
-    from torch._dynamo.callback import callback_handler
 
-    # torch.compile calls back with its eyes open, and would compile what it calls.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(*_: Any) -> None:
         callback()
 
-    callback_handler.register_start_callback(begin)
-    return lambda: callback_handler.remove_start_callback(begin)
+    # torch.compile calls back with its eyes open, and would compile what it calls.
+    uncompiled = never_compiled(begin)
+
+    def register(module: Any) -> None:
+        module.callback_handler.register_start_callback(uncompiled)
+        ends.append(lambda: module.callback_handler.remove_start_callback(uncompiled))
+
+    ends: list[Callable[[], None]] = []
+    ends.append(when_loaded("torch._dynamo.callback", register))
+    return lambda: _call_each(ends)
+
+
+def _call_each(ends: list[Callable[[], None]]) -> None:
+    while ends:
+        ends.pop()()
 
 
 def around_ahead_of_time(block: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
     """Have a block around each compilation by `aot_compile`, as vLLM's are, whose beginning torch tells nobody.
 
     Its code stays as it is, though hooks that it contains have been removed since: vLLM leaves the guards out.
+    torch has it since 2.9, in a module that a program which compiles nothing never loads.
     """
-    from torch._dynamo import aot_compile
-
-    original: Any = aot_compile.aot_compile_fullgraph
     is_on = True
 
-    def aot_compile_fullgraph(*args: Any, **options: Any) -> Any:
-        with block() if is_on else nullcontext():
-            return original(*args, **options)
+    def surround(aot_compile: Any) -> None:
+        original = aot_compile.aot_compile_fullgraph
+
+        def aot_compile_fullgraph(*args: Any, **options: Any) -> Any:
+            with block() if is_on else nullcontext():
+                return original(*args, **options)
+
+        def take_back() -> None:
+            if aot_compile.aot_compile_fullgraph is aot_compile_fullgraph:
+                aot_compile.aot_compile_fullgraph = original
+
+        aot_compile.aot_compile_fullgraph = aot_compile_fullgraph
+        ends.append(take_back)
+
+    ends: list[Callable[[], None]] = []
+    ends.append(when_loaded("torch._dynamo.aot_compile", surround))
 
     def end() -> None:
         nonlocal is_on
         is_on = False
-        if aot_compile.aot_compile_fullgraph is aot_compile_fullgraph:
-            aot_compile.aot_compile_fullgraph = original
+        _call_each(ends)
 
-    aot_compile.aot_compile_fullgraph = aot_compile_fullgraph
     return end
 
 
 def leave_uncompiled(functions: Iterable[FunctionType]) -> None:
     """Have torch.compile run these as they are, and still compile what they call; the calls cost nothing more."""
-    from torch._dynamo.decorators import skip
+    skipped = tuple(functions)
 
-    for function in functions:
-        skip(function)
+    def skip(decorators: Any) -> None:
+        for function in skipped:
+            decorators.skip(function)
+
+    when_loaded(_DECORATORS, skip)
 
 
 def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -70,12 +71,52 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
     node_type: type = type(node)
     for name in _saved_names(node_type):
         try:
-            saved = getattr(node, name)
+            saved = getattr(node, name) if _TELLS_DATA else _unpacked(node, name)
         except RuntimeError:  # freed by a backward
             continue
         for value in saved if isinstance(saved, tuple | list) else (saved,):
-            if isinstance(tensor := getattr(value, "data", None), torch.Tensor):
+            tensor = getattr(value, "data", None) if _TELLS_DATA else value
+            if isinstance(tensor, torch.Tensor):
                 yield tensor
+
+
+_TELLS_DATA: Final = hasattr(torch._C._autograd.SavedTensor, "data")
+"""Whether torch tells what is kept; before 2.11 it gives what the node's backward will use, which hooks unpack."""
+_looking = threading.local()
+
+
+def _unpacked(node: Any, name: str) -> Any:
+    """What a node keeps without hooks.
+
+    Raises:
+        RuntimeError: Hooks keep it, or a backward has freed it.
+    """
+    given = name.removeprefix("_raw")
+    _looking.is_on = True
+    try:
+        return getattr(node, given if hasattr(type(node), given) else given.removeprefix("_"))
+    finally:
+        _looking.is_on = False
+
+
+def _let_hooks_refuse() -> None:
+    """Have hooks by which a program keeps tensors, such as checkpoints, unpack nothing while somebody looks."""
+    autograd: Any = torch._C._autograd
+    push = autograd._push_saved_tensors_default_hooks
+
+    def push_refusing(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        def unpack_for_backward(packed: Any) -> Any:
+            if getattr(_looking, "is_on", False):
+                raise RuntimeError("Kept by hooks")
+            return unpack(packed)
+
+        push(pack, unpack_for_backward)
+
+    autograd._push_saved_tensors_default_hooks = push_refusing
+
+
+if not _TELLS_DATA:  # before the program uses any, which is why it is done on import
+    _let_hooks_refuse()
 
 
 def accumulates_into(node: Any) -> Iterator[torch.Tensor]:

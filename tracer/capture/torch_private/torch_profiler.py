@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from operator import is_
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -256,6 +258,26 @@ class OpenRegions:
             callback()
 
 
+@contextmanager
+def _inductor_left_out() -> Iterator[None]:
+    """Meanwhile torch is without Inductor, if nobody has loaded it: to ask for `torch._inductor` takes a second.
+
+    The profiler asks whether it makes CUDA graphs, which an option of its own or a variable of the environment says.
+    """
+    find = vars(torch).get("__getattr__")
+    if find is None or "torch._inductor" in sys.modules or "TORCHINDUCTOR_CUDAGRAPHS" in os.environ:
+        yield
+        return
+
+    def find_others(name: str) -> Any:
+        if name == "_inductor":
+            raise AttributeError(name)
+        return find(name)
+
+    with patch.object(torch, "__getattr__", find_others):
+        yield
+
+
 class PoliteProfiler(torch.profiler.profile):
     """torch's profiler, which gives back the program's own profile function when a recording has stopped.
 
@@ -263,6 +285,11 @@ class PoliteProfiler(torch.profiler.profile):
     """
 
     _of_program: Any = None
+
+    def prepare_trace(self) -> None:
+        """Get ready to record."""
+        with _inductor_left_out():
+            super().prepare_trace()
 
     def start_trace(self) -> None:
         """Start to record."""
