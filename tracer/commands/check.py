@@ -45,30 +45,24 @@ def check(
     script: opt.ScriptName,
     arguments: opt.Arguments = None,
     module: opt.Module = False,
-    baseline: Annotated[
-        Path, option("Peaks to compare with, by script, arguments and card.", None, metavar="<path>")
-    ] = Path("peaks.json"),
-    fail_above: Annotated[
-        str, option("Exit with 3 if the peak grew by more than 2%, or by more than 64MiB.", None, metavar="<limit>")
-    ] = "1%",
-    update: Annotated[
-        bool, option("Write the peak to the baseline instead of comparing it.", None, "--update")
-    ] = False,
+    baseline: Annotated[Path, option("Peaks to compare with.", None, metavar="<path>")] = Path("peaks.json"),
+    fail_above: Annotated[str, option("Growth that fails: 2%, or 64MiB.", None, metavar="<limit>")] = "1%",
+    update: Annotated[bool, option("Write the peak to the baseline.", None, "--update")] = False,
     on: opt.On = None,
     answer: opt.Answers = None,
     per_node: opt.PerNode = 8,
     rank: opt.Rank = None,
     one_process: opt.OneProcess = False,
     markdown: Annotated[
-        Path | None, option("Also write what changed as Markdown, for a pull request.", opt.OUTPUTS, metavar="<path>")
+        Path | None, option("Also write what changed as Markdown.", opt.OUTPUTS, metavar="<path>")
     ] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Fail if a script's peak has grown, without a GPU.
 
-    The script runs on the null GPU until its memory repeats, as by predict, and its
-    peak of GPU memory is compared with the baseline. Of a job it is the worst rank's.
-    Exits with 0, with 3 if the peak has grown, with 125 if the script cannot be measured.
+    The script runs on the null GPU until its memory repeats, and its peak is
+    compared with the baseline. Exits with 0, with 3 if the peak has grown, and
+    with 125 if the script cannot be measured, as `git bisect run` expects.
 
     torch-timeline check --on 8xh100 --update train.py
 

@@ -37,7 +37,7 @@ def diff(
     after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
     fail_above: Annotated[
         str | None,
-        option("Exit with 3 if a peak grew by more than 5%, or by more than 100MiB.", metavar="<limit>"),
+        option("Growth that fails: 5%, or 100MiB.", metavar="<limit>"),
     ] = None,
     html: opt.Html = None,
     as_json: opt.AsJson = False,
@@ -45,8 +45,10 @@ def diff(
 ) -> None:
     """Say what changed between two peaks, to the byte.
 
-    Two folders that runs wrote are compared by category, module, operator and line; two
+    Two folders of runs are compared by category, module, operator and line, two
     snapshots by kind and stack.
+
+    torch-timeline diff before after --fail-above 5%
     """
     from tracer.answers.threshold import parse_threshold
 

@@ -90,9 +90,9 @@ def doctor(
 ) -> None:
     """Say what works here, and how to mend the rest.
 
-    PASS is well, FAIL has the command that mends it, SKIP says why it could not be asked.
-    A small model is trained on the CPU, on the null GPU and on a GPU if there is one.
-    Exit status 1 if a check fails.
+    PASS is well, FAIL has the command that mends it, SKIP says why it could not
+    be asked. A small model is trained on the CPU, on the null GPU, and on a GPU
+    if there is one. Exits with 1 if a check fails.
 
     torch-timeline doctor
     """

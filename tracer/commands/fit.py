@@ -41,14 +41,14 @@ def fit(
     script: opt.ScriptName,
     arguments: opt.Arguments = None,
     module: opt.Module = False,
-    each: Annotated[bool, option("Try each change alone, and say what it saves, fit or not.", None, "--each")] = False,
+    each: Annotated[bool, option("Say what each change alone saves.", None, "--each")] = False,
     values: Annotated[
         list[str] | None,
         option(
-            "Try values of the script's own option instead, as '--batch-size 8,4,2'. Repeatable.",
+            "Try the script's options: '--batch-size 8,4,2'.",
             None,
             "--try",
-            metavar="<option values>",
+            metavar="<values>",
         ),
     ] = None,
     on: opt.On = None,
@@ -58,15 +58,15 @@ def fit(
     one_process: opt.OneProcess = False,
     save_dir: Annotated[
         Path | None,
-        option("Folder for fit.json, which run --apply reads; none by default.", opt.OUTPUTS, metavar="<path>"),
+        option("Folder for fit.json, for run --apply.", opt.OUTPUTS, metavar="<path>"),
     ] = None,
 ) -> None:
     """Find the least change with which a script fits.
 
-    Each trial runs the unchanged script on the null GPU, with changes that are made from
-    outside: first those that cost nothing, then those that cost time, then those that
-    cost digits. The answer is a command that trains with them. Of a job the worst rank
-    decides. Exits with 3 if nothing helps.
+    Each trial runs the unchanged script on the null GPU, with changes that are
+    made from outside: first those that cost nothing, then those that cost time,
+    then those that cost digits. The answer is a command that trains with them.
+    Exits with 3 if nothing helps.
 
     torch-timeline fit --on rtx-4090 train.py --epochs 3
 

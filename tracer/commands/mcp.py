@@ -15,10 +15,9 @@ _PACKAGES: Final = ("mcp", "anyio", "pydantic")
 def mcp() -> None:
     """Answer coding assistants, by the Model Context Protocol.
 
-    An assistant starts this in the folder of a project, and speaks over stdin and stdout.
-    It can then have snapshots explained, scripts and models predicted and fitted to a GPU
-    that is not here, peaks compared, and a peak checked. Files outside the folder are
-    refused. Needs the extra `mcp`.
+    An assistant starts this in the folder of a project, and speaks over stdin and
+    stdout. Its tools are the commands that have --json, and fit. Files outside
+    the folder are refused. Needs the extra `mcp`.
 
     torch-timeline mcp
     """

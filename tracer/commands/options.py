@@ -52,21 +52,21 @@ def checked_size(text: str | None) -> int | None:
 
 
 # ----------------------------------------------------------------------------------------------------------- the script
-ScriptName = Annotated[str, typer.Argument(help="An unchanged script; with -m a module's name.")]
+ScriptName = Annotated[str, typer.Argument(help="A script, or with -m a module.")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")]
-Module = Annotated[bool, option("SCRIPT names a module, as for `python -m`.", None, "--module", "-m")]
+Module = Annotated[bool, option("Run a module, as `python -m` does.", None, "--module", "-m")]
 
 # ----------------------------------------------------------------------------------------------------------- the device
 On = Annotated[
     str | None,
-    option("Run as on this GPU, without one: h100, rtx-4090, h100:40GiB, 24GiB, 8xh100.", DEVICE, metavar="<card>"),
+    option("Run as on this GPU: h100, h100:40GiB, 8xh100.", DEVICE, metavar="<card>"),
 ]
 Answers = Annotated[
     list[str] | None,
     option(
-        "With --on: the value that a line reads from the GPU, as train.py:12=0.5. Repeatable.",
+        "What a line reads there: train.py:12=0.5.",
         DEVICE,
-        metavar="<file:line=value>",
+        metavar="<value>",
     ),
 ]
 PerNode = Annotated[
@@ -91,28 +91,28 @@ OneProcess = Annotated[
 # ------------------------------------------------------------------------------------------------------------ the model
 Model = Annotated[
     str,
-    option("A class or function: package.module:factory, or path/to/file.py:factory.", MODEL, metavar="<where:what>"),
+    option("Factory: module:name, or file.py:name.", MODEL, metavar="<where:what>"),
 ]
 ModelArgs = Annotated[
     list[str] | None,
-    option("Argument of the factory: width=256. Repeatable.", MODEL, "--model-arg", metavar="<name=value>"),
+    option("Argument of it: width=256.", MODEL, "--model-arg", metavar="<name=value>"),
 ]
 ModelInputs = Annotated[
     list[str] | None,
     option(
-        "One sample of an input: 3x224x224, or by name ids=128:int64:0-50257. Repeatable.",
+        "A sample: 3x224x224, ids=128:int64:0-50257.",
         MODEL,
         "--input",
         metavar="<size>",
     ),
 ]
 BatchSize = Annotated[int, number("Samples in a batch.", MODEL)]
-Optimizer = Annotated[str, option("Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", STEP, metavar="<text>")]
+Optimizer = Annotated[str, option("Of torch.optim: adamw, sgd:lr=0.1, none.", STEP, metavar="<text>")]
 Loss = Annotated[
     step_options.Loss,
-    option("auto (the model's own, else mean-square), mean-square or cross-entropy.", STEP, metavar="<loss>"),
+    option("auto, mean-square or cross-entropy.", STEP, metavar="<loss>"),
 ]
-Amp = Annotated[step_options.Amp, option("Mixed precision: off, bfloat16 or float16.", STEP, metavar="<dtype>")]
+Amp = Annotated[step_options.Amp, option("Autocast: off, bfloat16 or float16.", STEP, metavar="<dtype>")]
 Checkpoint = Annotated[bool, option("Recompute repeated blocks in backward.", STEP, "--checkpoint")]
 Inference = Annotated[bool, option("Forward only, without gradients.", STEP, "--inference")]
 
@@ -122,9 +122,7 @@ WarmupSteps = Annotated[int, number("Steps in which the profiler then warms up."
 ActiveSteps = Annotated[int, number("Steps that are then recorded.", SCHEDULE, hidden=True)]
 Repeats = Annotated[int, number("Number of such cycles.", SCHEDULE, hidden=True)]
 SaveDir = Annotated[Path, option("Folder for the results.", OUTPUTS, metavar="<path>")]
-KeepRecording = Annotated[
-    bool, option("Write recording.npz, from which `report` writes every file again.", OUTPUTS, "--keep-recording")
-]
+KeepRecording = Annotated[bool, option("Write recording.npz, which `report` reads.", OUTPUTS, "--keep-recording")]
 Html = Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")]
 AsJson = Annotated[bool, option("Print the answer as JSON instead.", OUTPUTS, "--json")]
 Full = Annotated[bool, option("Print all tables.", OUTPUTS, "--full")]

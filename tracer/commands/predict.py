@@ -43,9 +43,7 @@ _OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "t
 
 def predict(
     context: typer.Context,
-    script: Annotated[
-        str | None, typer.Argument(help="An unchanged script instead of a model; with -m a module's name.")
-    ] = None,
+    script: Annotated[str | None, typer.Argument(help="A script, or with -m a module; or --model.")] = None,
     arguments: opt.Arguments = None,
     module: opt.Module = False,
     model: opt.Model = "",
@@ -53,16 +51,14 @@ def predict(
     model_input: opt.ModelInputs = None,
     hf_config: Annotated[
         Path | None,
-        option("config.json of a transformers model; --model-arg changes single values.", opt.MODEL, metavar="<path>"),
+        option("config.json of a transformers model.", opt.MODEL, metavar="<path>"),
     ] = None,
     tokens: Annotated[
         int | None,
-        number("Tokens in a sample of --hf-config; with --inference, text of that length is generated.", opt.MODEL),
+        number("Length of a text of --hf-config.", opt.MODEL),
     ] = None,
     batch_size: opt.BatchSize = 8,
-    largest_batch: Annotated[
-        bool, option("Also find the largest --batch-size that fits.", opt.MODEL, "--largest-batch")
-    ] = False,
+    largest_batch: Annotated[bool, option("Find the largest batch that fits.", opt.MODEL, "--largest-batch")] = False,
     optimizer: opt.Optimizer = "adamw",
     loss: opt.Loss = "auto",
     amp: opt.Amp = "off",
@@ -75,7 +71,7 @@ def predict(
     one_process: opt.OneProcess = False,
     save_dir: Annotated[
         Path | None,
-        option("Also write the files of a run to this folder: peak.json, the page, ...", opt.OUTPUTS, metavar="<path>"),
+        option("Also write the files of a run here.", opt.OUTPUTS, metavar="<path>"),
     ] = None,
     as_json: opt.AsJson = False,
     full: opt.Full = False,
@@ -83,9 +79,9 @@ def predict(
 ) -> None:
     """Say whether a step fits on a GPU, without one.
 
-    The answer has what the step would allocate there, and what fills it. Nothing is
-    computed: torch's own CUDA code runs on a GPU whose kernels do nothing. Without --on,
-    the answer says how much memory a model's step needs.
+    The answer says what the step allocates there, and what fills it. Nothing is
+    computed: torch's own CUDA code runs on a GPU whose kernels do nothing.
+    Exits with 3 if it does not fit.
 
     torch-timeline predict --on rtx-4090 train.py --epochs 1
 

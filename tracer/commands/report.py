@@ -19,14 +19,14 @@ _SNAPSHOTS = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz")
 
 def report(
     recording: Annotated[Path, typer.Argument(help="A --save-dir with a recording.npz, or that file.")],
-    save_dir: Annotated[
-        Path | None, option("Folder for the files; by default the recording's.", metavar="<path>")
-    ] = None,
+    save_dir: Annotated[Path | None, option("Folder; by default the recording's.", metavar="<path>")] = None,
     full: Full = False,
 ) -> None:
     """Write the files of a kept recording again.
 
-    This also works on another machine, and with a later version of this program.
+    This also works on another machine, and with a later version.
+
+    torch-timeline report profile --save-dir elsewhere
     """
     with errors_for_people():
         file = recording_path(recording)

@@ -55,15 +55,9 @@ def run(
     script: opt.ScriptName,
     arguments: opt.Arguments = None,
     module: opt.Module = False,
-    watch: Annotated[
-        bool, option("Watch the whole script without a profiler, and explain what happens.", None, "--watch")
-    ] = False,
-    inference: Annotated[
-        bool, option("The script trains nothing: each call of a model is a step.", None, "--inference")
-    ] = False,
-    apply: Annotated[
-        str, option("Changes to make from outside, as `fit` names them: checkpoint,bf16", metavar="<names>")
-    ] = "",
+    watch: Annotated[bool, option("Watch to the end, without a profiler.", None, "--watch")] = False,
+    inference: Annotated[bool, option("It trains nothing: a model's call is a step.", None, "--inference")] = False,
+    apply: Annotated[str, option("Changes that `fit` named: checkpoint,bf16.", metavar="<names>")] = "",
     device: Annotated[
         str | None, option("Device to explain; by default the model's.", opt.DEVICE, metavar="<text>", hidden=True)
     ] = None,

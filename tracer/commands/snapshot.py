@@ -38,16 +38,13 @@ ALLOCATOR = "Other allocator settings, another GPU"
 def snapshot(
     file: Annotated[
         list[Path],
-        typer.Argument(
-            help="A pickle of torch.cuda.memory._snapshot(), or a --save-dir; of a job several, their folder, or a "
-            "pattern in quotes."
-        ),
+        typer.Argument(help="Snapshots, folders, or patterns in quotes."),
     ],
-    device: Annotated[int | None, number("Index of the only device to look at.", least=0)] = None,
+    device: Annotated[int | None, number("Look at this device alone.", least=0)] = None,
     settings: Annotated[
         list[str] | None,
         option(
-            "Replay under other PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True. Repeatable.",
+            "Replay with: expandable_segments:True.",
             ALLOCATOR,
             metavar="<settings>",
         ),
@@ -55,14 +52,12 @@ def snapshot(
     gpu_memory: Annotated[
         str | None,
         option(
-            "Replay on a GPU of this size, such as 16GiB; exit with 3 if it does not run there.",
+            "Replay on a GPU of this size: 16GiB.",
             ALLOCATOR,
             metavar="<size>",
         ),
     ] = None,
-    dask: Annotated[
-        str | None, option("Read a job's recordings on the workers of this Dask scheduler.", metavar="<address>")
-    ] = None,
+    dask: Annotated[str | None, option("Read on the workers of a Dask scheduler.", metavar="<address>")] = None,
     html: opt.Html = None,
     open_: Annotated[bool, option("Show the page in the browser.", opt.OUTPUTS, "--open")] = False,
     as_json: opt.AsJson = False,
@@ -70,8 +65,12 @@ def snapshot(
 ) -> None:
     """Explain an allocator snapshot made anywhere.
 
-    It says what filled each device at its peak, and why it ran out. Several recordings
-    are the ranks of a job: it says which are alike, and which are odd.
+    The answer says what filled each device at its peak, why it ran out, and what
+    to try first. Several recordings are compared as the ranks of a job.
+
+    torch-timeline snapshot memory_snapshot.pkl
+
+    torch-timeline snapshot recordings/
     """
     with errors_for_people():
         for path in file:
