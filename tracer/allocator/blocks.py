@@ -15,7 +15,7 @@ NEVER = float("inf")
 
 
 class State(IntEnum):
-    """What a block's memory is doing."""
+    """The state of a block's memory."""
 
     FREE = 0
     USED = 1
@@ -86,7 +86,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether it shares its segment with other blocks."""
+        """True if the block shares its segment with others."""
         return self.previous is not None or self.next is not None
 
     def cut(self, size: int) -> Block:
@@ -185,7 +185,7 @@ class BlockPool:
         self.by_stream: dict[int, FreeBlocks] = {}
 
     def in_order(self) -> list[Block]:
-        """All free blocks, by stream, size and rank."""
+        """Return the free blocks, by stream, size and rank."""
         return [block for _, home in sorted(self.by_stream.items()) for block in home.blocks]
 
 

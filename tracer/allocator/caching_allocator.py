@@ -11,7 +11,7 @@ from tracer.block_sizes import SMALL_BYTES, round_size
 
 
 class CachingAllocator(AllocatorState):
-    """What torch's allocator would do, on a device that exists only as a number.
+    """A model of torch's caching allocator, on a device that exists only as a number.
 
     `allocate`, `free` and `empty_cache` are what torch does for a program; pools are those of CUDA graphs and of
     `torch.cuda.MemPool`. `serve` and `give_back` are the same for a replay that has rounded all sizes before.
@@ -78,7 +78,7 @@ class CachingAllocator(AllocatorState):
         return block
 
     def has_free_block(self, size: int, home: FreeBlocks) -> bool:
-        """Whether a rounded size could be served without reserving more."""
+        """Return True if a rounded size can be served without reserving more."""
         return self.best_fit(size, home) is not None
 
     def give_back(self, block: Block) -> None:

@@ -24,7 +24,7 @@ class Ranges:
         return ((start, self._sizes[start]) for start in self._starts)
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return True if there are any ranges."""
         return bool(self._starts)
 
     def add(self, start: int, size: int) -> tuple[int, int]:
@@ -54,7 +54,7 @@ class Ranges:
         return True
 
     def overlaps(self, start: int, size: int) -> bool:
-        """Whether an address of the range is in one of these."""
+        """Return True if one of the ranges overlaps this one."""
         at = bisect_left(self._starts, start + size) - 1
         return at >= 0 and self._starts[at] + self._sizes[self._starts[at]] > start
 
@@ -137,7 +137,7 @@ class PackingDriver:
 
     @property
     def free_bytes(self) -> int | None:
-        """What is left of the capacity."""
+        """Bytes that are left of the capacity."""
         return None if self.capacity is None else self.capacity - self.reserved
 
     def reserve(self, size: int, stream: int, pool: PoolId) -> int | None:
@@ -169,7 +169,7 @@ class PackingDriver:
         return self._fresh(size)
 
     def map(self, address: int, size: int) -> bool:
-        """Whether the capacity allows this much more."""
+        """Return True if the capacity allows this much more."""
         if self.capacity is not None and self.reserved + size > self.capacity:
             return False
         self.reserved += size
@@ -228,7 +228,7 @@ class RecordedDriver:
         return self._elsewhere.reserve_range(size, stream, pool) if mapped is None else mapped
 
     def map(self, address: int, size: int) -> bool:
-        """Whether the recorded driver had the memory."""
+        """Return True if the recorded driver had the memory."""
         if self._refuses(size):
             return False
         self.reserved_bytes += size

@@ -21,7 +21,7 @@ _SEGMENT_ACTIONS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MA
 
 
 class Op(IntEnum):
-    """What happens at one step of a history."""
+    """The operation of one step of a history."""
 
     ALLOC = 0
     FREE = 1  # Request and completion of a free with nothing between them
@@ -33,7 +33,7 @@ class Op(IntEnum):
 
 
 class SegmentEvent(NamedTuple):
-    """What the recorded allocator took from the driver or gave back to it."""
+    """A segment that the recorded allocator took from the driver or released."""
 
     action: str
     address: int
@@ -43,7 +43,7 @@ class SegmentEvent(NamedTuple):
 
     @property
     def is_release(self) -> bool:
-        """Whether it was given back."""
+        """True if the segment was released."""
         return self.action in RELEASES
 
 
@@ -79,7 +79,7 @@ class History:
 
     @property
     def ends_by_failure(self) -> bool:
-        """Whether nothing was allocated after the last failed request: the program would have asked for more."""
+        """True if nothing was allocated after the last failed request: the program would have asked for more."""
         made = (code for code in reversed(self.code) if code in (Op.ALLOC, Op.OOM))
         return next(made, Op.ALLOC) == Op.OOM
 
@@ -173,7 +173,7 @@ def _rows(entry: Ints, code: Op, operand: Ints) -> Ints:
 
 
 def _waiting(state: DeviceState, lives: Lives) -> tuple[Bools, Ints]:
-    """Whether a life waits for another stream at the start, and the entry of the request of one that does at the end.
+    """Find the lives that wait for another stream at the start, and the request of those that do at the end.
 
     Returns:
         Two columns [lives]; the second is -1 for all that are not pending in the end state, or were at the start.

@@ -23,7 +23,7 @@ _ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(
 
 
 def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Requests:
-    """What the program asked for.
+    """Turn a history into the requests of the program.
 
     Args:
         releases_by_program: Positions of operations before which it emptied the cache; see `reproduce`.
@@ -122,7 +122,7 @@ class _ReplayRun:
         return None
 
     def _start(self) -> None:
-        """What was there before, in the order of its addresses, since that of time is not known."""
+        """Allocate the blocks from before in the order of their addresses, since that of time is not known."""
         history, requests, allocator = self._program.history, self._requests, self._allocator
         for life in history.first_lives.tolist():
             block = allocator.serve(requests.requested[life], requests.size[life], requests.home[life])
@@ -132,7 +132,7 @@ class _ReplayRun:
                 allocator.request_free(block)
 
     def _go_on_from(self, start: StartState) -> None:
-        """What was there before, where it lay; blocks that a change does without are free from the start."""
+        """Place the blocks from before where they lay; those that a change does without are free from the start."""
         history = self._program.history
         first = set(history.first_lives.tolist())
         for life, block in load(self._allocator, start, history).items():
@@ -176,7 +176,7 @@ class _ReplayRun:
             self._ask_again(number, position)
 
     def _ask_again(self, number: int, position: int) -> None:
-        """What failed in the recording."""
+        """Repeat a request that failed in the recording."""
         allocator = self._allocator
         wanted, stream = self._program.history.failed[number]
         self.wanted_bytes = allocator.allocated_bytes + wanted

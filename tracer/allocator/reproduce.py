@@ -39,7 +39,7 @@ class Matched:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all did."""
+        """True if all came out."""
         return self.equal == self.recorded
 
 
@@ -68,7 +68,7 @@ class Reproduction:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every decision came out."""
+        """True if every decision came out."""
         kinds = (self.addresses, self.segments, self.releases, self.failures, self.end_segments, self.end_blocks)
         return (
             all(kind.is_exact for kind in kinds) and not self.num_extra and self.peak_bytes == self.recorded_peak_bytes

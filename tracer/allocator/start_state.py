@@ -101,7 +101,7 @@ class _Undo:
             self._map(self._home(event, entry), event.address, event.size)
 
     def spans(self) -> list[Span]:
-        """What is left when everything is undone."""
+        """Return the spans that are left when everything is undone."""
         mapped = [
             Span(address, size, home[1], home[0], home[2], self._lowest[home])
             for home, ranges in self._mapped.items()
@@ -137,7 +137,7 @@ class _Undo:
 
 
 class _Halves:
-    """Whether an entry is about a small or a large expandable segment, which entries do not say.
+    """The half of the pool, small or large, of an entry about an expandable segment, which entries do not name.
 
     Small ones grow by single pages of 2 MiB. Several free pages of one, given back together, could also be a page of a
     large one; then the last block that was there decides, or else the nearest place that is known.
@@ -159,7 +159,7 @@ class _Halves:
         self._is_small = round_sizes(lives.requested_bytes[order], settings.roundup_power2_divisions) <= SMALL_BYTES
 
     def is_small(self, event: SegmentEvent, entry: int) -> bool:
-        """Whether a map or unmap belongs to the half of the pool for small blocks."""
+        """Return True if a map or unmap belongs to the half of the pool for small blocks."""
         if event.action == "segment_map" or event.size % self._page:
             return event.size % self._page != 0
         first, last = np.searchsorted(self._address, (event.address, event.address + event.size))

@@ -26,7 +26,7 @@ _UNLIMITED_ADDRESSES = 1 << 44
 
 
 class AllocatorState:
-    """What is reserved, allocated and free, and the counters of it.
+    """The reserved, allocated and free memory of an allocator, and its counters.
 
     Args:
         driver: Where segments come from; by default a device without limit.
@@ -150,7 +150,7 @@ class AllocatorState:
         return None if at is None or self._is_oversize(home.blocks[at], size) else at
 
     def _is_oversize(self, block: Block, size: int) -> bool:
-        """Whether `max_split_size` keeps a block from such a request."""
+        """Return True if `max_split_size` keeps a block from such a request."""
         if self.max_split is None:
             return False
         if size < self.max_split:
@@ -181,7 +181,7 @@ class AllocatorState:
             self.complete_free(block)
 
     def synchronize(self) -> None:
-        """All streams are done with everything."""
+        """Complete every free that waits for a stream."""
         for block in list(self.pending):
             self.finish(block)
 

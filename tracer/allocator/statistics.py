@@ -56,7 +56,7 @@ def segments(allocator: AllocatorState) -> Iterator[list[Block]]:
 
 
 def moment(allocator: AllocatorState) -> Moment:
-    """What all blocks are now, by address."""
+    """Return the state of every block now, by address."""
     return tuple(_segment_at_moment(blocks) for blocks in segments(allocator))
 
 

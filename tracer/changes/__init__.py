@@ -1,1 +1,1 @@
-"""What to change so that less memory is needed, where every change is tried before it is recommended."""
+"""Changes by which less memory is needed; every one is tried before it is recommended."""

@@ -16,7 +16,7 @@ class Reached(IntEnum):
 
     START = 0
     CALL = 1
-    """It has called a module."""
+    """A module has been called."""
     STEP = 2
     """An optimizer has made a step."""
 

@@ -26,7 +26,7 @@ _MOST_FRAMES = 3
 
 
 def has_changed(diff: PeakDiff) -> bool:
-    """Whether any row has other bytes after than before."""
+    """Return True if any row has other bytes after than before."""
     return any(change.bytes for changes in diff.changes.values() for change in changes)
 
 

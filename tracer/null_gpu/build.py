@@ -186,7 +186,7 @@ def library(folder: Path) -> Path:
 
 
 def libraries(path: Path) -> list[Path]:
-    """All libraries in the order in which they must be loaded, beside the first."""
+    """Return the libraries in the order in which they must be loaded, beside the first."""
     return [path.parent / name for name in (path.parent / PRELOAD).read_text("utf-8").split()]
 
 

@@ -22,7 +22,7 @@ MAX_DEVICES = 16
 
 @dataclass(frozen=True, slots=True)
 class _Multiprocessor:
-    """What every multiprocessor of a compute capability has.
+    """Figures of a multiprocessor of one compute capability.
 
     Source:
         CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
@@ -62,7 +62,7 @@ class Card:
 
     @property
     def usable_bytes(self) -> int:
-        """What the caching allocator can reserve."""
+        """Bytes that the caching allocator can reserve."""
         return max(0, self.memory_bytes - CONTEXT_BYTES)
 
     @property
@@ -203,7 +203,7 @@ class Devices:
 
 
 def devices_of(text: str) -> Devices:
-    """What `--on` names: `h100`, `RTX 4090`, `h100:40GiB` for another capacity, `8xh100` for eight of them, `24GiB`.
+    """Parse `--on`: `h100`, `RTX 4090`, `h100:40GiB` for another capacity, `8xh100` for eight of them, `24GiB`.
 
     Raises:
         TracerError: There is no such card, size or number.
@@ -284,7 +284,7 @@ def _without_size(text: str) -> tuple[str, int | None]:
 
 
 def _is_sold_with(card: Card, gigabytes: int) -> bool:
-    """Whether so much is on its box: ECC, the driver and decimal gigabytes make it up to a tenth less."""
+    """Return True if a card is sold with so much: ECC, the driver and decimal gigabytes leave up to a tenth less."""
     return 0.9 * gigabytes * GIB <= card.memory_bytes <= gigabytes * GIB
 
 

@@ -137,7 +137,7 @@ class Descriptor:
 
 
 def workspace_bytes(cudnn: Cudnn, device: Descriptor, num_sms: int, problem: dict[str, Any]) -> int:
-    """What the engine takes that cuDNN would choose for a convolution.
+    """Return the workspace of the engine that cuDNN would choose for a convolution.
 
     Args:
         num_sms: As `with_shared_sums`.

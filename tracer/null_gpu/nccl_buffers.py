@@ -1,4 +1,4 @@
-"""What NCCL takes of a GPU beside torch's allocator: a range, by communicators that ran and ranks that were sent to.
+"""Memory that NCCL takes of a GPU beside torch's allocator: a range, by communicators and ranks that were sent to.
 
 NCCL takes buffers for each channel to a neighbour, when a communicator's first collective runs: `NCCL_BUFFSIZE` and
 those of its two protocols for small messages. How many channels there are follows from the links between the GPUs, of
@@ -43,7 +43,7 @@ class NcclBuffers:
 
     @classmethod
     def of_this_process(cls) -> Self:
-        """What NCCL would have been used for in this process, which runs on the null GPU."""
+        """Read what NCCL would have been used for in this process, which runs on the null GPU."""
         library = ctypes.CDLL(None)
         return cls(library.null_gpu_nccl_communicators(), library.null_gpu_nccl_partners())
 

@@ -1,4 +1,4 @@
-"""What `nvidia-smi` says on the null GPU, from the variables alone: a program that imports nothing of ours."""
+"""Stand-in of `nvidia-smi` on the null GPU, from the variables alone: it imports nothing of this program."""
 
 from __future__ import annotations
 

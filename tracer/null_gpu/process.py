@@ -51,7 +51,7 @@ _VARIABLES: dict[str, Callable[[Card], str]] = {
 
 
 def is_active() -> bool:
-    """Whether this process runs on the null GPU."""
+    """Return True if this process runs on the null GPU."""
     return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "null_gpu_launches")
 
 

@@ -119,7 +119,7 @@ class TorchSymbols:
 
 
 def torch_symbols(torch_folder: Path) -> TorchSymbols:
-    """What an installed torch wants of NVIDIA's libraries; torch itself is not imported."""
+    """Read which symbols an installed torch wants of NVIDIA's libraries; torch itself is not imported."""
     packages = torch_folder.parent
     sonames, names = set(_LOADED_BY_NAME), set[str]()
     for path in sorted([*(torch_folder / "lib").glob("*.so"), *packages.glob("torchvision/*.so")]):
@@ -298,7 +298,7 @@ def _answer(prototype: Prototype, index: int, parameter: str) -> str | None:
 
 
 def _is_output(parameter: str) -> bool:
-    """Whether it may point to something of the host's that the caller reads: data of the device is void, float, ..."""
+    """Return True if a parameter may point to host memory that the caller reads: device data is void, float, ..."""
     if "const" in parameter or "*" not in parameter:
         return False
     return re.match(r"(void|float|double|cu\w*Complex|__half|__nv_bfloat16|char)\s*\*\s*\w*$", parameter) is None

@@ -155,7 +155,7 @@ def tidy(folder: Path) -> None:
 
 
 def _entries(folder: Path) -> Iterator[tuple[Path, int]]:
-    """All that is below a folder, the deepest first, with its mode; links are never followed."""
+    """Yield every entry below a folder with its mode, the deepest first; links are never followed."""
     for path in list(folder.iterdir()):
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode):

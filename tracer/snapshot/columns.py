@@ -1,4 +1,4 @@
-"""What a snapshot says, as numpy columns; everything behind the loader knows these and no dicts."""
+"""Columns of a snapshot, in numpy; everything behind the loader knows these and no dicts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StateBlocks(ColumnTable):
 
     @property
     def is_live(self) -> Bools:
-        """Whether a block's memory is in use: a freed one is, until `free_completed`."""
+        """True for each block whose memory is in use: a freed one is, until `free_completed`."""
         return np.not_equal(self.state, BlockState.INACTIVE)
 
 
@@ -89,7 +89,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stacks:
-    """All distinct stacks, innermost frame first, each frame stored once."""
+    """Distinct stacks, innermost frame first, each frame stored once."""
 
     frames: tuple[Frame, ...]
     offset: Ints  # Where each stack begins in `frame_of` [stacks + 1]
@@ -140,7 +140,7 @@ class Snapshot:
 
     @property
     def has_allocator(self) -> bool:
-        """Whether a caching allocator served the requests; else segments are ranges that blocks ever lay in."""
+        """True if a caching allocator served the requests; else segments are ranges that blocks ever lay in."""
         return self.settings.get(CACHING_ALLOCATOR, True) is not False
 
     def text(self, number: int) -> str:

@@ -130,7 +130,7 @@ class DataOnlyUnpickler(pickle.Unpickler):
 
 
 def is_torchs_magic(value: object) -> bool:
-    """Whether it is the number with which torch.save began a file before it wrote zip archives.
+    """Return True for the number with which torch.save began a file before it wrote zip archives.
 
     Source:
         `MAGIC_NUMBER` in `torch/serialization.py`.

@@ -177,7 +177,7 @@ class _Matching:
         return Lives(**table), self._oddities(lost, unborn, reborn, freed, surviving, live_row)
 
     def _in_end_state(self) -> tuple[Bools, Ints]:
-        """Whether each row's address is in use at the end, and the block that uses it."""
+        """Find the rows whose address is in use at the end, and the block that uses it."""
         live_addr = self._blocks.address[self._live]
         if not len(live_addr):
             return np.zeros(len(self.addr), dtype=np.bool_), np.full(len(self.addr), -1)

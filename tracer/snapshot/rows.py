@@ -100,7 +100,7 @@ class Texts:
         return self._numbers.setdefault(text, len(self._numbers) - 1)
 
     def __iter__(self) -> Iterator[str]:
-        """All texts in the order of their numbers."""
+        """Yield the texts in the order of their numbers."""
         return (text for text, number in self._numbers.items() if number >= 0)
 
 

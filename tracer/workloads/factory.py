@@ -34,7 +34,7 @@ def shipped_models() -> Path:
 
 
 def is_shipped(module_name: str) -> bool:
-    """Whether this is one of them by the name that it has in a checkout, `models.gpt`, and no other package's.
+    """Return True for a shipped model by its name in a checkout, `models.gpt`, and no other package's.
 
     A folder `models` without an `__init__.py` is no package of its own: projects keep their weights in such folders.
     """

@@ -80,7 +80,7 @@ class ModuleWorkload:
         self.model.zero_grad(set_to_none=True)
 
     def copy(self) -> ModuleWorkload:
-        """The same step on copies of model, optimizer and scaler; batches keep coming from the same source."""
+        """Copy the step with its model, optimizer and scaler; batches keep coming from the same source."""
         model, optimizer, scaler = deepcopy((self.model, self.optimizer, self.scaler))
         return replace(self, model=model, optimizer=optimizer, scaler=scaler)
 
@@ -242,6 +242,6 @@ class SupervisedWorkload:
         self.model.zero_grad(set_to_none=True)
 
     def copy(self) -> SupervisedWorkload:
-        """The same step on copies of model and optimizer; batches keep coming from the same source."""
+        """Copy the step with its model and optimizer; batches keep coming from the same source."""
         model, optimizer = deepcopy((self.model, self.optimizer))
         return replace(self, model=model, optimizer=optimizer)

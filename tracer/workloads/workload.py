@@ -39,7 +39,7 @@ class Workload(Protocol):
         """Update the parameters and free the gradients."""
 
     def copy(self) -> Workload | None:
-        """The same on copies of model and optimizer; None if that cannot be, and its phases are not timed."""
+        """Copy the step with its model and optimizer; None if that is not possible, and phases are not timed."""
 
 
 def train_step(
@@ -80,7 +80,7 @@ def all_tensors(model: nn.Module) -> Iterator[Tensor]:
 
 
 def is_on_meta(model: nn.Module) -> bool:
-    """Whether all of its parameters and buffers are there."""
+    """Return True if the model's parameters and buffers have no memory."""
     tensors = list(all_tensors(model))
     return bool(tensors) and all(tensor.is_meta for tensor in tensors)
 

@@ -91,7 +91,7 @@ def _running_total(recording: Recording, events: PerEvent[Int]) -> PerEvent[Int]
 
 
 def match_counter_to_events(recording: Recording, events: PerEvent[Int]) -> tuple[PerEvent[Bool], PerEvent[Bool]]:
-    """What the CPU's reporter does with its table of sizes, event by event.
+    """Follow the table of sizes of the CPU's reporter, event by event.
 
     The table is by address and outlives recordings; whatever happens between them leaves it as it is. So a free of an
     address at which this recording saw nothing made has the size that lay there in an earlier recording, and the

@@ -340,7 +340,7 @@ class _Attributor:
         return calls.start_ns[rows], calls.end_ns[rows]
 
     def _in_optimizer(self, times_ns: Ints) -> Bools:
-        """Whether an optimizer works at each time; what it calls back to have the loss evaluated is not its work."""
+        """Return True for each time at which an optimizer works; a closure that evaluates the loss is not its work."""
 
         def within(spans: tuple[Ints, Ints]) -> Bools:
             return np.asarray(enclosing(*merged(*spans), times_ns) >= 0, np.bool_)
@@ -351,7 +351,7 @@ class _Attributor:
         return within(zero_grads) | (within(all_spans) & ~within(closures))
 
     def _in_optimizer_inside_backward(self, times_ns: Ints) -> Bools:
-        """Whether an optimizer that was called inside backward, as by a hook on a gradient, works at each time."""
+        """Return True for each time at which an optimizer works that backward called, as by a hook on a gradient."""
         start, end = self._spans(OPTIMIZER_PREFIXES)[:2]
         inside = enclosing(*merged(*self._backward_calls()), start) >= 0
         return np.asarray(enclosing(*merged(start[inside], end[inside]), times_ns) >= 0, np.bool_)

@@ -66,7 +66,7 @@ number = FactOf["Facts", Int]
 
 @dataclass(frozen=True, slots=True)
 class FailedStep:
-    """Where the last step of a recording ran out of memory."""
+    """The place at which the last step of a recording ran out of memory."""
 
     position: int  # Of the last event until then in `BlockLifetimes.events`
     phase: Phase  # The loss is FORWARD
@@ -120,7 +120,7 @@ class Facts:
         return merged(spans.start_ns[rows], spans.end_ns[rows])
 
     def freed_in(self, prefix: str) -> PerBlock[Bool]:
-        """Whether a region whose name begins so freed each block."""
+        """Return True for each block that was freed in a region whose name begins so."""
         return np.asarray(enclosing(*self.spans(prefix), self.freed_ns) >= 0, np.bool_)
 
     def of_key(self, column: PerKey[Bool]) -> PerBlock[Bool]:
@@ -432,7 +432,7 @@ class Facts:
 
     @truth
     def is_of_another_leaf(self) -> PerBlock[Bool]:
-        """It has no parameter's length, as where the gradient of an input is taken.
+        """True for a block of no parameter's length, as where the gradient of an input is taken.
 
         One that no operator was given has a length for each size of its elements. Sharded parameters are gathered to
         lengths of their own: where there are collectives, nothing is said.

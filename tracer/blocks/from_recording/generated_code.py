@@ -39,7 +39,7 @@ class _Statement:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it computes something."""
+        """True if the call computes something."""
         if self.callee is None or self.same_as is not None or self.callee.startswith(_NO_KERNELS):
             return False
         return not self.callee.rpartition(".")[2].startswith(_ALLOCATES)
@@ -66,7 +66,7 @@ class Function:
         return None
 
     def is_scratch(self, line: int) -> bool:
-        """Whether a kernel that is given its outputs runs at a line: what is made there is its own."""
+        """Return True if a kernel that is given its outputs runs at a line: what is made there is scratch memory."""
         return any(
             statement.target is None and statement.is_kernel
             for statement in self.statements
@@ -74,7 +74,7 @@ class Function:
         )
 
     def holds(self, name: str, line: int, *, is_written: bool = False) -> str:
-        """What the storage of a name holds once a line has run: a reuse gives it another meaning.
+        """Return the meaning of a name's storage once a line has run: a reuse gives it another one.
 
         A name that nothing was written to is only a stop on the way to the next one; what is given is written already.
 
@@ -90,7 +90,7 @@ class Function:
         return name
 
     def made_from(self, name: str) -> tuple[str, ...]:
-        """What is written by kernels that are given a buffer, behind the one that writes it, in order."""
+        """Return the buffers that kernels make from a buffer, behind the kernel that writes it, in order."""
         users = [
             statement
             for statement in self.statements

@@ -101,7 +101,7 @@ class DeviceRecording:
         return dict(zip(self.known.address[rows].tolist(), self.known.size_bytes[rows].tolist(), strict=True))
 
     def is_idle(self, address: Ints) -> Bools:
-        """Whether each address lay in memory that is not allocated when last looked at before the cycle.
+        """Return True for each address that lay in free memory when last observed before the cycle.
 
         Tensors that CUDA graphs leave behind lie in unused memory of a private pool, others of the CPU in a mapped
         file; operators use both.

@@ -45,12 +45,12 @@ class Origin:
 
     @property
     def is_recomputed(self) -> bool:
-        """Whether it is a result of forward's that the compiled backward computes again."""
+        """True if the compiled backward computes this result of forward again."""
         return self.is_buffer and not self.is_copy and self.node is not None and self.node.is_recomputed
 
     @property
     def is_buffer(self) -> bool:
-        """Whether it is a buffer with a name in generated code."""
+        """True if generated code has a name for the buffer."""
         return self.graph >= 0 and not self.is_scratch
 
     @property
@@ -218,7 +218,7 @@ class _OriginFinder:
         return origin
 
     def _taken_over(self, graph: CompiledGraph, function: Function, name: str, made_ns: int) -> Origin | None:
-        """What the compiled backward has put into a saved buffer by the moment: it reuses what it needs no more."""
+        """Find what the compiled backward has put into a saved buffer by the moment, as it reuses memory."""
         saved = _saved_as(graph, function, name)
         for path, (number, backward) in self.graphs.items():
             if not backward.is_backward or backward.compile_id != graph.compile_id:
@@ -237,7 +237,7 @@ class _OriginFinder:
         return None
 
     def _is_in_named_code(self, op: int, inner: int) -> bool:
-        """Whether a compiled graph has called Python code of the user's or a library's that made it."""
+        """Return True if a compiled graph has called Python code of the user or a library that made the block."""
         ops = self.recording.ops
         region_call = -1
         while op >= 0:
@@ -268,7 +268,7 @@ class _OriginFinder:
 
 
 def _saved_as(graph: CompiledGraph, function: Function, name: str) -> str:
-    """What a compiled backward calls a buffer that its forward hands to it: the name of the node that is returned."""
+    """Return the compiled backward's name of a buffer that forward hands to it: that of the returned node."""
     shown = function.shown_by(name)
     outputs = enumerate(zip(function.returned, graph.outputs, strict=False))
     return next((node for at, (output, node) in outputs if at >= graph.num_outputs and output in shown), "")

@@ -125,7 +125,7 @@ class StorageUses:
         return last
 
     def made_by(self, operators: frozenset[str]) -> PerKey[Bool]:
-        """Whether one of these operators made it."""
+        """Return True for each storage that one of these operators made."""
         name = at(self.recording.ops.name, at(self.recording.allocations.op, self.allocation, -1), -1)
         return self.recording.is_text(lambda text: text.removeprefix("aten::") in operators)[name]
 
@@ -195,7 +195,7 @@ class StorageUses:
             is_source = is_source | new
 
     def _pieces(self, wholes: PerKey[Bool], maker: PerKey[Int]) -> PerKey[Bool]:
-        """Whether nothing was done with it but to put it together with others."""
+        """Return True for each storage that was only joined with others."""
         edges = self.recording.flow
         puts_together: PerNode[Bool] = np.zeros(len(edges.node_time_ns), bool)
         puts_together[maker[wholes]] = True
@@ -239,7 +239,7 @@ class _Followed:
         self.reader_keys = edges.edge_key[self.readers]
 
     def leads_to(self, node: int, wanted: PerNode[Bool]) -> bool:
-        """Whether a node's results reach a wanted node; also true if that is not found out within a limit."""
+        """Return True if a node's results reach a wanted node, or if that is not found out within a limit."""
         work, seen = [node], {node}
         while work:
             if len(seen) > _MAX_NODES_FOLLOWED:

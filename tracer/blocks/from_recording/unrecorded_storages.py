@@ -84,7 +84,7 @@ class _Before:
 
 
 def _before(device: DeviceRecording) -> _Before:
-    """What must have been there: tensors without an allocation, frees without one, and what was observed before."""
+    """Find what was there before: tensors and frees without an allocation, and storages observed earlier."""
     allocations, keys, events = device.recording.allocations, device.recording.keys, device.events
     size, number = allocations.size_bytes[events], allocations.allocation_id[events]
     allocated = set(number[size > 0].tolist())
@@ -133,7 +133,7 @@ def _held(device: DeviceRecording, key: int) -> int:
 
 
 def _rounding_bytes(device: DeviceRecording) -> int:
-    """What a device's allocator rounds requests up to, as the sizes that it reported show; the CPU's rounds none."""
+    """Return the unit to which a device's allocator rounds requests, from its reported sizes; the CPU's rounds none."""
     if device.is_cpu:
         return 1
     common = int(np.gcd.reduce(device.recording.allocations.size_bytes[device.events], initial=0))

@@ -240,7 +240,7 @@ class _NodeMatching:
         return dict.fromkeys(run.rows, rows[0]) if is_one_line else {}
 
     def _fits(self, name: str, operations: Sequence[int], rows: Sequence[int], share: int) -> bool:
-        """Whether the sizes of gradients can be those of the operations' inputs."""
+        """Return True if the sizes of gradients can be those of the operations' inputs."""
         results, sizes = self._size[operations], self._size[rows].reshape(len(operations), share)
         if share == 1:
             return bool((sizes[:, 0] == results).all())

@@ -42,12 +42,12 @@ number = FactOf["LifeFacts", Int]
 
 
 def made_in(*wanted: Fact) -> FactOf[LifeFacts, Bool]:
-    """Whether the stack that made a block proves one of these."""
+    """Make a condition: the stack that made a block proves one of these facts."""
     return truth(lambda f: has(f.made, *wanted))
 
 
 def freed_in(*wanted: Fact) -> FactOf[LifeFacts, Bool]:
-    """Whether the stack that freed a block proves one of these."""
+    """Make a condition: the stack that freed a block proves one of these facts."""
     return truth(lambda f: has(f.freed, *wanted))
 
 
@@ -303,7 +303,7 @@ class LifeFacts:
 
     @truth
     def is_fed(self) -> Bools:
-        """It was in use when a forward began, and made after the backward, step or zero_grad before that one.
+        """True for a block in use as a forward began, and made after the last backward, step or zero_grad before it.
 
         If it is the first forward, by the function that calls the model, or where a library's training loop moves a
         batch to the device: data sets are there before that too.
@@ -318,7 +318,7 @@ class LifeFacts:
         return is_fed
 
     def meets(self, count: Ints) -> Bools:
-        """Whether something that is counted happened after the block was made and before it was freed."""
+        """Return True for each block during whose life a counted event happened."""
         last = len(count) - 1
         has_changed: Bools = count[np.minimum(self.end, last)] != count[np.clip(self.begin, 0, last)]
         return has_changed

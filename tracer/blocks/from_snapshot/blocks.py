@@ -28,7 +28,7 @@ class ReplayedDevice:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """All blocks of `replay.lives`, row by row."""
+        """Blocks of `replay.lives`, row by row."""
         lives, rows = self.replay.lives, np.arange(len(self.replay.lives))
         kind, evidence = self.kinds.kinds_and_evidence
         forward = self.kinds.backward_lines.forward_stacks(rows)

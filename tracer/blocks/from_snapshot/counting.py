@@ -60,7 +60,7 @@ def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
 
 
 def agreed(parts: Iterable[Ints]) -> Ints:
-    """What several devices say of the same stacks [stacks]."""
+    """Combine the kinds that several devices prove of the same stacks [stacks]."""
     first, *others = parts
     common = first
     for part in others:
@@ -75,7 +75,7 @@ number = FactOf["BlockFacts", Int]
 
 @dataclass(frozen=True, eq=False)
 class BlockFacts(LifeFacts):
-    """All facts of each block, columns [lives]."""
+    """Facts of each block, columns [lives]."""
 
     proofs: Sequence[Rule[BlockFacts]]  # `PROOFS` of the table
     devices: list[BlockFacts] = field(default_factory=list)  # All of the snapshot, this one among them
@@ -191,12 +191,12 @@ class BlockFacts(LifeFacts):
 
     @cached_property
     def proved_of_stacks(self) -> Ints:
-        """What the blocks of each stack are proved to be on this device, see `kinds_of_stacks` [stacks]."""
+        """Kinds that the blocks of each stack are proved to have on this device, see `kinds_of_stacks` [stacks]."""
         return kinds_of_stacks(self.lives.stack, self.proved, len(self.sites.facts))
 
     @number
     def stack_kind(self) -> Ints:
-        """What every other block of the same stack is that is proved, on all devices, as a `Kind`.
+        """The `Kind` that every proved block of the same stack has, on all devices.
 
         -1 where they differ, and where it cannot be that: temporary is nothing that has outlived what made it.
         """
@@ -234,7 +234,7 @@ class BlockFacts(LifeFacts):
     # ---- gradients, and as many parameters ---------------------------------------------------------------------------
 
     def staying(self, is_not_known: Bools) -> Bools:
-        """What was there before, is never freed, and may be of the model or of its optimizer."""
+        """Return blocks from before that are never freed, and may belong to the model or to its optimizer."""
         return self.is_before & self.is_at_end & is_not_known & ~self.has_stack & ~self.is_workspace_kept
 
     is_staying = truth(lambda f: f.staying(f.proved == Kind.UNKNOWN))
@@ -243,7 +243,7 @@ class BlockFacts(LifeFacts):
 
     @cached_property
     def derives_twice(self) -> bool:
-        """Whether a backward left something that autograd saved for another one, or that may be saved by its size."""
+        """True if a backward left a block that autograd saved for another one, or that may be saved by its size."""
         left, sizes = self.in_backward & self.outlives_backward, self.of_parameters
         no_gradient = left & ~self.in_accumulate & ~has_size_of(self.size, sizes) & (len(sizes) > 0)
         return bool((no_gradient | (left & self.freed_as_saved)).any())
@@ -288,7 +288,7 @@ class BlockFacts(LifeFacts):
 
     @cached_property
     def is_backward_over(self) -> bool:
-        """Whether some backward was."""
+        """True if there was a backward."""
         return bool((self.outlives_backward | (self.in_silence & self.meets_step)).any())
 
     @truth

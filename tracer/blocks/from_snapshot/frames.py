@@ -54,7 +54,7 @@ def autograd_frames(stacks: Stacks) -> AutogradFrames:
 
 
 def node_name(operation: str, nodes: set[str]) -> str:
-    """What torch calls the node of an operation, with what C++ appends for an overload taken off if that fits."""
+    """Return torch's name of an operation's node; a suffix that C++ appends for an overload is removed if that fits."""
     base = operation.strip("_")
     parts = [part for part in base.split("_") if part]
     for num_parts in range(len(parts), 0, -1):
@@ -66,7 +66,7 @@ def node_name(operation: str, nodes: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _FrameFacts:
-    """What one frame says: the operation or node it is in, and whether it is Python, the engine or checkpointing."""
+    """Facts of one frame: its operation or node, and whether it is Python, the engine or checkpointing."""
 
     operation: str
     node: str
@@ -136,7 +136,7 @@ LABEL: Final = re.compile(r"^<explained as (\w+)>$")
 
 
 def is_python(frame: Frame) -> bool:
-    """Whether a frame is a line of Python."""
+    """Return True if a frame is a line of Python."""
     return _is_python_file(frame.file)
 
 
@@ -146,7 +146,7 @@ def _is_python_file(file: str) -> bool:
 
 
 def is_label(frame: Frame) -> bool:
-    """Whether it is our own label."""
+    """Return True if a frame is this program's own label."""
     return bool(LABEL.match(frame.file))
 
 
@@ -181,7 +181,7 @@ def compiled_region(frame: Frame) -> str:
 
 
 def is_users(frame: Frame) -> bool:
-    """Whether it is outside of torch, its generated code, Python's library, this program and what passes calls on."""
+    """Return True for a frame outside of torch, generated code, Python's library, this program and wrappers."""
     file = frame.file
     if is_own_file(file) or compiled_graph(frame) or frame.name in OVERRIDES:
         return False

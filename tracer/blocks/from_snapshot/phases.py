@@ -147,7 +147,7 @@ class DevicePhases:
 
 
 def _next_forward(is_forward: Bools, is_learning: Bools) -> Ints:
-    """Where the next forward begins after an entry that is between two; `FAR` after all others [entries + 1]."""
+    """Return the entry at which the next forward begins, for each entry; `FAR` behind the last [entries + 1]."""
     number = np.arange(len(is_forward) + 1)
     rows, behind = np.append(is_forward, False), np.append(is_learning, False)
     last = np.maximum.accumulate(np.where(rows, number, -1)), np.maximum.accumulate(np.where(behind, number, -1))

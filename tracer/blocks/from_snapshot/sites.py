@@ -99,7 +99,7 @@ class Sites:
 
     @cached_property
     def is_captured(self) -> Bools:
-        """Whether every stack is in what records a CUDA graph [stacks]."""
+        """True for each stack that is in a capture of a CUDA graph [stacks]."""
         return self._stacks.with_one_of([torch_file(frame) in _RECORDS_GRAPHS for frame in self._stacks.frames])
 
     @cached_property
@@ -127,7 +127,7 @@ class Sites:
         return Site(f"backward of {site.frame}", site.file, site.line)
 
     def is_in_models_caller(self, stack: int, forward: int) -> bool:
-        """Whether the function that calls the outermost module in a forward's stack is also in another stack."""
+        """Return True if the function that calls the outermost module of a forward is also in another stack."""
         python = [frame for frame in self._stacks[forward] if is_python(frame)]
         calls = [place for place, frame in enumerate(python) if is_module_call(frame)]
         if not calls or calls[-1] + 1 == len(python):
@@ -156,7 +156,7 @@ class Sites:
         return tuple(Site(frame.name, frame.file, frame.line) for frame in chosen[1:])
 
     def without_lines(self, stack: int) -> tuple[str, ...]:
-        """What stays the same when lines move: the node or operation, and the functions and files that led to it."""
+        """Return a stack without line numbers: the node or operation, and the functions and files that led to it."""
         frames = self._stacks[stack]
         below = _node_or_operation(frames)
         python = _others_python(frames)

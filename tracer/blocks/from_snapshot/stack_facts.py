@@ -119,7 +119,7 @@ def facts_of_stacks(stacks: Stacks) -> Ints:
 
 
 def _is_in_closure(frame_ids: Sequence[int], of_frame: Ints, frames: Sequence[Frame]) -> bool:
-    """Whether the innermost frame of an optimizer's step has called for the model: a module, backward, or a closure.
+    """Return True if an optimizer's step has called for the model: a module, backward, or a closure.
 
     torch's own optimizers call nobody else's code in `step`, but for another optimizer's.
     """
@@ -132,7 +132,7 @@ def _is_in_closure(frame_ids: Sequence[int], of_frame: Ints, frames: Sequence[Fr
 
 
 def _is_in_recompute(frame_ids: Sequence[int], of_frame: Ints, frames: Sequence[Frame]) -> bool:
-    """Whether a node runs that is a checkpoint, or has returned from its Python code, and within it no backward."""
+    """Return True if a checkpoint's node runs, or has left its Python code, and no backward runs within it."""
     python = next(number for number in frame_ids if is_python(frames[number]))
     inner = next(number for number in frame_ids if of_frame[number] & int(Fact.ENGINE | Fact.RECOMPUTE))
     is_checkpoint = (torch_file(frames[inner]), frames[inner].name) != _CALLS_NODE
@@ -209,7 +209,7 @@ def _facts_of(frame: Frame) -> int:
 
 
 def is_module_call(frame: Frame) -> bool:
-    """Whether a frame of Python's is torch's own around the forward of a module."""
+    """Return True if a Python frame is torch's own around the forward of a module."""
     return frame.name in _MODULE_CALLS and torch_file(frame) == "nn/modules/module.py"
 
 
@@ -262,7 +262,7 @@ def _python_facts(frame: Frame) -> Fact:
 
 
 def _others_facts(frame: Frame) -> Fact:
-    """What a line of Python outside of torch proves."""
+    """Return the facts that a line of Python outside of torch proves."""
     if frame.name == "__init__" and is_users(frame):
         return Fact.CONSTRUCTOR
     path = frame.file.replace("\\", "/")

@@ -101,7 +101,7 @@ def _phases(kinds: KindFinder, times: Ints, activations: Ints) -> tuple[tuple[Ba
 def forward_runs(
     activations: Ints, backward: tuple[Ints, Ints], optimizer: tuple[Ints, Ints], *, end: int
 ) -> tuple[Ints, Ints]:
-    """What lies before each backward, from the first activation in it; and what the recording ends in, likewise."""
+    """Find the forward before each backward, from its first activation on, and the one that the recording ends in."""
     starts, ends = (np.append(*columns) for columns in zip(backward, optimizer, strict=True))
     order = np.argsort(starts, kind="stable")
     starts, ends, is_backward = starts[order], ends[order], order < len(backward[0])

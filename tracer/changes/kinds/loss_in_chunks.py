@@ -80,7 +80,7 @@ class LossInChunks(Hooks, makes="chunked-loss"):
         module.loss_function = self._calls[-1].loss_of_hidden  # type: ignore[assignment]
 
     def after_call(self, module: nn.Module, output: Any) -> Any:
-        """What the call returns: no logits where a loss was computed, since there never were all of them.
+        """Return the call's output without logits where a loss was computed: there never were all of them.
 
         Args:
             output: What its forward returned; None where it raised.
@@ -197,7 +197,7 @@ def _is_worthwhile(logits: Any, target: Any) -> bool:
 
 
 def _denominator(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """What the mean divides by: the rows that count, each as often as its class weighs."""
+    """Return the mean's divisor: the rows that count, each as often as its class weighs."""
     counts = target != ignore_index
     if weight is None:
         return counts.sum()
@@ -222,7 +222,7 @@ _BY_HEAD = re.compile(r"logits = self\.\w+\(\w+(?:\[[^\]]*\])?\)")
 
 @cache
 def _loss_is_of_head(kind: type[Any]) -> bool:
-    """Whether `forward` makes logits in one line, by a layer, and gives them to `loss_function`; read in its source."""
+    """Return True if `forward` makes logits in one line, by a layer, for `loss_function`; read in its source."""
     if not kind.__name__.endswith(("ForCausalLM", "LMHeadModel")):
         return False
     try:

@@ -52,7 +52,7 @@ class EightBitLibrary:
         return optimizer
 
     def takes(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it can: with weight decay bitsandbytes' Adam is AdamW, and it knows no parts of a tensor."""
+        """Return True if the library can step it: bitsandbytes' Adam with weight decay is AdamW, without shards."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self.package == "torchao":
             return True
@@ -85,7 +85,7 @@ def library_for(
 
 
 def _own_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same groups with the options that all of these optimizers know."""
+    """Copy parameter groups with the options that all of these optimizers know."""
     return [{**{name: group[name] for name in ("params", *_OPTIONS)}, "lr": float(group["lr"])} for group in groups]
 
 
@@ -119,7 +119,7 @@ class MadeSteps:
         optimizer.param_groups = [{**group, "params": []} for group in own]
 
     def end(self, optimizer: torch.optim.Optimizer) -> bool:
-        """It has its parameters again; whether they were kept here."""
+        """Give an optimizer its parameters back; return True if they were kept here."""
         own = self._own.pop(optimizer, None)
         if own is not None:
             optimizer.param_groups = own

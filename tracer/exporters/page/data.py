@@ -106,7 +106,7 @@ _MOST_BUCKETS, _FEWEST_BUCKETS = 8192, 256
 
 
 def page_json(data: Mapping[str, Any]) -> str:
-    """All of the page's data, safe inside a script element: no character that HTML gives a meaning to."""
+    """Return the page's data, safe inside a script element: no character that HTML gives a meaning to."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

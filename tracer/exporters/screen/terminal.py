@@ -120,7 +120,7 @@ def progress_bar(words: str, *, is_shown: bool, is_counted: bool = True) -> Iter
 
 
 def shows_bars() -> bool:
-    """Whether stderr is a terminal, where a bar shows how far a run is; a log has lines instead."""
+    """Return True if stderr is a terminal, where a bar shows how far a run is; a log has lines instead."""
     return Console(stderr=True).is_terminal
 
 
@@ -146,17 +146,17 @@ class _Text(io.StringIO):
         return _encoding(self._stream)
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal, which may have colours."""
+        """Return True if the stream is a terminal, which may have colours."""
         return is_terminal(self._stream)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal; one that is closed is none."""
+    """Return True if a stream is a terminal; a closed one is none."""
     return not _is_closed(stream) and bool(getattr(stream, "isatty", bool)())
 
 
 def _is_closed(stream: TextIO | None) -> bool:
-    """Whether a stream is missing or closed; a program may have put in one that can only write."""
+    """Return True if a stream is missing or closed; a program may have put in one that can only write."""
     return stream is None or getattr(stream, "closed", False)
 
 

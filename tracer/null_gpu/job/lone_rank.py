@@ -75,7 +75,7 @@ def _by_name(*functions: Callable[..., Any]) -> _Functions:
 
 
 def _functions_of_groups(place: RankPlace, see_groups: Callable[[], None], objects: Objects) -> _Functions:
-    """What torch.distributed's functions on groups and tensors do here."""
+    """Return the stand-ins of torch.distributed's functions on groups and tensors."""
     initialise, destroy = dist.init_process_group, dist.destroy_process_group
     broadcast_own, gather_own = dist.broadcast, dist.gather
 
@@ -128,7 +128,7 @@ def _functions_of_groups(place: RankPlace, see_groups: Callable[[], None], objec
 
 
 def _functions_of_objects(place: RankPlace, objects: Objects, until_end: ExitStack) -> _Functions:
-    """What torch.distributed's functions on objects do here."""
+    """Return the stand-ins of torch.distributed's functions on objects."""
     gather_objects_own = dist.all_gather_object
 
     def broadcast_object_list(

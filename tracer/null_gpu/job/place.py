@@ -88,7 +88,7 @@ def groups_left(folder: Path, rank: int) -> list[list[int]]:
 
 
 def nccl_left(folder: Path, rank: int) -> NcclBuffers:
-    """What NCCL would have been used for in a rank that ran."""
+    """Read what NCCL would have been used for in a rank that ran."""
     from tracer.null_gpu.nccl_buffers import NcclBuffers
 
     return NcclBuffers(**_left(folder, rank).get("nccl", {}))
@@ -132,7 +132,7 @@ def ranks_that_differ(groups: Iterable[Sequence[int]], world_size: int) -> list[
 
 
 def _is_across(line: tuple[int, ...], other: tuple[int, ...], lines: set[tuple[int, ...]]) -> bool:
-    """Whether a line holds another and a third that have one rank in common, and is as large as their product."""
+    """Return True if a line is the product of another line and a third that share one rank."""
     inside = [part for part in lines if set(part) < set(line)]
     return other in inside and any(
         len(set(other) & set(third)) == 1 and len(other) * len(third) == len(line) for third in inside
@@ -183,5 +183,5 @@ def run_earlier_ranks(folder: Path) -> bool:
 
 
 def earlier_ranks_are_asked_for(folder: Path) -> bool:
-    """Whether a rank waits for earlier ones, which have not run yet."""
+    """Return True if a rank waits for earlier ones, which have not run yet."""
     return (folder / _ASKED).exists() and not (folder / _DONE).exists()

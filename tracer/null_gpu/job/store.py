@@ -46,7 +46,7 @@ class LoneStore(Store):
             self._by_rank[series] = self.own[key]
 
     def get(self, key: str) -> bytes:
-        """What was set; where another rank would have set it, what this one set under its own number, or zeros."""
+        """Return the value that was set; for another rank's key, this rank's own value under its number, or zeros."""
         if key in self.own:
             return self.own[key]
         if key in (before := self._left()):
@@ -82,7 +82,7 @@ class LoneStore(Store):
         """Return at once: no other rank is waited for."""
 
     def check(self, keys: Iterable[str]) -> bool:
-        """Whether this rank has set them: a signal of another rank's never comes."""
+        """Return True if this rank has set the keys: a signal of another rank never comes."""
         return all(key in self.own for key in keys)
 
     def delete_key(self, key: str) -> bool:
@@ -99,7 +99,7 @@ class LoneStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """What was set."""
+        """The timeout that was set."""
         return self._timeout
 
     def has_extended_api(self) -> bool:
@@ -123,12 +123,12 @@ class ProgramsStore(LoneStore):
         return count if amount else count * self._world_size
 
     def get(self, key: str) -> bytes:
-        """What was set; of a counter, what it is when all ranks have added as much."""
+        """Return the value that was set; of a counter, its value when all ranks have added as much."""
         value = super().get(key)
         return str(int(value) * self._world_size).encode() if key in self._counted and key in self.own else value
 
     def check(self, keys: Iterable[str]) -> bool:
-        """Whether they are set: another rank's are. A process group in it looks for signals of failure, too."""
+        """Return True if the keys are set: another rank's are. A process group also looks for signals of failure."""
         keys = list(keys)
         is_alone = self._world_size == 1 or any(key.startswith(_GROUPS) for key in keys)
         return super().check(keys) if is_alone else True
@@ -149,7 +149,7 @@ _MOST_NUMBERS: Final = 4096
 
 
 def is_of_numbers(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a few integers, as ranks compare them."""
+    """Return True if a tensor has a few integers, as ranks compare them."""
     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
     return type(tensor) is torch.Tensor and is_whole and 0 < tensor.numel() <= _MOST_NUMBERS and tensor.is_contiguous()
 
@@ -182,7 +182,7 @@ class Objects:
             objects[:] = self._read(path)[: len(objects)]
 
     def share_numbers(self, tensor: torch.Tensor, source: int, group: Sequence[int]) -> None:
-        """The same of a tensor's values: those of the source are copied into it."""
+        """Share a tensor's values: those of the source are copied into it."""
         # Not by an operator, which would be a value that the program has read: the null GPU's memory is the host's.
         held = bytearray(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))
         own = torch.frombuffer(held, dtype=tensor.dtype).tolist()

@@ -63,7 +63,7 @@ class Compute:
             self.values.draw(output, positive=operator.not_negative)
 
     def number(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Known]:
-        """What an operator that returns a number of Python returns on the host; None where that is too much work."""
+        """Compute the Python number that an operator returns; None where that is too much work."""
         if max((tensor.nbytes for tensor in tensors_of((*args, *kwargs.values()))), default=0) > LARGE_BYTES:
             self.left_out[f"{operator.name}: more than {LARGE_BYTES >> 20} MiB"] += 1
             return None, Known.UNKNOWN

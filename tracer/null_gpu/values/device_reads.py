@@ -64,7 +64,7 @@ class ReadLog:
         self._reads: dict[tuple[Line, str], DeviceRead] = {}
 
     def reads(self) -> tuple[DeviceRead, ...]:
-        """What was read so far, in the order in which it was first read."""
+        """Return the values that were read so far, in the order in which they were first read."""
         return tuple(self._reads.values())
 
     def unused_answers(self) -> tuple[tuple[str, int], ...]:

@@ -13,7 +13,7 @@ import torch
 _POOL = 1_048_573
 """How many numbers are drawn once and used again; a prime, so that no row of a tensor repeats the one before it."""
 _STEP = 370_261
-"""Where the next fresh draw begins: far from the last, and all positions in turn."""
+"""Distance of the next fresh draw from the last: every position is used in turn."""
 
 
 class Draws:
@@ -70,7 +70,7 @@ def host_generator(device: torch.device, generator: torch.Generator | None) -> t
 _FIRST = 4096
 """The first page stays out: an address of 0 is no memory."""
 _NUM_BYTES = (1 << 47) - 2 * _FIRST
-"""All addresses that a process of Linux has; only what a tensor lies on is ever touched."""
+"""Addresses that a process of Linux has; only those of tensors are ever touched."""
 
 
 @cache
@@ -101,7 +101,7 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements are all that lies between its first and its last byte."""
+    """Return True if nothing but a tensor's elements lies between its first and its last byte."""
     start, end = extent(tensor)
     return end - start == tensor.nbytes
 
@@ -194,7 +194,7 @@ LARGE_BYTES = 64 << 20
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds floats or complex numbers, and no integers or booleans."""
+    """Return True if a tensor holds floats or complex numbers."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -206,7 +206,7 @@ class DeviceValues:
         self.draws = Draws()
 
     def known(self, tensor: torch.Tensor) -> Known:
-        """What is known of a tensor's values."""
+        """Return how a tensor's values are known."""
         return self.ranges.known(*extent(tensor))
 
     def forget(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -242,7 +242,7 @@ class DeviceValues:
         return host_view(tensor)
 
     def has_room_around(self, tensor: torch.Tensor) -> bool:
-        """Whether what lies between a tensor's elements, as in a column of a table, is little enough to have values."""
+        """Return True if the gaps between a tensor's elements, as in a column, are small enough to have values."""
         start, end = extent(tensor)
         return is_dense(tensor) or end - start <= (MEDIUM_BYTES if is_number(tensor) else LARGE_BYTES)
 

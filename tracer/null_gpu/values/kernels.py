@@ -105,7 +105,7 @@ class ValueKernels:
             torch_dispatch.add_kernel(self._libraries[namespace], name.partition("::")[2], _unrecorded(kernel), "CUDA")
 
     def replace_new(self) -> None:
-        """The same for operators of a library that was loaded since."""
+        """Replace the kernels of operators of a library that was loaded since."""
         self.replace(torch_dispatch.operators_with_kernel("CUDA"))
 
     def remove(self) -> None:
@@ -177,7 +177,7 @@ class ValueKernels:
         return kernel
 
     def _is_for_the_caller(self, written: list[torch.Tensor]) -> bool:
-        """Whether an operator that runs now will compute what this one has written, after its own start."""
+        """Return True if an enclosing operator will compute what this one has written."""
         around = self._calls.written
         return bool(around and written) and any(
             tensor.data_ptr() in pointers for pointers in around for tensor in written

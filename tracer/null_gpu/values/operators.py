@@ -1,4 +1,4 @@
-"""What is known of a CUDA operator: whether its result may be computed on the host, and what it writes."""
+"""Facts of a CUDA operator: whether its result may be computed on the host, and what it writes."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
 
 
 def operator_named(name: str) -> Operator:
-    """What is known of an operator by the name under which torch has registered its kernel."""
+    """Return the facts of an operator by the name under which torch has registered its kernel."""
     call = torch_dispatch.operator_by_full_name(name)
     short = packet_name(name)
     return Operator(

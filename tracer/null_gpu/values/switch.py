@@ -57,7 +57,7 @@ class HostValues:
         torch.ops.load_library = self._load_and_replace  # type: ignore[method-assign]
 
     def report(self) -> ValuesReport:
-        """What was read so far."""
+        """Return the values that were read so far."""
         left_out = tuple(sorted(self._kernels.compute.left_out.items()))
         return ValuesReport(self._log.reads(), left_out, self._num_compiled_buffers, self._log.unused_answers())
 
@@ -78,7 +78,7 @@ class HostValues:
 
 
 def _answer_reads() -> Callable[[int | None], None]:
-    """What tells the null GPU that small copies to the host shall find a number, on this thread."""
+    """Return the function that makes small copies to the host find a number, on this thread."""
     tell = getattr(ctypes.CDLL(None), "null_gpu_answer_reads", None)
     if tell is None:
         raise NullGpuError("This process does not run on the null GPU.", hint="Start it with --on CARD.")
