@@ -32,9 +32,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         tracer.nothing  # noqa: B018
 
 
-def test_help_begins_with_a_tour_of_eleven_names() -> None:
-    tour = (tracer.__doc__ or "").partition("A tour of eleven names:")[2].partition("    with ")[0]
+def test_help_begins_with_a_tour_of_twelve_names() -> None:
+    tour = (tracer.__doc__ or "").partition("A tour of twelve names:")[2].partition("    with ")[0]
     names = re.findall(r"^    (.+?) {2,}\S", tour, re.MULTILINE)
-    assert len(names) == 11 and set(tracer.__all__) <= set(names)
+    assert len(names) == 12 and set(tracer.__all__) <= set(names)
     for name in (name for line in names for name in line.split(", ") if name.startswith("integrations.")):
         assert (ROOT / "tracer" / Path(*name.split(".")[:2])).with_suffix(".py").is_file()

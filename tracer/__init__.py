@@ -1,9 +1,10 @@
 """Shows what filled GPU memory at the peak of a training run, down to the line of code.
 
-A tour of eleven names:
+A tour of twelve names:
 
     profile_training    a block around your loop: records some steps, writes the files, says what filled the device
     watch_training      the same for a whole training, without a profiler: explains what grows, and what ran out
+    dump_on_oom         one line: where memory runs out, a snapshot, and the facts that it cannot have
     named_memory        what a block, or tensors, are called in every snapshot: with named_memory("rollout"): ...
     Schedule            which steps are recorded: Schedule(wait, warmup, active, repeats)
     ProfileSession      what profile_training is made of, without files
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from tracer.blocks.from_recording.memory_timeline import MemoryTimeline
     from tracer.capture.named_memory import named_memory
     from tracer.errors import TracerError
+    from tracer.sessions.oom_dump import dump_on_oom
     from tracer.sessions.profile_session import ProfileSession
     from tracer.sessions.schedule import Schedule
     from tracer.sessions.timeline_tracer import TimelineTracer
@@ -75,6 +77,7 @@ __all__ = [
     "Schedule",
     "TimelineTracer",
     "TracerError",
+    "dump_on_oom",
     "named_memory",
     "profile_training",
     "watch_training",
@@ -86,6 +89,7 @@ _HOMES = {
     "Schedule": "tracer.sessions.schedule",
     "TimelineTracer": "tracer.sessions.timeline_tracer",
     "TracerError": "tracer.errors",
+    "dump_on_oom": "tracer.sessions.oom_dump",
     "named_memory": "tracer.capture.named_memory",
     "profile_training": "tracer.sessions.training_profile",
     "watch_training": "tracer.sessions.training_watch",

@@ -25,11 +25,15 @@ from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
 from tracer.exporters.screen.terminal import print_json, say, screen
 from tracer.sessions.termination import signals_deferred
+from tracer.snapshot.actions import Action
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
     from tracer.answers.allocator.allocator_finding import AllocatorFinding
     from tracer.answers.snapshot_findings import SnapshotFinding
+    from tracer.capture.objects.at_failure import ObjectsAtFailure
+    from tracer.exporters.facts_file import FailureFactsFile
+    from tracer.snapshot.columns import Snapshot
 
 
 ALLOCATOR = "Other allocator settings, another GPU"
@@ -168,10 +172,26 @@ def _explained(
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.answers.allocator.allocator_finding import explain_allocator, with_model
     from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
+    from tracer.exporters.facts_file import facts_path, read_facts
 
     replayed = replay_snapshot(snapshot, device=device)
-    allocator = explain_allocator(replayed, settings=list(dict.fromkeys(settings)), gpu_memory=memory)
+    facts = facts_path(snapshot_path(path))
+    objects = _objects(read_facts(facts), facts, snapshot) if facts.is_file() else {}
+    settings = list(dict.fromkeys(settings))
+    allocator = explain_allocator(replayed, settings=settings, gpu_memory=memory, objects=objects)
     return with_model(explain_replayed(replayed), allocator), allocator
+
+
+def _objects(facts: FailureFactsFile, path: Path, snapshot: Snapshot) -> dict[int, ObjectsAtFailure]:
+    """Return what the program's objects told at a failure, by device; nothing where that is another snapshot's."""
+    for state in snapshot.devices:
+        failures = state.trace.where(Action.OOM)
+        if state.device == facts.device and len(failures):
+            last = failures[-1]
+            if (facts.time_us, facts.asked_bytes) == (int(state.trace.time_us[last]), int(state.trace.size[last])):
+                return {facts.device: facts.objects}
+    say(f"Note: {path} is of another failure, and is left out.")
+    return {}
 
 
 def _write_page(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding], page: Path, file: Path) -> None:

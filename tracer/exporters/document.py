@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
 from inspect import Parameter, signature
 from pathlib import Path
@@ -51,6 +52,31 @@ def read_document(path: Path, source: Source, *, at_most: int = MAX_BYTES, hint:
     except OSError as error:
         raise source.error(f"Cannot read {path}: {error.strerror or error}.", hint=hint) from error
     return Document(data, source, at_most=at_most)
+
+
+def plain_values(value: Any, at: str = "", columns: dict[str, np.ndarray[Any, Any]] | None = None) -> Any:
+    """Return a value as JSON has it, with null for each array, which joins the columns under the path to it.
+
+    `Document.record` reads it back.
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, np.ndarray):
+        assert columns is not None  # a document alone has no place for arrays
+        columns[at] = value
+        return None
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif isinstance(value, frozenset):
+        value = sorted(value)
+    if isinstance(value, Mapping):
+        prefix = f"{at}." if at else ""
+        return {str(key): plain_values(entry, f"{prefix}{key}", columns) for key, entry in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain_values(entry, f"{at}.{row}", columns) for row, entry in enumerate(value)]
+    return value
 
 
 class Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,11 +12,14 @@ from tracer.allocator.replay import smallest_capacity
 from tracer.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
 from tracer.answers.allocator.modelled import Modelled, agreement, model_device
 from tracer.answers.allocator.reserved import Reserved, reserved_at_end, reserved_at_peak
-from tracer.answers.out_of_memory import OutOfMemory
+from tracer.answers.out_of_memory import OutOfMemory, in_evaluation, last_out_of_memory
 from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.answers.why.first_changes import FirstChanges, first_changes, with_cause
 from tracer.block_sizes import SEGMENT_STEP_BYTES
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice
+from tracer.capture.objects.at_failure import ObjectsAtFailure
 from tracer.collector import paused_gc
+from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.replay import BEFORE
 
@@ -163,12 +166,14 @@ def explain_allocator(
     *,
     settings: Sequence[str] = (),
     gpu_memory: int | None = None,
+    objects: Mapping[int, ObjectsAtFailure] | None = None,
 ) -> tuple[AllocatorFinding, ...]:
     """Replay every device of a snapshot through the model.
 
     Args:
         settings: Other settings to try, in the spelling of PYTORCH_CUDA_ALLOC_CONF.
         gpu_memory: Bytes that the allocator can have on the GPU asked about; None asks about none.
+        objects: By index of a device, facts of the program's objects at its last failure, where they are known.
 
     Raises:
         SettingsError: torch would not start with some of the settings.
@@ -190,10 +195,19 @@ def explain_allocator(
                 what_if=_what_if(modelled, settings, gpu_memory)
                 if modelled is not None and can_replay and has_questions
                 else None,
-                first=first_changes(device),
+                first=first_changes(device, objects=_known(device, objects)),
             )
         )
     return tuple(findings)
+
+
+def _known(device: ReplayedDevice, objects: Mapping[int, ObjectsAtFailure] | None) -> ObjectsAtFailure | None:
+    """Facts of a device's failure; its model counts as evaluating only if the evaluation holds much."""
+    known = (objects or {}).get(device.state.device)
+    if known is None or not len(device.state.trace.where(Action.OOM)):
+        return None
+    evaluates = known.is_evaluating and in_evaluation(last_out_of_memory(device)).in_evaluation
+    return replace(known, is_evaluating=evaluates)
 
 
 def with_model(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding]) -> SnapshotFinding:

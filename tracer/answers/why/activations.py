@@ -259,9 +259,12 @@ def largest_line(case: Case) -> Iterator[Cause]:
     mine = at_peak[group_of_row == max(passing)[1]]
     rows = np.flatnonzero(np.isin(key, key[mine]) & (case.kind == case.kind[mine[0]]) & (lives.begin > BEFORE))
     if case.is_worth(without=rows):
+        held = case.held(rows)
+        holder = case.holder_of(held)
+        is_held_itself = holder is not None and holder.graph_of is None
         yield Cause(
             "largest line",
-            "",
+            f"{case.words(held)}{case.lines(held, 1)} are held by {case.holder_words(held)}." if is_held_itself else "",
             f"{_SHRINKS.get(group.kind, 'use less at the line that fills most of the peak: ')}this is without its "
             f"{some(group.count, 'block')} there ({group.kind.words}), and those that it makes at other times",
             lambda modelled: without_blocks(modelled, rows),

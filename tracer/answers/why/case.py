@@ -24,7 +24,7 @@ from tracer.blocks.from_snapshot.frames import is_label, is_python, is_users, to
 from tracer.blocks.from_snapshot.sites import Site, Sites
 from tracer.blocks.from_snapshot.stack_facts import Fact, has, is_module_call
 from tracer.blocks.kinds import Kind
-from tracer.capture.objects.at_failure import ObjectsAtFailure
+from tracer.capture.objects.at_failure import Holder, ObjectsAtFailure
 from tracer.capture.objects.later_uses import LaterUses, NextUse
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
@@ -252,6 +252,31 @@ class Case:
     def is_training(self) -> bool:
         """Whether what ran out of memory is known to be a call of a model in training mode."""
         return self.objects is not None and self.objects.is_training
+
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        """Holders of the largest memory; none where nothing but the recording is known."""
+        return self.objects.holders if self.objects is not None else ()
+
+    @cached_property
+    def asked_about(self) -> Ints:
+        """Blocks in use whose holder is known."""
+        return self.at_addresses(address for holder in self.holders for address in holder.addresses)
+
+    def holder_of(self, rows: Ints) -> Holder | None:
+        """Return the variable that holds most of some blocks; None if none is known for half of them."""
+        sizes = [
+            (self.bytes(np.intersect1d(rows, self.at_addresses(holder.addresses))), holder) for holder in self.holders
+        ]
+        most, holder = max(sizes, key=lambda pair: pair[0], default=(0, None))
+        if holder is None or not holder.variable or most * 2 < self.bytes(np.intersect1d(rows, self.asked_about)):
+            return None
+        return holder
+
+    def holder_words(self, rows: Ints) -> str:
+        """The holder of some blocks, as `self.stash[...] (attribute of Net, ...)`; empty if it is not known."""
+        holder = self.holder_of(rows)
+        return f"{holder.path} ({holder.variable})" if holder is not None else ""
 
     @property
     def missing_bytes(self) -> int:

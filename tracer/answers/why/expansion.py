@@ -378,7 +378,9 @@ def _bytes(case: Case, line: LineResults) -> str:
     if not len(line.held):
         return f"{format_bytes(line.asked_bytes)} in one tensor"
     more = f", and {format_bytes(line.asked_bytes)} more were asked for" if line.asked_bytes else ""
-    return f"{case.words(line.held)}{more}"
+    holder = case.holder_of(line.held) if len(line.held) > 1 else None
+    by = f", held by {case.holder_words(line.held)}" if holder is not None and holder.graph_of is None else ""
+    return f"{case.words(line.held)}{by}{more}"
 
 
 def _from(line: LineResults) -> str:

@@ -20,7 +20,7 @@ from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.copies import are_copies_of_weights
 from tracer.answers.why.evaluation import frees_what_others_keep
 from tracer.answers.why.expansion import is_joined, is_list_of_join
-from tracer.answers.why.holding import are_listed_states, cycle_of, holder_words
+from tracer.answers.why.holding import are_listed_states, cycle_of
 from tracer.answers.why.source import source_at, updates_itself
 from tracer.arrays import Bools, Ints
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
@@ -101,7 +101,7 @@ def growth(case: Case) -> Iterator[Cause]:
         return
     if _is_graph(case, grown):
         is_needed = case.is_for_later_backward(grown.rows)
-        by = holder_words(case, grown.rows) or (
+        by = case.holder_words(grown.rows) or (
             f"a tensor that outlives its {what} (a loss in a list or a running sum, a metric, an output, a hidden "
             "state, a gradient with a graph)"
         )
@@ -131,7 +131,7 @@ def growth(case: Case) -> Iterator[Cause]:
         if case.is_share(inside, of=grown.rows, percent=50)
         else "a list, a buffer or a cache"
     )
-    holder = holder_words(case, grown.rows) or holder
+    holder = case.holder_words(grown.rows) or holder
     yield Cause(
         "results kept",
         f"{left}{case.lines(grown.rows)}: {kept} that {holder} keeps on the device.",

@@ -17,7 +17,7 @@ from tracer.answers.why.expansion import is_joined
 from tracer.arrays import Ints, grouped
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
-from tracer.capture.objects.at_failure import CYCLE, Holder
+from tracer.capture.objects.at_failure import CYCLE
 from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes, some
 
@@ -39,7 +39,7 @@ class ReferenceCycle:
 
 def cycle_of(case: Case, rows: Ints) -> ReferenceCycle | None:
     """The reference cycle that holds a good part of some blocks, where no variable leads to the rest; else None."""
-    holders = [holder for holder in _holders(case) if case.is_any(rows, holder.addresses)]
+    holders = [holder for holder in case.holders if case.is_any(rows, holder.addresses)]
     cycles = [holder for holder in holders if holder.path.startswith(CYCLE)]
     in_cycles, asked_about = (
         case.bytes(np.intersect1d(rows, case.at_addresses(at for holder in of for at in holder.addresses)))
@@ -60,7 +60,7 @@ def cycle_of(case: Case, rows: Ints) -> ReferenceCycle | None:
 
 def reference_cycles(case: Case) -> Iterator[Cause]:
     """Memory that no variable leads to: objects that refer to each other keep it, or did until the collector ran."""
-    cycles = [holder for holder in _holders(case) if holder.path.startswith(CYCLE)]
+    cycles = [holder for holder in case.holders if holder.path.startswith(CYCLE)]
     rows = _with_alike(case, case.at_addresses(address for holder in cycles for address in holder.addresses))
     cycle = cycle_of(case, rows)
     if cycle is not None and case.is_much(rows, percent=_LEAST_PERCENT):
@@ -83,7 +83,7 @@ def reference_cycles(case: Case) -> Iterator[Cause]:
 
 def _with_alike(case: Case, rows: Ints) -> Ints:
     """Some blocks that were asked about, and those of the same line and size of which none is held otherwise."""
-    size, others = case.lives.requested_bytes, np.setdiff1d(_asked_about(case), rows)
+    size, others = case.lives.requested_bytes, np.setdiff1d(case.asked_about, rows)
     known = {*zip(case.stack[others].tolist(), size[others].tolist(), strict=True)}
     mine = {*zip(case.stack[rows].tolist(), size[rows].tolist(), strict=True)} - known
     pairs = zip(case.stack[case.in_use].tolist(), size[case.in_use].tolist(), strict=True)
@@ -192,7 +192,7 @@ def kept_in_one_call(case: Case) -> Iterator[Cause]:
         return
     if not (case.has_no_graph or case.is_without_grad(mine)) or is_joined(case, int(case.stack[mine[0]])):
         return
-    holder = holder_words(case, mine)
+    holder = case.holder_words(mine)
     # Each turn computes its result from the one before, which is there until then.
     ends = np.append(lives.begin[mine[2:]], [case.entry] * 2)[: len(mine)]
     yield Cause(
@@ -206,22 +206,3 @@ def kept_in_one_call(case: Case) -> Iterator[Cause]:
         GivesUp.A_LITTLE,
         names_bytes=case.bytes(mine),
     )
-
-
-def holder_words(case: Case, rows: Ints) -> str:
-    """The variable that holds most of some blocks, as `self.stash[...] (attribute of Net, ...)`; empty if not known."""
-    sizes = [
-        (case.bytes(np.intersect1d(rows, case.at_addresses(holder.addresses))), holder) for holder in _holders(case)
-    ]
-    most, holder = max(sizes, key=lambda pair: pair[0], default=(0, None))
-    if holder is None or not holder.variable or most * 2 < case.bytes(np.intersect1d(rows, _asked_about(case))):
-        return ""
-    return f"{holder.path} ({holder.variable})"
-
-
-def _asked_about(case: Case) -> Ints:
-    return case.at_addresses(address for holder in _holders(case) for address in holder.addresses)
-
-
-def _holders(case: Case) -> tuple[Holder, ...]:
-    return case.objects.holders if case.objects is not None else ()

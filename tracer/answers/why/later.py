@@ -9,7 +9,6 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees
 from tracer.answers.why.case import Case, Cause, GivesUp
-from tracer.answers.why.holding import holder_words
 from tracer.arrays import Ints
 from tracer.blocks.kinds import Kind
 
@@ -66,7 +65,7 @@ def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
 
 
 def _unread(case: Case, rows: Ints, what: str, horizon: str, change: str, price: GivesUp) -> Cause:
-    holder = holder_words(case, rows)
+    holder = case.holder_words(rows)
     return Cause(
         "not read again",
         f"Nothing reads {case.words(rows)}{what}{case.lines(rows)} {horizon}{f'; held by {holder}' if holder else ''}.",

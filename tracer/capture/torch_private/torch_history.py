@@ -172,6 +172,7 @@ class RaisedOutOfMemory:
         self.number = self._num_starts = 0
         self.collected_bytes = 0  # Since the last of these errors
         self._before_bytes: int | None = None
+        self.callbacks: list[Callable[[], None]] = []  # Called as such an error is made, before any function is left
 
     def start(self) -> None:
         """Count from now on; as often as it is called, `stop` has to be."""
@@ -185,6 +186,8 @@ class RaisedOutOfMemory:
             if self._while_collecting not in gc.callbacks:
                 gc.callbacks.append(self._while_collecting)
             RuntimeError.__init__(error, *arguments)
+            for callback in self.callbacks:
+                callback()
 
         setattr(torch.OutOfMemoryError, "__init__", made)  # noqa: B010
 

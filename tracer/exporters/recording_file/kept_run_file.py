@@ -25,7 +25,7 @@ from tracer.capture.recording import CallKind, OpKind, Recording
 from tracer.capture.run_facts import PHASES, RunFacts
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode
 from tracer.errors import RecordingError, SnapshotError
-from tracer.exporters.document import Document, Source
+from tracer.exporters.document import Document, Source, plain_values
 from tracer.exporters.recording_file.npz import DAMAGED, Arrays, read_columns, write_columns
 from tracer.snapshot.load import checked_objects
 
@@ -90,33 +90,12 @@ def kept_run_columns(kept: KeptRun) -> Arrays:
     """The columns of a run, by the names that docs/recording.md has."""
     columns: Arrays = {}
     settings = {name: _setting(value) for name, value in kept.settings.items()}
-    document = _plain(replace(kept, settings=settings, snapshot=None), "", columns)
+    document = plain_values(replace(kept, settings=settings, snapshot=None), "", columns)
     text = json.dumps({"format": FORMAT, "version": VERSION, **document})
     columns = {_RUN: np.frombuffer(text.encode(), np.uint8), **columns}
     if kept.snapshot is not None:
         columns[_HISTORY] = np.frombuffer(pickle.dumps(kept.snapshot, protocol=4), np.uint8)
     return columns
-
-
-def _plain(value: Any, at: str, columns: Arrays) -> Any:
-    """Return a value as JSON has it, with null for each array, which joins the columns under the path to it."""
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    if isinstance(value, np.ndarray):
-        columns[at] = value
-        return None
-    if is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = value._asdict()
-    elif isinstance(value, frozenset):
-        value = sorted(value)
-    if isinstance(value, Mapping):
-        prefix = f"{at}." if at else ""
-        return {str(key): _plain(entry, f"{prefix}{key}", columns) for key, entry in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(entry, f"{at}.{row}", columns) for row, entry in enumerate(value)]
-    return value
 
 
 def _setting(value: object) -> object:
