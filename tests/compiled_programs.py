@@ -379,7 +379,7 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
     found: dict[str, Any] = {"name": name, "peak_bytes": peak.peak_bytes}
     found |= {"rows_bytes": sum(row.bytes for row in peak.rows), "unexplained_bytes": peak.unexplained_bytes}
     found |= {"input_bytes": peak.by_category().get("INPUT", 0), "batch_bytes": max(steps.batch_bytes)}
-    found |= {"report_is_same": again, "watch_fault": repr(session._compile_watch.fault)}
+    found |= {"report_is_same": again, "watch_fault": repr(session.compile_watch.fault)}
     total = dict.fromkeys(("compiled", "with_line", "with_module", "in_module"), 0)
     lines = set()
     columns = (peak.blocks.row, peak.blocks.size_bytes, peak.blocks.module, peak.blocks.frame)

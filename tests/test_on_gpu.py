@@ -174,7 +174,7 @@ def bytes_of(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
 
 def replayed(session: ProfileSession) -> Reproduction | None:
     """Decide again, with the model of the allocator, what the recorded one decided; None without a history."""
-    columns = session.run_history.columns
+    columns = session.cycles.run_history.columns
     if columns is None or not columns.devices:
         return None
     (device,) = replay_snapshot(columns, device=session.device.index).devices

@@ -357,7 +357,7 @@ def test_it_is_said_in_a_note() -> None:
     model = Pieces().model
     session = ProfileSession(nn.Sequential(model), schedule=Schedule(0, 1, 1, 1))
     assert not [note for note in session.notes if "torch.compile" in note]
-    session._compile_watch.fault = AttributeError("no nodes")
+    session.compile_watch.fault = AttributeError("no nodes")
     (note,) = (note for note in session.notes if "torch.compile" in note)
     assert note == (
         "What torch.compile generated could not be read, so its memory has the name of its region: "

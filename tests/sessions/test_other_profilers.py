@@ -96,7 +96,7 @@ def fault_inside_a_step() -> int:
     model, optimizer, step = trained()
     num_steps = 0
     with ProfileSession(model, optimizer, schedule=PLAN, device="cpu") as session:
-        session._observed.look = _fails  # type: ignore[method-assign, assignment]
+        session.observed.look = _fails  # type: ignore[method-assign, assignment]
         register_optimizer_step_post_hook(lambda *_: session.step())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tests.skips import by_default
-from tracer.sessions import schedule, timeline_tracer
+from tracer.sessions import recording_cost, timeline_tracer
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.session import ScriptVoice
@@ -36,7 +36,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def few_modules_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "_MOST_MODULES", 10)
+    monkeypatch.setattr(recording_cost, "_MOST_MODULES", 10)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_no_more_events_are_recorded_than_can_be_read_soon(
     whole = train(tmp_path / "whole", takes(0.0, clock=clock)).results
     assert whole is not None
     assert whole.findings is not None
-    monkeypatch.setattr(schedule, "MOST_EVENTS", int(cycles * whole.findings.cycles[0].recording.num_events))
+    monkeypatch.setattr(recording_cost, "MOST_EVENTS", int(cycles * whole.findings.cycles[0].recording.num_events))
     session = train(tmp_path, takes(0.0, clock=clock))
     assert recorded(session) == steps
     assert ("in all would take long to read" in "".join(session.notes)) == (steps != [2, 2])
@@ -148,7 +148,7 @@ def test_a_schedule_that_was_asked_for_is_recorded_whole(
     in_step = takes(1.0, 0.2, 9.0, clock=clock)
     if kind == "events":
         in_step = takes(0.0, clock=clock)
-        monkeypatch.setattr(schedule, "MOST_EVENTS", 1)
+        monkeypatch.setattr(recording_cost, "MOST_EVENTS", 1)
     elif kind != "takes":
         in_step = evaluates(range(2, 9), clock) if kind == "evaluates" else loads(tmp_path, range(2, 9))
     session = train(tmp_path, in_step, plan=ASKED)

@@ -135,7 +135,7 @@ def test_the_history_is_of_the_cycle_with_the_highest_peak(
     monkeypatch.setattr(allocator_history, "peak_allocated_bytes", lambda device: peaks[int("step 4" in history_log)])
     session = cuda_session(Schedule(1, 1, 2, 2), history_log, num_steps=9)
     assert history_log.count(DUMP) == num_dumps
-    assert session.run_history.num_later == num_later
+    assert session.cycles.run_history.num_later == num_later
 
 
 def test_a_long_wait_is_let_go_of_when_a_cycle_begins(history_log: list[str]) -> None:
@@ -172,7 +172,7 @@ def test_a_history_that_contradicts_itself_is_a_note_too(
     odd = snapshot([entry("alloc", 1 << 40, 512), entry("oom", 0, 512)], [twice])
     monkeypatch.setattr(torch_history, "allocator_snapshot", lambda device: odd)
     session = cuda_session(Schedule(0, 0, 1, 1), history_log, num_steps=1 if error else 2, error=error)
-    monkeypatch.setattr(session._tracer, "device", "cpu")
+    monkeypatch.setattr(session.cycles._tracer, "device", "cpu")
     monkeypatch.setattr("tracer.answers.recording_findings.join_history", lambda snapshot, _, storages: join_history(
         snapshot, "cuda:0", storages
     ))  # fmt: skip

@@ -21,8 +21,8 @@ from tracer.errors import Terminated
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.sessions import observations, timeline_tracer
 from tracer.sessions import output_files as outputs
-from tracer.sessions import profile_session as session
 from tracer.sessions.output_files import OUTPUTS
+from tracer.sessions.recorder import Recorder
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import ScriptVoice, Session
 from tracer.sessions.termination import WritingInterrupted, uninterrupted
@@ -241,10 +241,8 @@ def test_a_limit_between_two_steps_leaves_a_recording_that_begins_there(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind a first step that was recorded too, the schedule's profiler begins where the program is at work."""
-    begin = session.ProfileSession._begin_schedule
-    monkeypatch.setattr(
-        session.ProfileSession, "_begin_schedule", lambda *arguments: [send(limit), begin(*arguments)].clear()
-    )
+    begin = Recorder.begin_schedule
+    monkeypatch.setattr(Recorder, "begin_schedule", lambda *arguments: [send(limit), begin(*arguments)].clear())
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters())
     plan = Schedule(num_wait_steps=1, num_warmup_steps=0, num_active_steps=1, num_repeats=1)

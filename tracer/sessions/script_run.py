@@ -348,7 +348,7 @@ class ScriptProfile:
             return
         if isinstance(self.session, TrainingProfile):
             with signals_deferred():
-                self.session.end_endless_step()
+                self.session.recorder.end_endless_step()
 
     def _step_ended(self) -> None:
         """End a step; one that ends inside of backward, where optimizers step by hooks, ends at the next call.
@@ -379,7 +379,7 @@ class ScriptProfile:
 
         A loop that has moved to another thread has left its own waiting, in `threading`.
         """
-        recorded = self.session.thread if isinstance(self.session, TrainingProfile) else threading.get_ident()
+        recorded = self.session.recorder.thread if isinstance(self.session, TrainingProfile) else threading.get_ident()
         if recorded == threading.get_ident():
             return False
         frame = sys._current_frames().get(recorded)
@@ -461,7 +461,7 @@ class ScriptProfile:
     def _compilation_begins(self) -> None:
         if isinstance(self.session, TrainingProfile):  # a profiler would record all that the compiler does
             with signals_deferred():
-                self.session.leave_first_step()
+                self.session.recorder.end_first_step()
         self._not_by_hand()
         self._unhook_modules()
 

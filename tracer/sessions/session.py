@@ -69,7 +69,6 @@ class Session:
         self._objects: TrainingObjects | None = objects
         # The device that the session is about
         self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
-        self.num_steps_done = 0  # Steps that have ended
         self.fault: Exception | None = None  # What went wrong in the session itself, or None
         self.is_in_child = False  # Whether this process was forked by the one whose session it is; nothing is done then
         self._has_begun = self._trains_in_training_mode = False

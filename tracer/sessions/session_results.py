@@ -29,7 +29,7 @@ def failure_of(
     """
     from tracer.capture.sources.source_files import error_line
 
-    line, state = error_line(error), allocator_counters(session.device_of_failure)
+    line, state = error_line(error), allocator_counters(session.cycles.device_of_failure)
     if not is_raised:
         error = without_tracebacks(error)
     else:
@@ -56,12 +56,12 @@ def run_results(
         if session.has_recording or failure is None:  # else the failure says it
             notes = (*notes, str(problem))
     ran_out = failure is not None and failure.out_of_memory and not failure.in_timing_pass
-    device = session.device_of(findings)
+    device = session.cycles.device_of(findings)
     caveat = caveat_of(device)
     return RunResults(
         findings=findings,
         timings=timings if not caveat else None,
-        history=session.run_history,
+        history=session.cycles.run_history,
         known=session.known,
         unused_parameters=session.unused_parameters,
         losses=losses if not caveat else (),
@@ -72,7 +72,7 @@ def run_results(
         parameters=session.parameters,
         project_root=session.project_root,
         failed_allocation=session.failed_allocation if ran_out else None,
-        module_names=session.module_names,
+        module_names=session.observed.module_names,
         origin=RunOrigin.here(str(device), caveat=caveat),
         device=str(device),
         keep_recording=session.keep_recording,

@@ -34,10 +34,11 @@ from tracer.null_gpu.job.place import RankPlace
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, announce, peak_of
 from tracer.sessions.output_files import WITHOUT_FAILURE, Written, left_from_earlier, say_if_failed, write_outputs
-from tracer.sessions.profile_session import ProfileSession, Stage
+from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Screen, Voice, checked_screen
 from tracer.sessions.session_results import failure_of, run_results
+from tracer.sessions.stages import Stage
 from tracer.units import format_bytes, some
 
 _MORE = 1.002
@@ -139,7 +140,7 @@ class TrainingProfile(ProfileSession):
     @property
     def is_complete(self) -> bool:
         """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
-        return self._has_enough or self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps
+        return self.stages.is_complete
 
     @property
     def peak_bytes(self) -> int:
@@ -223,9 +224,7 @@ class TrainingProfile(ProfileSession):
         if not self.is_complete:
             self._look_at_peak()
         super().step()
-        if self._folder.rank is None or self._is_announced or self._profiler is None:
-            return
-        if self._is_all_recorded:
+        if self._folder.rank is not None and not self._is_announced and self.cycles.are_all(self.stages):
             with self._never_the_loops_fault():  # which lets signals wait
                 self._announce(self._folder.rank)
 
@@ -233,7 +232,7 @@ class TrainingProfile(ProfileSession):
         """Note the step that ends if it brought the allocator's peak to where it is."""
         peak_bytes = peak_allocated_bytes(self.device) or 0
         if peak_bytes != self._peak_recorded_bytes:
-            self._peak_recorded_bytes, self._is_highest_recorded = peak_bytes, self._is_recording
+            self._peak_recorded_bytes, self._is_highest_recorded = peak_bytes, self.stages.is_recording
             self._highest_step = self.num_steps_done + 1
 
     def _announce(self, rank: Rank) -> None:
@@ -252,19 +251,16 @@ class TrainingProfile(ProfileSession):
 
         torch leaves the keywords out where another hook on the same call has taken this one away.
         """
-        if torch.compiler.is_compiling() or self._profiler is None:
+        if torch.compiler.is_compiling() or self.stages.now is Stage.DONE:
             return
         with self._never_the_loops_fault():
             self._note_transforms()
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
-            if not self._is_recording:
-                self._observed.unrecorded_call(given)
-                return
-            if not torch.is_grad_enabled() and self.stage is Stage.RECORDING and self._cost.is_long_evaluation():
-                self._end_costly_recording()
-                return
-            self._observed.thread(self._thread)
-            self._observed.call(given)
+            if not self.stages.is_recording:
+                self.observed.unrecorded_call(given)
+            elif torch.is_grad_enabled() or not self.recorder.end_long_evaluation():
+                self.observed.thread(self.recorder.thread)
+                self.observed.call(given)
 
     def _finish(self, error: BaseException | None) -> None:
         """Explain, write, and say it; an exception from the loop goes on its way, whatever becomes of the files."""
@@ -334,11 +330,16 @@ class TrainingProfile(ProfileSession):
         if has_failed is None:
             return ()
         assert self.results is not None
-        if self.results.findings is None and not has_failed and self._if_too_short and not self._of_threads:
+        if (
+            self.results.findings is None
+            and not has_failed
+            and self._if_too_short
+            and not self.recorder.lost_in_threads
+        ):
             self.voice.complain(self._what_is_missing())
-            if self._num_steps_waited:
+            if num_waited := self.stages.num_steps_waited:
                 self.voice.complain(
-                    f"{some(self._num_steps_waited, 'step', 'was/were')} not recorded, since a torch.profiler of the "
+                    f"{some(num_waited, 'step', 'was/were')} not recorded, since a torch.profiler of the "
                     "program's own was running, and only one can run at a time."
                 )
         if self._folder.is_another:
@@ -401,7 +402,7 @@ class TrainingProfile(ProfileSession):
 
     @property
     def _first_recorded(self) -> int:
-        return self._num_steps_waited + self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
+        return self.stages.num_steps_waited + self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
 
     @property
     def _if_too_short(self) -> str:

@@ -128,6 +128,7 @@ class TrainingWatch(Session):
         objects = TrainingObjects(model, optimizer)
         super().__init__(objects, device=device)
         self._folder = SessionFolder(save_dir)
+        self.num_steps_done = 0  # Steps that have ended
         self.report: WatchReport | None = None
         self._screen = checked_screen(screen) if self._folder.is_of_first_rank else "none"
         self._settings = dict(settings or {})

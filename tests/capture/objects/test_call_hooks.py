@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import gc
 import io
 import json
@@ -20,14 +21,9 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from tests.capture.objects.compiled_watching import PROGRAMS
 from tests.processes import run_python
-from tracer.capture.objects.call_hooks import (
-    CallHooks,
-    HooksBeside,
-    hook_after_call,
-    hook_call,
-    hook_step,
-    remove_hooks,
-)
+from tracer.capture.objects import hooks_beside
+from tracer.capture.objects.call_hooks import CallHooks, remove_hooks
+from tracer.capture.objects.hooks_beside import HooksBeside, hook_after_call, hook_call, hook_step
 from tracer.capture.torch_private import torch_compile
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -308,6 +304,11 @@ def test_a_copy_has_their_hooks_and_none_of_ours(copied: Any) -> None:
     for end in ends:
         end()
     assert not any(isinstance(value, HooksBeside) for value in vars(model).values())
+
+
+def test_the_example_of_the_guarantee_holds() -> None:
+    done = doctest.testmod(hooks_beside, extraglobs={"copy": copy, "pickle": pickle})
+    assert (done.failed, done.attempted) == (0, 9)
 
 
 def test_a_file_is_the_same_to_the_byte() -> None:

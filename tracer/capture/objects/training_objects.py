@@ -12,10 +12,10 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from tracer.capture.objects.call_hooks import WeakReference, alive, weak_reference
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.parameter_origins import calling_line, lines_of, own_line
 from tracer.capture.objects.storage_observer import model_tensors, optimizer_tensors
+from tracer.capture.objects.weak_references import WeakReference, alive, weak_reference
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_private import torch_compile, torch_graph, torch_modules

@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from operator import is_
@@ -308,12 +308,38 @@ class PoliteProfiler(torch.profiler.profile):
             sys.setprofile(function)
 
 
+def memory_profiler(
+    activities: Iterable[Any],
+    schedule: Callable[[int], torch.profiler.ProfilerAction],
+    *,
+    has_shapes: bool,
+    ended: Callable[[Any], None],
+) -> PoliteProfiler:
+    """Return a profiler that records memory and stacks, and calls back when a recording has ended."""
+    return PoliteProfiler(
+        activities=activities,
+        schedule=schedule,
+        record_shapes=has_shapes,
+        profile_memory=True,
+        with_stack=True,
+        on_trace_ready=ended,
+    )
+
+
 def abandon(profiler: Any) -> None:
     """End a profiler in another thread than the one that it began in, which torch cannot: its recording is lost."""
     profiler.on_trace_ready = None
     with suppress(RuntimeError):
         profiler.__exit__(None, None, None)
     let_go_of(profiler)
+
+
+def end(profiler: Any, error: BaseException | None = None) -> None:
+    """End a `torch.profiler.profile`, and let go of what it holds."""
+    try:
+        profiler.__exit__(type(error) if error is not None else None, error, error and error.__traceback__)
+    finally:
+        let_go_of(profiler)
 
 
 def is_prepared(profiler: Any) -> bool:

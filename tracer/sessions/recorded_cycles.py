@@ -1,0 +1,229 @@
+"""Read each recording as it ends, beside the allocator's history of the same steps, and explain them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tracer.answers.failure import is_out_of_memory
+from tracer.answers.graph_pools import graph_pools
+from tracer.answers.null_run import caveat_of
+from tracer.answers.recording_findings import Findings, without_wrapped
+from tracer.answers.run_history import RunHistory
+from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
+from tracer.capture.device import devices
+from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
+from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
+from tracer.capture.torch_private import torch_profiler
+from tracer.errors import RecordingError
+from tracer.sessions.observations import Observations
+from tracer.sessions.recording_cost import RecordingCost
+from tracer.sessions.stages import Stages
+from tracer.sessions.timeline_tracer import TimelineTracer
+
+if TYPE_CHECKING:
+    from tracer.answers.failed_allocation import FailedAllocation
+    from tracer.capture.objects.at_failure import ObjectsAtFailure
+    from tracer.capture.objects.failure_look import RunAgain
+
+_MOST_STEPS_OF_HISTORY = 10
+"""Steps that the allocator's history may have when a cycle begins; with more, the history is started anew."""
+
+
+class Shapes(Enum):
+    """Whether torch.profiler records which tensors operators use, and so keeps what torch.func wraps alive."""
+
+    RECORDED = "it does"
+    LEFT_OUT = "it does not, since torch.func was used before a recording began"
+    KEPT_WRAPPED = "it did in the cycle in which torch.func was first used, and does not any more"
+
+
+class RecordedCycles:
+    """The cycles that were recorded, and the history of the one with the highest peak.
+
+    Attributes:
+        device: The run's device; the one that ran out of memory, unless one was named.
+        device_of_failure: The device that had no memory left, if one had none.
+        history: The allocator's history.
+        shapes: Whether the profiler records shapes.
+        at_failure: Objects that were alive when memory ran out, or None.
+    """
+
+    def __init__(
+        self, device: torch.device, observed: Observations, compile_watch: CompileWatch, *, is_named: bool
+    ) -> None:
+        self.device = self.device_of_failure = device
+        self.device_is_named = is_named
+        self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
+        self.shapes = Shapes.RECORDED
+        self.at_failure: ObjectsAtFailure | None = None
+        self._observed = observed
+        self._tracer = TimelineTracer(
+            device=device if is_named else None,
+            probable_device=device,
+            module_names=observed.module_names,
+            known=observed.storages.observations,
+            compiled=compile_watch.code,
+        )
+        self._history_since = 0  # Steps that had ended when the allocator's history began
+        self._run_history = RunHistory(None)
+        self._graph_pools: tuple[LivePool, ...] = ()
+        # Adds the recording that was dropped last, and the allocator's history at its end; None if a later one was made
+        self._dropped: tuple[Callable[[], None], dict[str, Any] | None] | None = None
+        self._findings: tuple[Findings, RunHistory, Findings] | None = None  # Those joined, and the result
+
+    @property
+    def number(self) -> int:
+        """Cycles that were recorded so far."""
+        return self._tracer.num_cycles
+
+    def are_all(self, stages: Stages) -> bool:
+        """Whether the last cycle of the schedule has ended."""
+        return stages.cost.has_ended or self.number == stages.schedule.num_repeats
+
+    # ------------------------------------------------------------------------------------------------ while it runs
+    def begin(self, num_steps: int, *, is_recorded: bool) -> None:
+        """Look at what is there: the next step is the first of all or will be recorded, and nothing is recording yet.
+
+        The allocator's history is on in all steps, for one that fails.
+
+        Args:
+            num_steps: Steps that have ended.
+        """
+        if num_steps - self._history_since > _MOST_STEPS_OF_HISTORY:
+            self.history.stop()
+            self._history_since = num_steps
+        self._go_over_to_history()
+        self.history.start()
+        self.look(is_walk=is_recorded)
+
+    def look(self, *, is_walk: bool) -> None:
+        """Note where tensors of models and optimizers lie; in a walk, all that Python holds."""
+        self._observed.look(self.device, is_walk=is_walk)
+
+    def read(self, profiler: Any, cost: RecordingCost) -> None:
+        """Read what a profiler has just recorded, and free it."""
+        self._name_wrappers()
+        self._tracer(profiler)
+        self._dropped = None
+        cost.has_read(self._tracer.num_events)
+        torch_profiler.let_go_of_recording(profiler)
+
+    def keep_history(self, *, is_last: bool) -> None:
+        """Keep the allocator's history if the cycle that has been read has the highest peak so far."""
+        self._graph_pools = GRAPH_CAPTURES.pools(self.device)
+        self._go_over_to_history()
+        if self.history.is_of_higher_peak:
+            self.history.dump(self.number - 1)
+        if is_last:
+            self.history.stop()
+
+    def drop(self, profiler: Any) -> None:
+        """Keep a recording that was cut unread, with all that Python holds at its end, in case no other is made."""
+        self._name_wrappers()
+        add = self._tracer.adder(profiler)
+        torch_profiler.let_go_of_recording(profiler)
+        self.look(is_walk=True)
+        self.history.dump(0)
+        self._dropped, self.history.snapshot = (add, self.history.snapshot), None
+
+    def use_dropped(self, cost: RecordingCost) -> None:
+        """Use the recording that was dropped last if there is no other."""
+        if self._dropped is not None:
+            add, snapshot = self._dropped
+            add()
+            if self.history.snapshot is None:  # else memory has run out since
+                self.history.snapshot = snapshot
+            cost.only_dropped()
+
+    def forget_first(self) -> None:
+        """Forget the first of the cycles."""
+        self._tracer.forget_first()
+
+    def _name_wrappers(self) -> None:
+        self._observed.module_names.update(compiled_wrapper_names(self._observed.module_names))
+
+    def _go_over_to_history(self) -> None:
+        """Where the session began on the CPU, go on with the history that is on since the program used CUDA, if any."""
+        if not self.history.is_offered and (device := recorded_from_start()):
+            self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
+            self.history.start()
+
+    def dump_at_failure(self, *, is_recorded: bool) -> None:
+        """Keep the history at the moment at which memory ran out."""
+        self._go_over_to_history()
+        self.history.dump(self.number if is_recorded else None)
+
+    def look_where_memory_ran_out(self, error: BaseException) -> None:
+        """Make the device that ran out of memory the run's device, unless one was named."""
+        index = self.run_history.device_out_of_memory if is_out_of_memory(error) else None
+        if index is None:
+            return
+        self.device_of_failure = torch.device(self.history.device.type, index)
+        if not self.device_is_named:
+            self.device = self.device_of_failure
+            self._tracer.preferred = str(self.device)
+
+    def look_at_objects(self, error: BaseException, run_again: RunAgain, *, is_evaluating: bool) -> None:
+        """Note objects that were alive when memory ran out."""
+        from tracer.capture.objects.failure_look import look_at_failure
+
+        self.at_failure = look_at_failure(self.device, error, is_evaluating=is_evaluating, run_again=run_again)
+
+    # --------------------------------------------------------------------------------------------------------- results
+    @property
+    def run_history(self) -> RunHistory:
+        """The allocator's history so far, to be read and joined."""
+        if self._run_history.snapshot is not self.history.snapshot:
+            cycle = self.history.cycle
+            num_later = max(0, self.number - 1 - cycle) if cycle is not None else None
+            self._run_history = RunHistory(self.history.snapshot, num_later)
+        return self._run_history
+
+    @property
+    def findings(self) -> Findings:
+        """The analysis of the recorded cycles; it runs when first asked for.
+
+        Raises:
+            RecordingError: Nothing was recorded.
+        """
+        alone, history = self._tracer.findings, self.run_history
+        if self._findings is None or self._findings[:2] != (alone, history):
+            known = self._observed.storages.observations()
+            found = history.joined(without_wrapped(alone) if self.shapes is Shapes.KEPT_WRAPPED else alone, known)
+            if self._graph_pools and found.device == str(self.device):
+                names = self._observed.module_names
+                found = replace(
+                    found, graph_pools=graph_pools(self._graph_pools, found, known=known, module_names=names)
+                )
+            self._findings = alone, history, found
+        return self._findings[2]
+
+    @property
+    def found(self) -> Findings | None:
+        """The findings, or None where nothing was recorded."""
+        with suppress(RecordingError):
+            return self.findings
+        return None
+
+    def device_of(self, findings: Findings | None) -> torch.device:
+        """The device that findings are about; where there are none, the one that the run is likely to be about."""
+        return self.device if findings is None else torch.device(findings.device)
+
+    @property
+    def failed_allocation(self) -> FailedAllocation | None:
+        """The last allocation that a device had no memory for, explained from the allocator's history."""
+        findings = self.found
+        memory = devices.device_memory(self.device_of_failure)
+        return self.run_history.failed_allocation(
+            findings,
+            self._observed.storages.observations(),
+            str(self.device_of(findings)),
+            self.at_failure,
+            device_bytes=None if memory is None else memory[1],
+        )
