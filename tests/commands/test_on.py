@@ -175,7 +175,7 @@ def test_values_are_on_while_a_script_runs(
     script = tmp_path / "train.py"
     script.write_text("from tracer.sessions import on_null_gpu\nprint('read', on_null_gpu.values_read() is not None)")
     monkeypatch.setattr(process, "is_active", lambda: True)
-    monkeypatch.setattr("tracer.sessions.on_null_gpu.writes_aside", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("tracer.sessions.program_writes.ProgramWrites.aside", lambda *_, **__: nullcontext())
     monkeypatch.setattr(switch, "HostValues", FakeValues)
     FakeValues.made.clear()
     folder = ("--save-dir", str(tmp_path / "out")) if command == ("run",) else ()

@@ -22,9 +22,11 @@ from torch import nn
 from tests.processes import Process
 from tracer.errors import Terminated
 from tracer.exporters.files import replacing
-from tracer.sessions import termination
+from tracer.sessions import signal_watch
+from tracer.sessions.files_in_turn import FilesInTurn, WritingInterrupted
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.termination import FilesInTurn, Handling, SignalWatch, Termination, WritingInterrupted
+from tracer.sessions.signal_watch import Handling, SignalWatch
+from tracer.sessions.termination import Termination
 from tracer.sessions.training_profile import profile_training
 
 # ---- files in turn ---------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ def status_of_child(work: Callable[[], object]) -> int:
 def test_a_process_whose_main_thread_does_not_come_back_ends_by_the_signal(
     number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(termination, "LIMIT_S", 0.2)
+    monkeypatch.setattr(signal_watch, "LIMIT_S", 0.2)
 
     def handled() -> None:
         Termination().watch()
@@ -190,7 +192,7 @@ def test_a_process_whose_main_thread_does_not_come_back_ends_by_the_signal(
 
 
 def train_until_a_signal(folder: Path) -> None:
-    setattr(termination, "LIMIT_S", 0.2)  # noqa: B010 - a constant, of this process alone
+    setattr(signal_watch, "LIMIT_S", 0.2)  # noqa: B010 - a constant, of this process alone
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters())
     plan = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=2)

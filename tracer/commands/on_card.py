@@ -132,9 +132,9 @@ def on_null_gpu(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> Iterato
     Values that decide sizes are computed, a rank finds what others gave it, and its files go to a folder of the run.
     """
     from tracer.sessions.jobs.run_ranks import as_rank
-    from tracer.sessions.on_null_gpu import values_on, writes_aside
+    from tracer.sessions.on_null_gpu import program_runs
 
     place = RankPlace.here()
-    aside = writes_aside(save_dir, tell=not_said if quiet else say)
-    with values_on(on.answers), nullcontext() if place is None else as_rank(place), aside:
+    runs = program_runs(on.answers, save_dir, tell=not_said if quiet else say)
+    with nullcontext() if place is None else as_rank(place), runs:
         yield

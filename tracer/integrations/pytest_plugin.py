@@ -247,10 +247,10 @@ class _OneTest:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
-        from tracer.sessions.on_null_gpu import values_on, writes_aside
+        from tracer.sessions.on_null_gpu import program_runs
 
         self._has_run = True
-        with values_on({}), writes_aside(None, tell=lambda sentence: None):
+        with program_runs({}, None, tell=lambda sentence: None):
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)

@@ -70,9 +70,14 @@ def index_on_node(device: int) -> int:
     return int(ctypes.CDLL(None).null_gpu_index_on_node(device))
 
 
+def name_on_node(device: int) -> str:
+    """That number as text; empty where this process is not on the null GPU."""
+    return str(index_on_node(device)) if is_active() else ""
+
+
 def num_other_processes() -> int:
-    """How many processes that this one, on the null GPU, has started have begun to use a GPU so far."""
-    return int(ctypes.CDLL(None).null_gpu_other_processes())
+    """How many processes that this one has started have begun to use a null GPU so far; 0 where it has none."""
+    return int(ctypes.CDLL(None).null_gpu_other_processes()) if is_active() else 0
 
 
 def held_bytes(device: torch.device) -> int:
@@ -93,6 +98,8 @@ def peak_holders(device: int) -> Iterator[tuple[int, int, str]]:
     Yields:
         The process, the bytes that it held, and its phase then; empty where it was in none.
     """
+    if not is_active():
+        return
     size_bytes, phase = ctypes.c_uint64(), ctypes.create_string_buffer(_PHASE_BYTES)
     ask, number = ctypes.CDLL(None).null_gpu_peak_holder, 0
     while process := ask(device, number, ctypes.byref(size_bytes), phase):

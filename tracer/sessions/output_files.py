@@ -29,7 +29,7 @@ from tracer.exporters.page.model import without_times
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.sqlite_reports import write_memory_report, write_run_time_report
-from tracer.sessions.termination import FilesInTurn
+from tracer.sessions.files_in_turn import FilesInTurn
 from tracer.units import format_bytes
 
 

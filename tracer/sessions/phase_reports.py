@@ -22,6 +22,7 @@ from tracer.exporters.files import write_json
 from tracer.loaded_modules import when_loaded
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES
+from tracer.sessions.on_null_gpu import phase_ledger
 
 
 def ledger_of_process(name: str, folder: Path | None = None) -> PhaseLedger:
@@ -35,9 +36,7 @@ def ledger_of_process(name: str, folder: Path | None = None) -> PhaseLedger:
         if folder is not None:
             write_phases(ledger, folder)
 
-    if not process.is_active():
-        return PhaseLedger(name, ended=write)
-    return PhaseLedger(name, held_bytes=process.held_bytes, entered=process.set_phase, ended=write)
+    return phase_ledger(name, write)
 
 
 def write_phases(ledger: PhaseLedger, folder: Path) -> None:
@@ -57,8 +56,6 @@ def read_phases(folder: Path) -> list[ProcessPhases]:
 
 def gpu_peaks(processes: Sequence[ProcessPhases]) -> tuple[GpuPeak, ...]:
     """Return, on the null GPU, the most of each GPU, where several processes held it; none on a real one."""
-    if not process.is_active():
-        return ()
     names = {each.process: each.name for each in processes}
     found = []
     for device in range(MAX_DEVICES):

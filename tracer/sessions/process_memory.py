@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from tracer.answers.difference import SavedPeak
-from tracer.answers.null_run import caveat_of
 from tracer.answers.rows import Row
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.blocks.from_recording.block_facts import KIND_OF_ROLE
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.seen_in_training import SeenInTraining, SeenTensor, allocations_of
+from tracer.sessions.on_null_gpu import allocator_history, origin_of
 from tracer.snapshot.load import snapshot_in_memory
 
 ROUNDING = "rounding"
@@ -36,9 +36,7 @@ class ProcessMemory:
         """Begin to record."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-        self._histories = [
-            AllocatorHistory(device, stacks_of_frees=False, is_timed=not caveat_of(device)) for device in devices
-        ]
+        self._histories = [allocator_history(device, stacks_of_frees=False) for device in devices]
         for history in self._histories:
             torch.cuda.reset_peak_memory_stats(history.device)
             history.start()
@@ -56,7 +54,7 @@ class ProcessMemory:
         size_bytes, history = max(peaks, key=lambda peak: peak[0])
         history.dump()
         peak = SavedPeak(str(history.device), size_bytes, None, _rows(history, size_bytes, self._training.tensors))
-        return ProcessPeak(peak, _counted("reserved", history.device), caveat_of(history.device))
+        return ProcessPeak(peak, _counted("reserved", history.device), origin_of(history.device).caveat)
 
 
 def _counted(counter: str, device: torch.device) -> int:

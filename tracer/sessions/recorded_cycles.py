@@ -12,16 +12,16 @@ import torch
 
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.graph_pools import graph_pools
-from tracer.answers.null_run import caveat_of
 from tracer.answers.recording_findings import Findings, without_wrapped
 from tracer.answers.run_history import RunHistory
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
-from tracer.capture.device.allocator_history import AllocatorHistory, recorded_from_start
+from tracer.capture.device.allocator_history import recorded_from_start
 from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import RecordingError
 from tracer.sessions.observations import Observations
+from tracer.sessions.on_null_gpu import allocator_history
 from tracer.sessions.recording_cost import RecordingCost
 from tracer.sessions.stages import Stages
 from tracer.sessions.timeline_tracer import TimelineTracer
@@ -59,7 +59,7 @@ class RecordedCycles:
     ) -> None:
         self.device = self.device_of_failure = device
         self.device_is_named = is_named
-        self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
+        self.history = allocator_history(device)
         self.shapes = Shapes.RECORDED
         self.at_failure: ObjectsAtFailure | None = None
         self._observed = observed
@@ -151,7 +151,7 @@ class RecordedCycles:
     def _go_over_to_history(self) -> None:
         """Where the session began on the CPU, go on with the history that is on since the program used CUDA, if any."""
         if not self.history.is_offered and (device := recorded_from_start()):
-            self.history = AllocatorHistory(device, is_timed=not caveat_of(device))
+            self.history = allocator_history(device)
             self.history.start()
 
     def dump_at_failure(self, *, is_recorded: bool) -> None:

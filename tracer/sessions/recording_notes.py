@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.answers.null_run import caveat_of
 from tracer.answers.recording_findings import Findings
 from tracer.capture.device import devices
 from tracer.capture.graph_captures import GRAPH_CAPTURES
@@ -70,8 +69,9 @@ def _notes(session: ProfileSession) -> Iterator[str]:
 def _of_devices(cycles: RecordedCycles, findings: Findings | None) -> Iterator[str]:
     """Sentences on what the device does not tell, and on the other devices of the run."""
     device, recorded = cycles.device_of(findings), findings.cycles if findings is not None else ()
-    has_kernels = caveat_of(device) or not recorded or any(cycle.recording.kernels is not None for cycle in recorded)
-    lacking = devices.lacks(device, has_history=cycles.history.is_offered, has_kernels=bool(has_kernels))
+    has_kernels = not recorded or any(cycle.recording.kernels is not None for cycle in recorded)
+    has_kernels |= not cycles.history.is_timed
+    lacking = devices.lacks(device, has_history=cycles.history.is_offered, has_kernels=has_kernels)
     if lacking is not None:
         yield lacking
     if findings is not None and findings.other_devices:

@@ -29,7 +29,7 @@ from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
-from tracer.sessions.on_null_gpu import share_with_ranks
+from tracer.sessions.program_writes import WRITES
 from tracer.sessions.session import fault_text
 from tracer.sessions.started_processes import StartedProcesses
 from tracer.sessions.step_finders import StepsByHand, StepsOfCalls, StepsOfOptimizers
@@ -302,7 +302,7 @@ class ScriptProfile:
                 self._look_no_longer()
 
     def _begin_session(self, module: nn.Module | None, args: tuple[Any, ...], *, is_within_step: bool) -> None:
-        share_with_ranks()
+        WRITES.share_with_ranks()
         alive = Alive()
         if self._is_inference and module is not None:
             models = alive.callable(module)

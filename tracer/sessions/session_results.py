@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tracer.answers.failure import Failure, without_tracebacks
-from tracer.answers.null_run import caveat_of, notes_of
+from tracer.answers.null_run import notes_of
 from tracer.answers.run_results import RunResults
 from tracer.capture.device.devices import allocator_counters
-from tracer.capture.run_facts import RunOrigin
 from tracer.errors import RecordingError
-from tracer.sessions.on_null_gpu import values_read
+from tracer.sessions.on_null_gpu import origin_of, values_read
 from tracer.sessions.profile_session import ProfileSession
 
 if TYPE_CHECKING:
@@ -57,24 +56,24 @@ def run_results(
             notes = (*notes, str(problem))
     ran_out = failure is not None and failure.out_of_memory and not failure.in_timing_pass
     device = session.cycles.device_of(findings)
-    caveat = caveat_of(device)
+    origin = origin_of(device)
     return RunResults(
         findings=findings,
-        timings=timings if not caveat else None,
+        timings=timings if not origin.caveat else None,
         history=session.cycles.run_history,
         known=session.known,
         unused_parameters=session.unused_parameters,
-        losses=losses if not caveat else (),
+        losses=losses if not origin.caveat else (),
         num_steps=session.num_steps_done,
         failure=failure,
         settings=session.settings,
-        notes=(*(notes_of(findings) if caveat else ()), *notes, *session.notes),
+        notes=(*(notes_of(findings) if origin.caveat else ()), *notes, *session.notes),
         parameters=session.parameters,
         project_root=session.project_root,
         failed_allocation=session.failed_allocation if ran_out else None,
         module_names=session.observed.module_names,
-        origin=RunOrigin.here(str(device), caveat=caveat),
+        origin=origin,
         device=str(device),
         keep_recording=session.keep_recording,
-        values_read=values_read() if caveat else None,
+        values_read=values_read() if origin.caveat else None,
     )

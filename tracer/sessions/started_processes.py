@@ -58,7 +58,7 @@ class StartedProcesses:
         Args:
             are_recorded: Whether trainings in processes of multiprocessing are recorded.
         """
-        number = process.num_other_processes() if process.is_active() else 0
+        number = process.num_other_processes()
         if number:
             yield (
                 f"It used the GPU in {number} other {'process' if number == 1 else 'processes'} that it started, of "

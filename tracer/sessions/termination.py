@@ -7,114 +7,19 @@ read is none. Each listener begins and ends, and the last one that began is told
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
-import socket
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from enum import Enum
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 from tracer.capture import deferred_handlers
 from tracer.capture.forked_child import in_forked_child
 from tracer.errors import Terminated
-from tracer.exporters.screen.next_commands import command_line
 from tracer.exporters.screen.terminal import say
-
-LIMIT_S: Final = 3.0
-"""How long a signal that ends the program may wait for the main thread."""
-_LOOK_EVERY_S: Final = 0.1
-_OVER: Final = 0  # no signal has this number
-
-
-class Handling(Enum):
-    """How far a signal has come that ends the program."""
-
-    WAITS = "its handler was not called, or the program caught the exception and went on"
-    WORKS = "our code is at work, or the exception unwinds the program"
-    DONE = "nobody of ours handles it"
-
-
-class SignalWatch:
-    """A thread that signals wake from `start` to `stop`, both called in the main thread: that may be busy.
-
-    It waits in C++ while a backward runs, or for other ranks. A program without handlers would end there at once.
-
-    That the thread wakes is all that a backward needs whose Python code the profiler traces on autograd's own thread:
-    CPython 3.11 repeats a traced thread's instruction while a signal is pending, until another thread takes the GIL.
-    """
-
-    def __init__(self, handling: Callable[[int], Handling], end: Callable[[int], None]) -> None:
-        """Prepare; nothing is switched on.
-
-        Args:
-            end: Called in the thread for one that has waited for too long; it ends the program.
-        """
-        self._handling, self._end = handling, end
-        self._reads, self._writes = socket.socketpair()
-        self._writes.setblocking(False)
-        self._is_over = threading.Event()
-        self._before = -1
-        self._thread = threading.Thread(target=self._run, name="torch-timeline signals", daemon=True)
-
-    def start(self) -> None:
-        """Begin; a descriptor by which the program wakes itself is written to as before."""
-        self._before = signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End."""
-        is_ours = self._put_back()
-        self._is_over.set()
-        with suppress(BlockingIOError):  # it is full: the thread will wake
-            self._writes.send(bytes([_OVER]))
-        if self._thread.ident is not None:  # else it could not be started
-            self._thread.join()
-        if is_ours:  # else the program may still put our descriptor back
-            self._reads.close()
-            self._writes.close()
-
-    def leave_to_parent(self) -> None:
-        """Drop the watch in a forked child, which does not have the thread."""
-        self._put_back()
-
-    def _put_back(self) -> bool:
-        """Put the program's descriptor back; False where it has set another one meanwhile."""
-        found = signal.set_wakeup_fd(self._before, warn_on_full_buffer=False)
-        if found != self._writes.fileno():
-            signal.set_wakeup_fd(found, warn_on_full_buffer=False)
-            return False
-        return True
-
-    def _run(self) -> None:
-        while _OVER not in (numbers := self._reads.recv(64)):
-            if self._before != -1:
-                with suppress(OSError):
-                    os.write(self._before, numbers)
-            for number in set(numbers):
-                self._see_to_the_end(number)
-
-    def _see_to_the_end(self, number: int) -> None:
-        waits_since = time.monotonic()
-        while (handling := self._handling(number)) is not Handling.DONE and not self._is_over.wait(_LOOK_EVERY_S):
-            if handling is Handling.WORKS:
-                waits_since = time.monotonic()
-            elif time.monotonic() - waits_since > LIMIT_S:
-                self._end(number)
-                return
-
-
-def end_by(number: int) -> None:
-    """End the process as an unhandled signal does, from any thread."""
-    ctypes.CDLL(None).signal(number, None)  # SIG_DFL; Python's own way is for the main thread alone
-    os.kill(os.getpid(), number)
-
+from tracer.sessions.signal_watch import Handling, SignalWatch, end_by
 
 _LAST_WORDS_S: Final = 10.0
 """How long writing may take in a process whose main thread does not come back."""
@@ -142,16 +47,13 @@ class Termination:
 
     def watch(self) -> None:
         """Turn these signals into KeyboardInterrupt and Terminated in the main thread from now on."""
-        if self not in _listeners and threading.current_thread() is threading.main_thread():
-            _listen(self)
-            global _signal_watch
-            if _signal_watch is None:
-                _signal_watch = SignalWatch(_handling, _end)
-                _signal_watch.start()
+        if self not in SIGNALS.listeners and threading.current_thread() is threading.main_thread():
+            SIGNALS.listen(self)
+            SIGNALS.watch()
 
     def arrived(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal that has arrived."""
-        must_wait = self.must_wait or _is_ending(frame)
+        must_wait = self.must_wait or SIGNALS.is_uninterrupted(frame)
         if number == signal.SIGINT:
             self.num_interrupts += must_wait
             if not must_wait or self.num_interrupts == 2:  # a third one does not disturb the cleaning up
@@ -160,9 +62,9 @@ class Termination:
             self._due = self._due or signal.SIGINT
         elif must_wait:
             self._due = self._due or number
-        elif not self._has_terminated or not _unwinds():  # what a first one has set going is not disturbed
+        elif not self._has_terminated or not SIGNALS.unwinds:  # what a first one has set going is not disturbed
             self._has_terminated = True
-            raise _noted(Terminated(number))
+            raise SIGNALS.noted(Terminated(number))
 
     def hold(self, error: BaseException | None = None) -> None:
         """Defer signals until `resume` or `close`; a second Ctrl-C is not deferred.
@@ -189,15 +91,15 @@ class Termination:
         due = self.forget()
         try:
             if due is not None:
-                pass_on(due)
+                SIGNALS.pass_on(due)
         finally:
             deferred_handlers.deliver()
 
     def forget(self) -> int | None:
         """Restore the previous handlers and return the pending signal's number; those handlers are not called."""
         due = self._wait_no_longer()
-        if self in _listeners:
-            _listen_no_more(self)
+        if self in SIGNALS.listeners:
+            SIGNALS.listen_no_more(self)
         return due
 
     def _wait_no_longer(self) -> int | None:
@@ -215,197 +117,136 @@ def signals_deferred(error: BaseException | None = None) -> Iterator[None]:
     termination = Termination()
     termination.hold(error)
     if threading.current_thread() is threading.main_thread():
-        _listen(termination)  # without a thread: the block is short, and may be one of many in a step
+        SIGNALS.listen(termination)  # without a thread: the block is short, and may be one of many in a step
     try:
         yield
     finally:
         termination.close()
 
 
-# ---- one handler for all, and who is told ----------------------------------------------------------------------------
-_listeners: list[Termination] = []
-_ends: list[Callable[[], object]] = []
-_DEFAULTS: dict[int, Callable[..., object] | signal.Handlers] = {
-    signal.SIGINT: signal.default_int_handler,
-    **{number: signal.SIG_DFL for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))},
-}
+class ProcessSignals:
+    """The process's handler of the signals that end it, and who is told of one: the listener that began last.
 
+    Attributes:
+        listeners: Those that have begun and not ended.
+    """
 
-_seen: set[int] = set()
-_terminated: weakref.ref[Terminated] | None = None
-_signal_watch: SignalWatch | None = None
+    def __init__(self) -> None:
+        self.listeners: list[Termination] = []
+        self._defaults: dict[int, Callable[..., object] | signal.Handlers] = {
+            signal.SIGINT: signal.default_int_handler,
+            **{number: signal.SIG_DFL for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))},
+        }
+        self._handler = deferred_handlers.never_defer(self._arrived)  # One object, by which `getsignal` is compared
+        self._forget_forks: Callable[[], object] = lambda: None
+        self._seen: set[int] = set()  # Signals that have arrived
+        self._uninterrupted: set[CodeType] = set()
+        self._terminated: weakref.ref[Terminated] | None = None
+        self._watch: SignalWatch | None = None
 
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        self._seen.add(number)
+        if self.listeners:
+            self.listeners[-1].arrived(number, frame)
 
-@deferred_handlers.never_defer
-def _arrived(number: int, frame: FrameType | None) -> None:
-    _seen.add(number)
-    if _listeners:
-        _listeners[-1].arrived(number, frame)
+    def pass_on(self, number: int) -> None:
+        """Deliver a pending signal to the previous listener; without one, raise it."""
+        if self.listeners:
+            self.listeners[-1].arrived(number, None)
+        else:
+            raise KeyboardInterrupt if number == signal.SIGINT else self.noted(Terminated(number))
 
+    def listen(self, termination: Termination) -> None:
+        """Tell a listener of signals from now on; a handler of the program's own stays."""
+        if not self.listeners:
+            self._forget_forks = in_forked_child(self._leave_to_parent)
+        self.listeners.append(termination)
+        for number, default in self._defaults.items():
+            if signal.getsignal(number) is default:
+                signal.signal(number, self._handler)
 
-def pass_on(number: int) -> None:
-    """Deliver a pending signal to the previous handler; without one, raise it."""
-    if _listeners:
-        _listeners[-1].arrived(number, None)
-    else:
-        raise KeyboardInterrupt if number == signal.SIGINT else _noted(Terminated(number))
+    def listen_no_more(self, termination: Termination) -> None:
+        """End that; with the last listener, restore the defaults."""
+        if self.listeners == [termination]:
+            watch, self._watch = self._watch, None
+            if watch is not None:
+                watch.stop()
+            self._put_defaults_back()
+            self._forget_forks()
+            self._seen.clear()
+        self.listeners.remove(termination)
 
+    def watch(self) -> None:
+        """End the program where its main thread does not come to handle a signal."""
+        if self._watch is None:
+            self._watch = SignalWatch(self._handling, self._end)
+            self._watch.start()
 
-def _listen(termination: Termination) -> None:
-    if not _listeners:
-        _ends.append(in_forked_child(_forget_all))
-    _listeners.append(termination)
-    for number, default in _DEFAULTS.items():
-        if signal.getsignal(number) is default:
-            signal.signal(number, _arrived)
+    def _put_defaults_back(self) -> None:
+        for number, default in self._defaults.items():
+            if signal.getsignal(number) is self._handler:
+                signal.signal(number, default)
 
-
-def _listen_no_more(termination: Termination) -> None:
-    global _signal_watch
-    if _listeners == [termination]:
-        watch, _signal_watch = _signal_watch, None
+    def _leave_to_parent(self) -> None:
+        self.listeners.clear()
+        self._put_defaults_back()
+        watch, self._watch = self._watch, None
         if watch is not None:
-            watch.stop()
-        _put_defaults_back()
-        _ends.pop()()
-        _seen.clear()
-    _listeners.remove(termination)
+            watch.leave_to_parent()
+
+    # -------------------------------------------------------------------- where the main thread does not come to it
+    def noted(self, error: Terminated) -> Terminated:
+        """Note an exception that ends the program, to see whether the program catches it and goes on."""
+        self._terminated = weakref.ref(error)
+        return error
+
+    @property
+    def unwinds(self) -> bool:
+        """Whether the exception that ends the program is under way: a program that catches it and goes on drops it."""
+        return self._terminated is not None and self._terminated() is not None
+
+    def _handling(self, number: int) -> Handling:
+        if number == signal.SIGINT or not self.listeners or signal.getsignal(number) is not self._handler:
+            return Handling.DONE
+        if number in self._seen and (any(one.must_wait for one in self.listeners) or self.unwinds):
+            return Handling.WORKS
+        return Handling.WAITS
+
+    def _end(self, number: int) -> None:
+        """End the process without its main thread, after its listeners have run."""
+        error = Terminated(number)
+        listeners = list(self.listeners)
+
+        def say_all() -> None:
+            for one in reversed(listeners):
+                if one.last_words is not None:
+                    one.last_words(error)
+
+        words = threading.Thread(target=say_all, daemon=True)
+        words.start()
+        words.join(_LAST_WORDS_S)
+        say(f"Error: Ended by {error.signal_name}. The script did not come back from the call that it was in.")
+        end_by(number)
+
+    # ---------------------------------------------------------------------------------- functions that files depend on
+    def leave_uninterrupted(self, code: CodeType) -> None:
+        """Have signals wait within a function."""
+        self._uninterrupted.add(code)
+
+    def is_uninterrupted(self, frame: FrameType | None) -> bool:
+        """Whether a frame is within such a function."""
+        while frame is not None and frame.f_code not in self._uninterrupted:
+            frame = frame.f_back
+        return frame is not None
 
 
-def _put_defaults_back() -> None:
-    for number, default in _DEFAULTS.items():
-        if signal.getsignal(number) is _arrived:
-            signal.signal(number, default)
-
-
-def _forget_all() -> None:
-    global _signal_watch
-    _listeners.clear()
-    _ends.clear()
-    _put_defaults_back()
-    if _signal_watch is not None:
-        _signal_watch.leave_to_parent()
-        _signal_watch = None
-
-
-# ---- where the main thread does not come to handle a signal ----------------------------------------------------------
-def _noted(error: Terminated) -> Terminated:
-    """Note an exception that ends the program, to see whether the program catches it and goes on."""
-    global _terminated
-    _terminated = weakref.ref(error)
-    return error
-
-
-def _unwinds() -> bool:
-    """Whether the exception that ends the program is under way: a program that catches it and goes on lets it go."""
-    return _terminated is not None and _terminated() is not None
-
-
-def _handling(number: int) -> Handling:
-    if number == signal.SIGINT or not _listeners or signal.getsignal(number) is not _arrived:
-        return Handling.DONE
-    is_seen = number in _seen
-    if is_seen and (any(one.must_wait for one in _listeners) or _unwinds()):
-        return Handling.WORKS
-    return Handling.WAITS
-
-
-def _end(number: int) -> None:
-    """End the process without its main thread, after its listeners have run."""
-    error = Terminated(number)
-    listeners = list(_listeners)
-
-    def say_all() -> None:
-        for one in reversed(listeners):
-            if one.last_words is not None:
-                one.last_words(error)
-
-    words = threading.Thread(target=say_all, daemon=True)
-    words.start()
-    words.join(_LAST_WORDS_S)
-    say(f"Error: Ended by {error.signal_name}. The script did not come back from the call that it was in.")
-    end_by(number)
-
+SIGNALS: Final = ProcessSignals()
+"""One object, since a process has one table of handlers, which a signal finds without an argument."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_uninterrupted: set[CodeType] = set()
 
 
 def uninterrupted(function: _Function) -> _Function:
     """Mark a function within which signals wait, from its first instruction on: files are at stake."""
-    _uninterrupted.add(function.__code__)
+    SIGNALS.leave_uninterrupted(function.__code__)
     return function
-
-
-def _is_ending(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code not in _uninterrupted:
-        frame = frame.f_back
-    return frame is not None
-
-
-class WritingInterrupted(KeyboardInterrupt):
-    """Ctrl-C has come while files were written; the message says which are there."""
-
-
-class FilesInTurn:
-    """Files that are written one after another, and how the program is ended meanwhile.
-
-        with FilesInTurn(paths) as turn:
-            for path in paths:
-                with turn.writing(path):
-                    ...
-
-    Ctrl-C lets the file at work come to its end and no other one begin, but for one from which the rest can be made; a
-    second one ends that one too. Then WritingInterrupted leaves the block. SIGTERM, behind which there is nobody in a
-    hurry, waits for all files, and so does SIGHUP; then Terminated leaves the block. A handler of the program's own is
-    called after the last file.
-    """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = tuple(paths)
-        self._written: list[Path] = []
-        self._keeps_rest: Path | None = None
-        self._termination = Termination()
-
-    def __enter__(self) -> Self:
-        self._termination.hold()
-        self._termination.watch()
-        return self
-
-    def keeps_the_rest_in(self, path: Path) -> bool:
-        """Whether one more file may be written behind a Ctrl-C, from which those not written can be made."""
-        if self._termination.num_interrupts < 2 and path not in self._written:
-            self._keeps_rest = path
-        return self._keeps_rest is not None
-
-    @contextmanager
-    def writing(self, path: Path) -> Iterator[None]:
-        """Around the writing of one file; raises KeyboardInterrupt instead if Ctrl-C has come."""
-        if self._termination.num_interrupts and path != self._keeps_rest:
-            raise KeyboardInterrupt
-        yield
-        self._written.append(path)
-
-    @uninterrupted
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Listen no longer, and raise what has waited."""
-        is_interrupted = self._termination.num_interrupts > 0
-        due = self._termination.forget()
-        try:
-            if isinstance(error, KeyboardInterrupt) or (error is None and is_interrupted):
-                raise WritingInterrupted(self._sentence()) from None
-            if due is not None and (error is None or due != signal.SIGINT):
-                pass_on(due)
-        finally:
-            deferred_handlers.deliver()
-
-    def _sentence(self) -> str:
-        missing = [path for path in self._paths if path not in self._written]
-        parts = [
-            f"{words} {', '.join(path.name for path in paths)}"
-            for words, paths in (("wrote", self._written), ("not written:", missing))
-            if paths
-        ]
-        kept = self._keeps_rest if self._keeps_rest in self._written else None
-        rest = f" {command_line('report', kept.parent)} writes these." if kept is not None and missing else ""
-        return f"Interrupted while writing: {'; '.join(parts)}.{rest}"

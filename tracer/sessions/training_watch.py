@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from tracer.answers.failure import is_out_of_memory, without_gpu
 from tracer.answers.files import SNAPSHOT, WATCH_JSON
-from tracer.answers.null_run import caveat_of
 from tracer.answers.step_findings import explain_steps
 from tracer.answers.watch_report import (
     END_OF_RUN,
@@ -33,7 +32,6 @@ from tracer.answers.watch_report import (
 )
 from tracer.blocks.from_snapshot.timeline import StepEnds
 from tracer.capture.device import devices
-from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import StepReader, read_counters
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role
@@ -52,6 +50,7 @@ from tracer.exporters.screen.terminal import say, say_beside_bars, text_of
 from tracer.nested import leaves
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched, ran_out_later
+from tracer.sessions.on_null_gpu import allocator_history
 from tracer.sessions.session import Screen, Session, Voice, checked_screen
 from tracer.sessions.watch_report import Moment
 
@@ -132,9 +131,7 @@ class TrainingWatch(Session):
         self.report: WatchReport | None = None
         self._screen = checked_screen(screen) if self._folder.is_of_first_rank else "none"
         self._settings = dict(settings or {})
-        self._history = AllocatorHistory(
-            self.device, max_entries=max_entries, stacks_of_frees=False, is_timed=not caveat_of(self.device)
-        )
+        self._history = allocator_history(self.device, max_entries=max_entries, stacks_of_frees=False)
         self._reader = StepReader(self.device)
         self._table = StepTable()
         # What the ring can hold has far fewer steps than this, and a step without an allocation needs no place in it.

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tracer.answers.failed_allocation import FailedAllocation, explain_failure, held_now
-from tracer.answers.null_run import caveat_of
 from tracer.answers.out_of_memory import device_out_of_memory
 from tracer.answers.rows import Row, rows_of_lines
 from tracer.answers.snapshot_findings import replay_snapshot
@@ -35,7 +34,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 from tracer.collector import paused_gc
 from tracer.errors import SnapshotError, error_words
-from tracer.sessions.on_null_gpu import values_read
+from tracer.sessions.on_null_gpu import origin_of, values_read
 from tracer.snapshot.load import snapshot_in_memory
 
 _LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE = 1 << 20, 0.005
@@ -101,7 +100,7 @@ class Moment:
             notes=tuple(self.notes),
             settings=self.settings,
             found_before=self.found_before if not outlived else None,
-            caveat=(caveat := caveat_of(self.device)),
+            caveat=(caveat := origin_of(self.device).caveat),
             values_read=values_read() if caveat else None,
         )
 

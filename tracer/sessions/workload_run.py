@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from tracer.answers.failure import Failure, is_out_of_memory
-from tracer.answers.null_run import caveat_of
 from tracer.answers.run_results import RunResults
 from tracer.capture.device import devices
 from tracer.capture.device.devices import has_random_state, with_index
@@ -64,7 +63,7 @@ def run_profile(
         losses: list[float] = []
         timings: PhaseTimings | None = None
         notes: list[str] = []
-        timing = timing and not caveat_of(workload.device)
+        timing = timing and session.history.is_timed
         num_timing_steps = _NUM_TIMING_STEPS if timing else 0
         total = schedule.num_steps + num_timing_steps
         failure = _train(workload, session, schedule, termination, lambda done: progress(done, total), losses)

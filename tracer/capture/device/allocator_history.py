@@ -63,7 +63,7 @@ class AllocatorHistory:
         """
         self.device = device
         self._max_entries, self._stacks_of_frees = max_entries, stacks_of_frees
-        self._is_timed = is_timed
+        self.is_timed = is_timed  # Whether the device's times mean something
         # The latest dump, in the form of `torch.cuda.memory._snapshot()`, or None
         self.snapshot: dict[str, Any] | None = None
         self.cycle: int | None = 0  # Number of the recorded cycle that it is of; None if it is of none
@@ -107,7 +107,7 @@ class AllocatorHistory:
             if (fraction := memory_fraction(self.device)) is not None:  # which torch leaves out
                 settings = snapshot.get("allocator_settings", {})
                 snapshot["allocator_settings"] = {**settings, "per_process_memory_fraction": fraction}
-            self.snapshot = snapshot if self._is_timed else snapshot_without_times(snapshot)
+            self.snapshot = snapshot if self.is_timed else snapshot_without_times(snapshot)
             self.cycle, self._peak_bytes = cycle, peak_allocated_bytes(self.device)
 
     def stop(self) -> None:

@@ -281,9 +281,7 @@ def _memory_of(rank: Rank, history: RunHistory | None = None) -> RankMessage:
 
 def _gpu_name(index: int) -> str:
     """A name of a GPU that all processes of a node have in common."""
-    if process.is_active():
-        return str(process.index_on_node(index))
-    return devices.uuid_of(torch.device("cuda", index)) or str(index)
+    return process.name_on_node(index) or devices.uuid_of(torch.device("cuda", index)) or str(index)
 
 
 def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage:

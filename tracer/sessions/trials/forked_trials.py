@@ -37,7 +37,7 @@ from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.null_gpu.process import WITHOUT_END_BYTES, limited_to
 from tracer.null_gpu.writes import own_files
 from tracer.sessions.jobs.child_processes import end_with_parent
-from tracer.sessions.on_null_gpu import delete_writes, writes_in_fork
+from tracer.sessions.program_writes import WRITES
 from tracer.sessions.termination import uninterrupted
 from tracer.sessions.training_watch import MAX_ENTRIES
 from tracer.sessions.trials.trial_channel import Channel, TrialRequest
@@ -87,7 +87,7 @@ class ForkedTrials:
         if self._is_fork:
             for child in set(multiprocessing.active_children()) - self._children_before:
                 child.terminate()
-            delete_writes()
+            WRITES.delete()
             os._exit(0 if error is None else 1)
         self._end.close()
         self.applied.__exit__(kind, error, trace)
@@ -97,7 +97,7 @@ class ForkedTrials:
         self._end.close()
         asked = self._fork_for_each() if _is_alone(self._channel) else self._channel.next()
         if asked is None:
-            delete_writes()
+            WRITES.delete()
             os._exit(0)
         self.folder = Path(asked.folder)
         self._channel.close()
@@ -117,7 +117,7 @@ class ForkedTrials:
             if child == 0:
                 end_with_parent()
                 self._is_fork = True
-                writes_in_fork()
+                WRITES.copy_in_fork()
                 self._children_before = set(multiprocessing.active_children())
                 can_begin_in_fork()
                 return asked
