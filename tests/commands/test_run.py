@@ -23,7 +23,8 @@ from tracer.command_line import role
 from tracer.commands.run import followed
 from tracer.commands.script import Script, _of_script
 from tracer.exporters.screen.next_commands import from_checkout
-from tracer.sessions.script_run import CountedSteps, ScriptProfile
+from tracer.sessions.counted_steps import CountedSteps
+from tracer.sessions.script_run import ScriptProfile
 
 ROOT = Path(__file__).resolve().parents[2]
 

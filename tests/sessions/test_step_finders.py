@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tracer.answers.run_results import RunResults
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.script_run import NO_CALL, NO_MODEL, ScriptProfile
+from tracer.sessions.script_facts import NO_CALL, NO_MODEL
+from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.session import ScriptVoice
 from tracer.sessions.step_finders import StepsOfCalls
 from tracer.sessions.training_profile import TrainingProfile

@@ -264,7 +264,7 @@ def followed(
             phases.close()
             children = ranks_of_children(reports)
             if profiled_child is not None:
-                profile.children_recorded = len(children.ranks)
+                profile.facts.children_recorded = len(children.ranks)
             tell_reports(reports, folder.path, profile.page, quiet=is_quiet, computed=computed)
             yield
             _tell_phases(ledger, reports, folder.path, quiet=is_quiet, computed=computed)

@@ -160,7 +160,7 @@ def run_script(
 def _tell(profile: ScriptProfile, *, quiet: bool) -> tuple[str, ...]:
     if not quiet:
         say_all(f"Note: {note}" for note in profile.notes)
-    if profile.session is None and not profile.children_recorded:
+    if profile.session is None and not profile.facts.children_recorded:
         say("Nothing was recorded.")
     return profile.tell()
 

@@ -1,4 +1,4 @@
-"""Find the ends of a program's steps: by its optimizers, by gradients if it has none, or by calls."""
+"""Find the ends of a script's steps: by its optimizers, by gradients if it has none, or by calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,102 @@ import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.objects.call_hooks import CallHooks, hook_every_module
 from tracer.capture.objects.live_tensors import objects_of
+from tracer.capture.torch_private.torch_graph import running_node
 from tracer.capture.torch_private.torch_modules import calls_hooks_of_all_optimizers
+
+
+class StepFinder:
+    """Tells when a step of a script has ended, by optimizers unless `by_hand` or `of_calls` says otherwise.
+
+    A step that ends inside of backward, where optimizers step by hooks, ends at the next call: no recording can end or
+    begin within backward, since torch puts the profiler's state back behind each of its nodes.
+    """
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._of_optimizers = StepsOfOptimizers(self.step_ended)
+        self._by_hand: StepsByHand | None = None
+        self._of_calls: StepsOfCalls | None = None
+        self._unhook: Callable[[], None] = lambda: None
+        self._ends_at_next_call = False
+
+    def hook_calls(self, called: Callable[[nn.Module, Any], None]) -> None:
+        """Have a function called before any module's call, in the place of another one."""
+        self._unhook()
+        self._unhook = hook_every_module(called)
+
+    def unhook_calls(self) -> None:
+        """End that."""
+        self._unhook()
+
+    def by_hand(self, models: Iterable[nn.Module]) -> None:
+        """Find steps by the gradients of models that no optimizer updates."""
+        self._by_hand = StepsByHand(models, self.step_ended)
+
+    def of_calls(self, models: Iterable[nn.Module], first: nn.Module) -> None:
+        """Find steps by the calls of models, the first of which is under way."""
+        self._unhook()
+        self._of_calls = StepsOfCalls(models, first, self.step_ended)
+
+    @property
+    def are_by_hand(self) -> bool:
+        """Whether steps are found by gradients."""
+        return self._by_hand is not None
+
+    @property
+    def are_of_calls(self) -> bool:
+        """Whether steps are found by calls."""
+        return self._of_calls is not None
+
+    @property
+    def are_endless(self) -> bool:
+        """Whether gradients have come more than once without an end of a step that shows."""
+        return self._by_hand is not None and self._by_hand.has_passed_on and running_node() is None
+
+    def trains_with(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer updates nothing but models whose steps are found by gradients; True for all others."""
+        return self._by_hand is None or self._by_hand.trains_with(optimizer)
+
+    def called(self, module: nn.Module) -> None:
+        """Before a module's call, where steps are found by gradients."""
+        if self._by_hand is not None:
+            self._by_hand.called(module)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note an optimizer's step that has ended; from now on optimizers tell."""
+        self.end_by_hand()
+        self._of_optimizers.stepped(optimizer)
+
+    def step_ended(self) -> None:
+        """End a step, or wait for the next call if backward is running."""
+        if running_node() is None:
+            self._ended()
+        elif not self._ends_at_next_call:
+            self._ends_at_next_call = True
+            self.hook_calls(self._called_behind_backward)
+
+    def _called_behind_backward(self, module: nn.Module, args: Any) -> None:
+        if running_node() is None:  # else a checkpoint's
+            self._ends_at_next_call = False
+            self._unhook()
+            self.step_ended()
+
+    def end_by_hand(self) -> None:
+        """Find steps by gradients no longer."""
+        by_hand, self._by_hand = self._by_hand, None
+        if by_hand is not None:
+            by_hand.stop()
+            self._unhook()
+
+    def stop(self) -> None:
+        """Find no more steps."""
+        self.end_by_hand()
+        of_calls, self._of_calls = self._of_calls, None
+        if of_calls is not None:
+            of_calls.stop()
+        self._unhook()
 
 
 class StepsOfOptimizers:
