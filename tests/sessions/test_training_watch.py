@@ -242,7 +242,7 @@ def test_a_fault_of_the_watch_does_not_reach_the_loop(
     watch, model, optimizer = watched(tmp_path)
     steps = 0
     with watch:
-        monkeypatch.setattr(watch._reader, "end_of_step", lambda *_: 1 / 0)
+        monkeypatch.setattr(watch._steps._reader, "end_of_step", lambda *_: 1 / 0)
         for _ in range(5):
             train_step(model, optimizer)
             watch.step()

@@ -17,13 +17,20 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from tests.skips import by_default
 from tracer.commands.script import Script, run_script
 from tracer.sessions import script_run
+from tracer.sessions.highest_step import HighestStep
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile, ScriptStage
 from tracer.sessions.session import ScriptVoice
-from tracer.sessions.training_profile import TrainingProfile, larger_elsewhere
+from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.training_watch import TrainingWatch
 
 GIB = 1 << 30
+
+
+def highest(before_bytes: int, peak_bytes: int, *, step: int, is_recorded: bool) -> HighestStep:
+    found = HighestStep(torch.device("cpu"))
+    found.before_bytes, found.peak_bytes, found.step, found.is_recorded = before_bytes, peak_bytes, step, is_recorded
+    return found
 
 
 @pytest.mark.parametrize(
@@ -39,14 +46,14 @@ GIB = 1 << 30
     ],
 )
 def test_what_was_larger_at_another_time_is_said(before: int, until_then: int, at_end: int, words: str) -> None:
-    said = larger_elsewhere(GIB, before, (until_then, 2), at_end, is_recorded=False)
+    said = highest(before, until_then, step=2, is_recorded=False).sentence(GIB, at_end)
     assert said.removeprefix("The script used more than the peak below: ").startswith(words) and bool(said) == bool(
         words
     )
 
 
 def test_a_recorded_step_is_not_told_as_one_that_was_not() -> None:
-    said = larger_elsewhere(GIB, 0, (2 * GIB, 3), 2 * GIB, is_recorded=True)
+    said = highest(0, 2 * GIB, step=3, is_recorded=True).sentence(GIB, 2 * GIB)
     assert said.endswith("2.00 GiB, in step 3, of which the recording has less.")
 
 

@@ -265,7 +265,7 @@ def followed(
             children = ranks_of_children(reports)
             if profiled_child is not None:
                 profile.facts.children_recorded = len(children.ranks)
-            tell_reports(reports, folder.path, profile.page, quiet=is_quiet, computed=computed)
+            tell_reports(reports, folder.path, profile.sessions.page, quiet=is_quiet, computed=computed)
             yield
             _tell_phases(ledger, reports, folder.path, quiet=is_quiet, computed=computed)
             summary, rank = children, folder.rank

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,27 +18,20 @@ from tracer.capture.device.allocator_history import recorded_from_start
 from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
-from tracer.capture.objects.alive_objects import Alive
 from tracer.capture.objects.call_hooks import remove_hooks
 from tracer.capture.objects.live_tensors import FROZEN
 from tracer.capture.objects.parameter_origins import ParameterOrigins
 from tracer.capture.torch_private import torch_compile
 from tracer.errors import TracerError
-from tracer.exporters.screen.terminal import say
-from tracer.sessions.counted_steps import CountedSteps
 from tracer.sessions.program_writes import WRITES
 from tracer.sessions.script_facts import ScriptFacts
-from tracer.sessions.session import fault_text
+from tracer.sessions.script_sessions import ScriptSessions
 from tracer.sessions.step_finders import StepFinder
 from tracer.sessions.termination import signals_deferred, uninterrupted
-from tracer.sessions.training_profile import TrainingProfile
 
 if TYPE_CHECKING:
+    from tracer.sessions.script_sessions import MakeLater, MakeSession, ScriptSession
     from tracer.sessions.training_watch import TrainingWatch
-
-    ScriptSession = TrainingProfile | TrainingWatch | CountedSteps
-    MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], ScriptSession]
-    MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingWatch]
 
 
 class ScriptStage(Enum):
@@ -65,8 +56,7 @@ class ScriptProfile:
     is recorded, and the script goes on.
 
     Attributes:
-        session: The profile; None until a model was called.
-        later: Watches the script from when all is recorded; None until then, and where nobody asked for it.
+        sessions: The sessions of the script's training.
         facts: How far the script got.
         is_in_child: Whether this process was forked by the one that began; it is silent then.
         has_failed_before: Whether memory ran out before any session had begun.
@@ -91,17 +81,24 @@ class ScriptProfile:
             at_first_call: Called before the first call of any module, trained or not.
             is_inference: The script trains nothing.
         """
-        self.session: ScriptSession | None = None
-        self.later: TrainingWatch | None = None
         self.stage, self.facts = ScriptStage.WAITING, ScriptFacts(is_inference=is_inference)
         self.is_in_child = self.has_failed_before = False
         self._is_inference, self._is_enough, self._at_first_call = is_inference, is_enough, at_first_call
-        self._make_session, self._make_later = make_session, make_later
+        self.sessions = ScriptSessions(make_session, make_later, is_inference=is_inference)
         self._steps = StepFinder(self._step_ended)
         self._looking = ExitStack()  # Looks out for parameters, optimizers' steps and compilation
         self._on = ExitStack()  # Follows forks and started processes
         self._lock = threading.Lock()
-        self._is_told_by_profile = False  # Whether the failure that ended the script is in the profile's answer
+
+    @property
+    def session(self) -> ScriptSession | None:
+        """The profile, or watch; None until a model was called."""
+        return self.sessions.session
+
+    @property
+    def later(self) -> TrainingWatch | None:
+        """Watches the script from when all is recorded; None until then, and where nobody asked for it."""
+        return self.sessions.later
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -113,24 +110,7 @@ class ScriptProfile:
     @property
     def is_incomplete(self) -> bool:
         """Whether files or answers are missing by a fault that is not the script's."""
-        sessions = (session for session in (self.session, self.later) if session is not None)
-        return self.facts.fault is not None or any(session.is_incomplete for session in sessions)
-
-    @property
-    def page(self) -> Path | None:
-        """The page of the recorded steps, if it was written."""
-        return self._profile.page if self._profile is not None else None
-
-    @property
-    def _profile(self) -> TrainingProfile | None:
-        """The session where it is a profile."""
-        return self.session if isinstance(self.session, TrainingProfile) else None
-
-    @property
-    def _watch(self) -> TrainingWatch | None:
-        """The session where it is a watch, whose class is loaded with it."""
-        session = self.session
-        return None if session is None or isinstance(session, TrainingProfile | CountedSteps) else session
+        return self.facts.fault is not None or self.sessions.is_incomplete
 
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
@@ -148,18 +128,11 @@ class ScriptProfile:
 
     def tell(self) -> tuple[str, ...]:
         """Print what was found, when the script has ended; return lines that say what to do next."""
-        if self.is_in_child:
-            return ()
-        for watch in (self._watch, self.later):
-            if watch is not None and not self._is_told_by_profile:
-                watch.tell()
-        if self._profile is not None:
-            return self._profile.tell(self.later.explained_in if self.later is not None else None)
-        return ()
+        return () if self.is_in_child else self.sessions.tell()
 
     def script_ended(self) -> None:
         """The script's last line has run, and its variables are still there: a watch says what they hold."""
-        if self._watch is not None and not self.is_in_child:
+        if self.sessions.watch is not None and not self.is_in_child:
             if self._steps.are_of_calls:
                 self._steps.step_ended()
             self._look_no_longer()
@@ -181,19 +154,14 @@ class ScriptProfile:
             self._close(error)
             GRAPH_CAPTURES.stop()
             FROZEN.stop()
-            if self.later is not None:
-                self.later.__exit__(kind, error, trace)
-                if error is not None and self.later.report is not None and self._profile is not None:
-                    self._is_told_by_profile = self._profile.failed_later(error, self.later.report)
+            self.sessions.end_later(kind, error, trace)
 
     def _explain_without_session(self, error: BaseException) -> None:
         """Memory that ends before anything was trained: the allocator's history has it from the start."""
         if self.stage is ScriptStage.WAITING and is_out_of_memory(error) and recorded_from_start():
             self.has_failed_before = True
-            alive = Alive()
-            models = alive.callable(None) or [nn.Module()]
-            self.session, self.stage = self._make_session(alive.named(models), alive.optimizers), ScriptStage.RECORDING
-            self.session.__enter__()
+            self.stage = ScriptStage.RECORDING
+            self.sessions.begin_without_training()
 
     def _leave_to_parent(self) -> None:
         self.is_in_child, self.stage = True, ScriptStage.OVER
@@ -211,9 +179,9 @@ class ScriptProfile:
         self._steps.stop()
 
     def _compilation_begins(self) -> None:
-        if self._profile is not None:  # a profiler would record all that the compiler does
+        if self.sessions.profile is not None:  # a profiler would record all that the compiler does
             with signals_deferred():
-                self._profile.recorder.end_first_step()
+                self.sessions.profile.recorder.end_first_step()
         self._steps.end_by_hand()
         self._steps.unhook_calls()
 
@@ -225,9 +193,9 @@ class ScriptProfile:
             self._at_first_call()
         if self._steps.are_by_hand:
             self._steps.called(module)
-            if self._steps.are_endless and self._profile is not None:  # record no whole training
+            if self._steps.are_endless and self.sessions.profile is not None:  # record no whole training
                 with signals_deferred():
-                    self._profile.recorder.end_endless_step()
+                    self.sessions.profile.recorder.end_endless_step()
         elif self.stage is ScriptStage.WAITING and (
             self._is_inference
             or (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
@@ -249,39 +217,18 @@ class ScriptProfile:
             try:
                 WRITES.share_with_ranks()
                 if self._is_inference and module is not None:
-                    self._begin_of_calls(module)
+                    self._steps.of_calls(self.sessions.begin_of_calls(module), module)
+                elif by_hand := self.sessions.begin_of_training(module, args, is_within_step=is_within_step):
+                    self._steps.by_hand(by_hand)
                 else:
-                    self._begin_of_training(module, args, is_within_step=is_within_step)
+                    self._steps.unhook_calls()
             except TracerError:
-                self.session, self.stage = None, ScriptStage.OVER
+                self.sessions.session, self.stage = None, ScriptStage.OVER
                 self._look_no_longer()
                 raise
             except Exception as fault:
                 self.facts.fault, self.stage = fault, ScriptStage.OVER
                 self._look_no_longer()
-
-    def _begin_of_calls(self, module: nn.Module) -> None:
-        alive = Alive()
-        models = alive.callable(module)
-        self.session = self._make_session(alive.named(models), ())
-        self.session.__enter__()
-        self._steps.of_calls(models, module)
-
-    def _begin_of_training(self, module: nn.Module | None, args: tuple[Any, ...], *, is_within_step: bool) -> None:
-        alive = Alive()
-        trained, models = alive.trained(module)
-        given = models or ([] if module is None else [module])
-        self.session = self._make_session(alive.named(given), alive.optimizers)
-        if is_within_step:
-            self.session.wait_for_next_step()
-        self.session.__enter__()
-        if module in models:  # whose hooks of this call were read before ours were among them
-            self.session.observe_call(module, args)
-        parameters = (parameter for model in models for parameter in model.parameters())
-        if module is not None and not any(id(parameter) in trained for parameter in parameters):
-            self._steps.by_hand(models or [module])
-        else:
-            self._steps.unhook_calls()
 
     # ---------------------------------------------------------------------------------------------- where a step ends
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -294,14 +241,14 @@ class ScriptProfile:
         is_of_others = not self._steps.trains_with(optimizer)
         if is_of_others and self.session is not None and self.session.num_steps_done == 0:
             # It began with a call while the program was still building its model, such as of a layer by itself.
-            self.session.abandon()
-            self.session, self.stage = None, ScriptStage.WAITING
+            self.sessions.abandon()
+            self.stage = ScriptStage.WAITING
             self._begin(None, is_within_step=True)
         self._steps.stepped(optimizer)
 
     def _step_ended(self) -> None:
         with signals_deferred(), self._by_one_thread() as is_alone:
-            if is_alone and not self._is_of_another_training():
+            if is_alone and not self.sessions.are_elsewhere:
                 self._end_step()
 
     @contextmanager
@@ -313,17 +260,6 @@ class ScriptProfile:
         finally:
             if is_alone:
                 self._lock.release()
-
-    def _is_of_another_training(self) -> bool:
-        """Whether a step is another thread's while the thread that is recorded goes on: torch records one thread.
-
-        A loop that has moved to another thread has left its own waiting, in `threading`.
-        """
-        recorded = self._profile.recorder.thread if self._profile is not None else threading.get_ident()
-        if recorded == threading.get_ident():
-            return False
-        frame = sys._current_frames().get(recorded)
-        return frame is not None and frame.f_code.co_filename != threading.__file__
 
     def _end_step(self) -> None:
         if self.later is not None:
@@ -338,9 +274,9 @@ class ScriptProfile:
 
     def _end_last_step(self) -> None:
         """End the step of the last call, with which the script ends."""
-        if self._profile is not None and self.stage is ScriptStage.RECORDING:
+        if self.sessions.profile is not None and self.stage is ScriptStage.RECORDING:
             self.facts.has_stepped = True
-            self._profile.end_last_step()
+            self.sessions.profile.end_last_step()
         else:
             self._end_step()
 
@@ -348,26 +284,13 @@ class ScriptProfile:
         assert self.session is not None
         # A loop without an optimizer has no steps that could be counted on; a CPU's allocator tells nothing.
         can_go_on = not self._steps.are_by_hand and is_accelerator(self.session.device)
-        make_later = self._make_later if can_go_on else None
-        if make_later is None:
+        is_watched = can_go_on and self.sessions.can_watch_later
+        if not is_watched:
             self._look_no_longer()
         self._close(None)
         if self._is_enough is not None:
             raise FirstStepsDone
-        if self._profile is not None:
-            self._profile.tell_meanwhile()
-        if make_later is not None:
-            self._watch_later(make_later, self.session.num_steps_done)
-
-    def _watch_later(self, make_later: MakeLater, num_steps_done: int) -> None:
-        """Watch the rest; what goes wrong in that is a note, and the script goes on."""
-        try:
-            alive = Alive()
-            models = alive.callable(None) if self._is_inference else alive.trained(None)[1]
-            self.later = make_later(alive.named(models), alive.optimizers)
-            self.later.num_steps_done = num_steps_done
-            self.later.__enter__()
-        except Exception as fault:
-            self.later = None
+        if self.sessions.profile is not None:
+            self.sessions.profile.answer.tell_meanwhile()
+        if is_watched and not self.sessions.watch_later(self.session.num_steps_done):
             self._look_no_longer()
-            say(f"Note: What comes now is not watched: {fault_text(fault)}")

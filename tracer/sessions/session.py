@@ -85,7 +85,7 @@ class Session:
 
     def _switch_off_in_child(self) -> None:
         """Switch off in a forked child, without ending anything that the parent has begun."""
-        raise NotImplementedError
+        self._switch_off(None)
 
     def _end(self, error: BaseException | None) -> None:
         """The block has ended: switch off."""

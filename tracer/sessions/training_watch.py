@@ -4,65 +4,46 @@ from __future__ import annotations
 
 import itertools
 import signal
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tracer.answers.failure import is_out_of_memory, without_gpu
+from tracer.answers.failure import is_out_of_memory
 from tracer.answers.files import SNAPSHOT, WATCH_JSON
-from tracer.answers.step_findings import explain_steps
 from tracer.answers.watch_report import (
     END_OF_RUN,
     OUT_OF_MEMORY,
     Event,
     WatchReport,
-    answer_of_watch,
-    growth_sentences,
 )
-from tracer.blocks.from_snapshot.timeline import StepEnds
 from tracer.capture.device import devices
-from tracer.capture.device.memory_counters import StepReader, read_counters
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role
-from tracer.capture.objects.live_tensors import Alike, unnamed_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.source_files import forget_files
-from tracer.capture.step_columns import StepColumns, StepTable
+from tracer.capture.step_columns import StepColumns
 from tracer.capture.torch_private import torch_history
 from tracer.errors import Terminated
-from tracer.exporters.files import remove, write_atomically, write_json
-from tracer.exporters.json_documents.watch import watch_values
-from tracer.exporters.memory_snapshot import write_memory_snapshot
-from tracer.exporters.notebook import Paragraph
-from tracer.exporters.screen.answer import print_answer
-from tracer.exporters.screen.terminal import say, say_beside_bars, text_of
+from tracer.exporters.files import remove
 from tracer.nested import leaves
+from tracer.sessions.asking_signal import AskingSignal
 from tracer.sessions.folder import SessionFolder
-from tracer.sessions.jobs.ranks import RankMessage, peak_of_watched, ran_out_later
 from tracer.sessions.on_null_gpu import allocator_history
 from tracer.sessions.session import Screen, Session, Voice, checked_screen
+from tracer.sessions.watch_answer import WATCH_TEXT, WatchAnswer, finish_rank, leave_of_rank, write_watch
 from tracer.sessions.watch_report import Moment
+from tracer.sessions.watched_steps import BASELINE_STEP, WatchedSteps
 
 MAX_ENTRIES: Final = 100_000
 """Entries of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""
-WATCH_TEXT: Final = "watch.txt"
 _FILES: Final = (WATCH_TEXT, WATCH_JSON, SNAPSHOT.file_name)
-_GROWS: Final = "memory grows from step to step"
-"""The event of a report that nobody asked for."""
 _MAX_EVENTS: Final = 20
-_BASELINE_STEP: Final = 3
-_FIRST_LOOK, _LOOK_AGAIN = 32, 2
 
 
 class TrainingWatch(Session):
@@ -129,13 +110,10 @@ class TrainingWatch(Session):
         self._folder = SessionFolder(save_dir)
         self.num_steps_done = 0  # Steps that have ended
         self.report: WatchReport | None = None
-        self._screen = checked_screen(screen) if self._folder.is_of_first_rank else "none"
+        self._answer = WatchAnswer(self._folder, self.voice, checked_screen(screen))
         self._settings = dict(settings or {})
         self._history = allocator_history(self.device, max_entries=max_entries, stacks_of_frees=False)
-        self._reader = StepReader(self.device)
-        self._table = StepTable()
-        # What the ring can hold has far fewer steps than this, and a step without an allocation needs no place in it.
-        self._ends: deque[tuple[int, int]] = deque(maxlen=max_entries)
+        self._steps = WatchedSteps(self.device, max_entries=max_entries)
         self._hooks = CallHooks(
             models=objects.models.values(),
             on_call=self.observe_call,
@@ -145,14 +123,9 @@ class TrainingWatch(Session):
         self._batch: list[tuple[str, weakref.ref[Tensor]]] = []
         self._events: list[Event] = []
         self._found_before: WatchReport | None = None
-        self._earlier: Mapping[str, Alike] | None = None
-        self._on_signal = on_signal
+        self._asking = AskingSignal(on_signal)
         self._on = ExitStack()  # Switches all off
-        self._asked_by: signal.Signals | None = None
-        self._is_on = self._is_writing = self._growth_is_told = False
-        self._next_look = _FIRST_LOOK
-        self._num_raised = 0  # Errors of full memory that Python has seen, when the last step ended
-        self._untold: WatchReport | None = None  # The last report of a script, until that has ended
+        self._is_on = self._is_writing = False
         self.voice.of_optimizers(objects)
 
     # ---------------------------------------------------------------------------------------------------- on and off
@@ -170,21 +143,13 @@ class TrainingWatch(Session):
         for watch in watches:
             self._on.callback(watch.stop)
             watch.start()
-        self._num_raised = torch_history.RAISED.number
+        self._steps.start()
         self._is_on = True
-        is_main = threading.current_thread() is threading.main_thread()
-        if self._on_signal is not None and is_main and signal.getsignal(self._on_signal) is signal.SIG_DFL:
-            signal.signal(self._on_signal, self._asked_by_signal)
-            self._on.callback(signal.signal, self._on_signal, signal.SIG_DFL)
-
-    def _asked_by_signal(self, number: int, frame: FrameType | None) -> None:
-        """Only note it: the interrupted code may hold a lock that writing needs."""
-        self._asked_by = signal.Signals(number)
+        self._on.callback(self._asking.start())
 
     def _write_if_asked(self) -> None:
-        if (asked_by := self._asked_by) is not None:
-            self._asked_by = None
-            self._write_within_loop(f"asked for by {asked_by.name}")
+        if name := self._asking.take():
+            self._write_within_loop(f"asked for by {name}")
 
     def _end(self, error: BaseException | None) -> None:
         """Explain what has ended the run."""
@@ -198,17 +163,9 @@ class TrainingWatch(Session):
             return
         if error is None:
             if self.num_steps_done:
-                self._write(END_OF_RUN, with_history=self._grows(), is_last=True)
+                self._write(END_OF_RUN, with_history=self._steps.grow, is_last=True)
             return
-        if is_out_of_memory(error):
-            event = OUT_OF_MEMORY
-        elif isinstance(error, Terminated):
-            event = str(error)
-        elif isinstance(error, KeyboardInterrupt):
-            event = "interrupted"
-        else:
-            event = f"ended by {type(error).__name__}"
-        self._write(event, error, is_last=True)
+        self._write(_event_of(error), error, is_last=True)
 
     def _write_before_the_end(self, error: Terminated) -> None:
         if self._is_on:
@@ -217,9 +174,6 @@ class TrainingWatch(Session):
     def _switch_off(self, error: BaseException | None) -> None:
         self._is_on = False
         self._on.close()
-
-    def _switch_off_in_child(self) -> None:
-        self._switch_off(None)
 
     # ------------------------------------------------------------------------------------------------------ the steps
     @property
@@ -241,32 +195,12 @@ class TrainingWatch(Session):
         self._write_if_asked()
 
     def _end_step(self) -> None:
-        num_raised, num_failures = self._num_raised, self._reader.num_failures
-        if torch_history.RAISED.number > num_raised:
-            torch_history.RAISED.forget()
-        self._num_raised = torch_history.RAISED.number
-        row = self._reader.end_of_step(self.num_steps_done, time.time_ns())
-        self._table.add(row)
-        if "num_allocations" in row:
-            self._ends.append((self.num_steps_done, row["num_allocations"]))
         self._note_mode()
         self._hooks.renew()
         if self._objects is not None:
             self._objects.forget_names()
-        if self.num_steps_done == _BASELINE_STEP and not self._history.is_offered:
-            self._earlier = unnamed_tensors(self.device)
-        # A library such as cuDNN tries a request again with less: an error that reaches Python has failed.
-        if self._reader.num_failures > num_failures and self._num_raised > num_raised:
-            self._write(f"{OUT_OF_MEMORY}, and the program went on")
-        if self.num_steps_done >= self._next_look:
-            self._next_look *= _LOOK_AGAIN
-            if not self._growth_is_told and self._grows():
-                self._growth_is_told = True
-                self._write(_GROWS)
-
-    def _grows(self) -> bool:
-        steps = explain_steps(self.columns, limit_bytes=None, has_allocator=self._reader.has_allocator)
-        return steps.growth is not None
+        for event in self._steps.end_step(self.num_steps_done, has_history=self._history.is_offered):
+            self._write(event)
 
     def observe_batch(self, batch: object) -> None:
         """Say that these tensors are the step's inputs; what the model is called with is known without."""
@@ -292,7 +226,7 @@ class TrainingWatch(Session):
     @property
     def columns(self) -> StepColumns:
         """The counters of the steps so far."""
-        return self._table.columns()
+        return self._steps.columns
 
     def write(self, why: str = "asked for") -> WatchReport | None:
         """Explain the run as it is now, and write the files; the run goes on.
@@ -324,90 +258,39 @@ class TrainingWatch(Session):
             self.report = report = self._moment(error, snapshot).explained()
             if report.has_growth:
                 self._found_before = report
-            self._tell(report, is_last=is_last)
-            text = text_of(lambda console: print_answer(answer_of_watch(report), console, full=True))
-            write_atomically(self.folder / WATCH_TEXT, text)
-            write_json(self.folder / WATCH_JSON, watch_values(report))
-            if snapshot is not None:
-                write_memory_snapshot(dict(snapshot), self.folder / SNAPSHOT.file_name)
-            self._leave(report)
+            self._answer.has(report, is_last=is_last)
+            write_watch(report, snapshot, self.folder)
+            leave_of_rank(self._folder, report, self.device, is_later=self._is_later)
         finally:
             self._history.snapshot = None
             self._is_writing = False
 
-    def _leave(self, report: WatchReport) -> None:
-        """Leave the rank's figures so far for the summary of all ranks.
-
-        What a rank of a job said of its recorded steps stays, unless its memory has ended.
-        """
-        if (rank := self._folder.rank) is None:
-            return
-        if not self._is_later or rank.job_folder is None:
-            self._folder.leave(peak_of_watched(rank, report, has_ended=False))
-        elif report.error:
-            failure = without_gpu(report.error)
-            self._folder.leave(ran_out_later(rank, failure, devices.peak_allocated_bytes(self.device) or 0))
-
     def _finish(self, error: BaseException | None) -> None:
-        if (rank := self._folder.rank) is None or (self._is_later and rank.job_folder is not None):
-            return
-        if self.report is not None:
-            peak = peak_of_watched(rank, self.report, has_ended=True)
-        else:
-            peak = RankMessage(rank.index, rank.run, num_steps=self.num_steps_done, failure=type(error).__name__)
-        self._folder.finish(replace(peak, failure=peak.failure if error is not None else ""))
+        finish_rank(self._folder, self.report, error, num_steps=self.num_steps_done, is_later=self._is_later)
 
     def tell(self) -> None:
         """Print the last report of a script, when that has ended; once."""
-        report, self._untold = self._untold, None
-        if report is not None:
-            self._say(report)
-
-    def _tell(self, report: WatchReport, *, is_last: bool) -> None:
-        """Say it at once; a script's last report waits for its last line and its traceback."""
-        if not self.voice.is_of_script:
-            self._say(report)
-        elif is_last:
-            self._untold = report
-        elif self._screen != "none":
-            say_beside_bars(f"After step {report.event.step:,}: {(*growth_sentences(report), report.event.what)[0]}")
-            say_beside_bars(f"Written: {self.folder / WATCH_TEXT}. The report follows when the script ends.")
-
-    def _say(self, report: WatchReport) -> None:
-        if self._screen != "none":
-            answer = answer_of_watch(report)
-            files = f"Files in {self.folder}: {WATCH_TEXT}, {WATCH_JSON}."
-            shown = Paragraph("\n".join((*answer.sentences, files)))
-            for line in self.voice.answer(answer, shown, last=[files], is_full=self._screen == "full"):
-                say(line)
+        self._answer.tell()
 
     def _moment(self, error: BaseException | None, snapshot: Mapping[str, Any] | None) -> Moment:
+        has_history, has_counters = self._history.is_offered, self._steps.has_allocator
+        missing = _missing(self.device, has_history=has_history, has_counters=has_counters)
         return Moment(
             device=self.device,
             events=tuple(self._events),
             error=error,
             columns=self.columns,
-            ends=self._step_ends(),
+            ends=self._steps.ends,
             snapshot=snapshot,
             tensors=self._tensors,
-            earlier=self._earlier,
-            earlier_step=_BASELINE_STEP,
-            notes=list(self._missing()),
+            earlier=self._steps.earlier,
+            earlier_step=BASELINE_STEP,
+            notes=[*self._hooks.refused, *missing],
             settings=self._settings,
             found_before=self._found_before,
             is_evaluating=self._is_evaluating(error),
             run_again=self.voice.run_again,
         )
-
-    def _step_ends(self) -> StepEnds | None:
-        counters = read_counters(self.device)
-        if counters is None:
-            return None
-        table = np.array(self._ends, np.int64).reshape(-1, 2)
-        # A program may set the counts back: what was counted before is of no use then.
-        falls = np.flatnonzero(np.diff(table[:, 1]) < 0)
-        table = table[falls[-1] + 1 :] if len(falls) else table
-        return StepEnds(table[:, 0].copy(), table[:, 1].copy(), counters.num_allocations)
 
     def _tensors(self) -> Iterator[tuple[Role, str, Tensor]]:
         objects = self._objects
@@ -415,17 +298,27 @@ class TrainingWatch(Session):
         known = ((Role.INPUT, name, tensor) for name, tensor in batch if tensor is not None)
         return itertools.chain(objects.tensors() if objects is not None else (), known)
 
-    def _missing(self) -> Iterator[str]:
-        yield from self._hooks.refused
-        if not devices.is_accelerator(self.device):
-            yield (
-                "The CPU's allocator has neither counters nor a history: what is watched is the resident memory of the "
-                "process, and no line says what made a tensor."
-            )
-        elif not self._history.is_offered:
-            yield f"The allocator of {self.device.type} has no history: no line says what made a block."
-        if not self._reader.has_allocator and devices.is_accelerator(self.device):
-            yield f"The allocator of {self.device.type} has no counters that can be read."
+
+def _event_of(error: BaseException) -> str:
+    """Return the words for an exception that has ended the run."""
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY
+    if isinstance(error, Terminated):
+        return str(error)
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
+
+
+def _missing(device: torch.device, *, has_history: bool, has_counters: bool) -> Iterator[str]:
+    """Sentences on what a device does not tell."""
+    if not devices.is_accelerator(device):
+        yield (
+            "The CPU's allocator has neither counters nor a history: what is watched is the resident memory of the "
+            "process, and no line says what made a tensor."
+        )
+    elif not has_history:
+        yield f"The allocator of {device.type} has no history: no line says what made a block."
+    if not has_counters and devices.is_accelerator(device):
+        yield f"The allocator of {device.type} has no counters that can be read."
 
 
 watch_training = TrainingWatch
