@@ -24,10 +24,11 @@ from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total
 from tests.pieces import Pieces, noise, raising
 from tests.processes import run_python
 from tracer.answers.run_results import RunResults
-from tracer.commands.on_card import OnOptions
+from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.profile import ProfileOptions, run_and_report
 from tracer.commands.workload_options import WorkloadOptions, chosen_device
 from tracer.errors import OutputError, TracerError
+from tracer.exporters.screen.console import Console
 from tracer.sessions.jobs.ranks import Rank
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
@@ -40,8 +41,9 @@ FNO = shipped_model("fno_workload")
 
 def options(save_dir: Path, **more: Any) -> ProfileOptions:
     """Options of a short run whose device is named, with all others at their defaults."""
-    device: Any = {"device": "cpu", "device_named": True, "on": OnOptions()}
-    return ProfileOptions(workload=WorkloadOptions(), save_dir=save_dir, schedule=(0, 1, 1, 1), **device, **more)
+    run = Run(place=OnOptions(), save_dir=save_dir, console=Console())
+    device: Any = {"device": "cpu", "device_named": True, "run": run}
+    return ProfileOptions(workload=WorkloadOptions(), schedule=(0, 1, 1, 1), **device, **more)
 
 
 USUAL = tuple(output for output in OUTPUTS if output.file.switch_help)

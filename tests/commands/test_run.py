@@ -20,8 +20,10 @@ from tests.engines.test_start import READY
 from tests.processes import run_python
 from tests.skips import by_default
 from tracer.command_line import role
+from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.run import followed
 from tracer.commands.script import Script, _of_script
+from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.next_commands import from_checkout
 from tracer.sessions.counted_steps import CountedSteps
 from tracer.sessions.script_run import ScriptProfile
@@ -553,7 +555,8 @@ def test_the_engine_of_each_rank_is_in_its_folder_and_on_the_first_ones_screen(
     for rank in (0, 1):
         monkeypatch.setenv("RANK", str(rank))
         profile = ScriptProfile(CountedSteps.of)
-        with followed(Script("grpo.py", []), profile, tmp_path, quiet=False, computed=True) as told:
+        run = Run(place=OnOptions(), save_dir=tmp_path, console=Console())
+        with followed(Script("grpo.py", []), profile, run) as told:
             reports = Path(role("engine") or "")
             reports.mkdir()
             (reports / "worker-1.json").write_text(json.dumps(asdict(READY) | {"rank": rank}), "utf-8")

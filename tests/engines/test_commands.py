@@ -17,10 +17,11 @@ from tests.engines.test_start import GIB, READY
 from tracer.commands import engines
 from tracer.commands.app import app
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
-from tracer.commands.on_card import OnOptions
+from tracer.commands.on_card import OnOptions, Run
 from tracer.engines import run as engine_run
 from tracer.engines.answer import lacking_sentences, print_engine, print_engines
 from tracer.engines.start import EngineStart, StartStage, engine_start
+from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.terminal import screen
 from tracer.null_gpu.cards import devices_of
 
@@ -176,7 +177,8 @@ def test_the_search_for_a_number_of_gpus_ends_with_the_first_that_fits(
     engine = engine_command("vllm", ["serve", "m"], is_module=False)
     assert engine is not None
     with pytest.raises(Exit) as ended:
-        fit_engine(engine, OnOptions(on="4xh100"), numbers_of_gpus(4), None, is_first_enough=True)
+        run = Run(place=OnOptions(on="4xh100"), console=Console())
+        fit_engine(engine, run, numbers_of_gpus(4), is_first_enough=True)
     printed = capsys.readouterr()
     if fits_on == 2:
         assert ended.value.exit_code == 0 and numbers == [1, 2]

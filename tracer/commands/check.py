@@ -16,11 +16,12 @@ from tracer.command_line import role
 from tracer.commands import options as opt
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path, say_all
 from tracer.commands.launchers import script_named
-from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
+from tracer.commands.on_card import OnOptions, Run, start_on
 from tracer.commands.options import option
 from tracer.commands.script import no_card_named
 from tracer.commands.script_steps import predict_script
 from tracer.errors import TracerError, UsageError
+from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.terminal import print_json, say, screen
 from tracer.null_gpu.job.place import RankPlace
 from tracer.units import format_bytes
@@ -89,9 +90,9 @@ def check(
             if job is not None:
                 peak = _worst_of(job)
             else:
-                devices = start_on(on)
-                with on_null_gpu(place, None, quiet=False):
-                    found = predict_script(named, devices, quiet=False)
+                devices, run = start_on(on), Run(place=place, console=Console())
+                with run.on_null_gpu():
+                    found = predict_script(named, devices, run.console)
         if job is None:
             peak = documents.as_in_checkout(_peak(found, name), Path() if named.is_module else Path(named.path).parent)
             if here is not None and (folder := role("peaks")):
@@ -155,7 +156,7 @@ def _worst_of(job: Job) -> SavedPeak:
     from tracer.sessions.jobs.run_ranks import run_job
 
     with tempfile.TemporaryDirectory(prefix="peaks-") as folder:
-        result = run_job(replace(job, role={"peaks": folder}), None, tell=say)
+        result = run_job(replace(job, role={"peaks": folder}), Console())
         if result.status:
             raise typer.Exit(_NotMeasuredError.exit_status if result.status == 1 else result.status)
         peaks = [read_peak_json(path) for path in sorted(Path(folder).iterdir())]

@@ -91,10 +91,6 @@ def say_all(lines: Iterable[str]) -> None:
         say(line)
 
 
-def not_said(line: str) -> None:
-    """Take a line that --quiet leaves out."""
-
-
 def was_given(context: typer.Context, parameter: str) -> bool:
     """True if the user named the option, here or in pyproject.toml."""
     source = context.get_parameter_source(parameter)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from tracer.command_line import flush_output
-from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.console import Console
 from tracer.sessions.script_run import ScriptProfile
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
@@ -33,7 +33,7 @@ class EndedAtOnce(SystemExit):
 
 
 @contextmanager
-def ends_noticed(profile: ScriptProfile, words: Sequence[str], *, is_module: bool, quiet: bool) -> Iterator[None]:
+def ends_noticed(profile: ScriptProfile, words: Sequence[str], console: Console, *, is_module: bool) -> Iterator[None]:
     """Within the block these functions raise `EndedAtOnce` in the main thread.
 
     A program that begins anew before anything was recorded is followed: the command begins anew with it.
@@ -54,8 +54,9 @@ def ends_noticed(profile: ScriptProfile, words: Sequence[str], *, is_module: boo
         if profile.session is None and (command := _followed(other, words, is_module=is_module)) is not None:
             flush_output()
             functions[_EXECVE](sys.executable, command, variables)
-        if not quiet:
-            say(f"Note: The script has put another program in its place, which is not followed: {shlex.join(other)}")
+        console.say(
+            f"Note: The script has put another program in its place, which is not followed: {shlex.join(other)}"
+        )
         raise EndedAtOnce(0, partial(functions[_EXECVE], path, arguments, variables))
 
     def execv(path: Any, arguments: Sequence[Any], /) -> Any:

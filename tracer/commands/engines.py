@@ -16,9 +16,10 @@ import typer
 
 from tracer.answers.files import ENGINE_JSON, PAGE
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people
-from tracer.commands.on_card import OnOptions, on_null_gpu, say_where, start_on
+from tracer.commands.on_card import Run
 from tracer.errors import TracerError
-from tracer.exporters.screen.terminal import print_json, say, screen, show
+from tracer.exporters.screen.console import Console
+from tracer.exporters.screen.terminal import say, screen, show
 
 if TYPE_CHECKING:
     from tracer.engines.start import EngineStart
@@ -105,17 +106,13 @@ def engine_command(script: str, arguments: Sequence[str] | None, *, is_module: b
 
 def answer_engine(
     engine: EngineCommand,
-    on: OnOptions,
-    save_dir: Path | None,
+    run: Run,
     *,
-    quiet: bool,
-    as_json: bool = False,
     status_if_not: int = 1,
 ) -> None:
-    """Start an engine, say what its memory is for, and exit.
+    """Start an engine, say what its memory is for, and exit; engine.json and what it prints are the results.
 
     Args:
-        save_dir: Folder for engine.json and for what the engine prints; None for none.
         status_if_not: Exit status where the engine does not start.
 
     Raises:
@@ -123,60 +120,54 @@ def answer_engine(
         Exit: Always, when it has been told.
     """
     _check_installed()
-    devices = start_on(on.on) if on.on is not None else None  # before a folder is made: the process begins again
-    if devices is not None and not quiet:
-        say_where(devices)
+    run.say_where(run.start())  # before a folder is made: the process begins again
     from tracer.engines.run import OUTPUT, run_engine
     from tracer.exporters.files import check_folder
 
-    with errors_for_people(), _results_folder(save_dir) as name, on_null_gpu(on, save_dir, quiet=quiet):
+    with errors_for_people(), _results_folder(run) as name, run.on_null_gpu():
         folder = Path(name)
         check_folder(folder)
         output = folder / OUTPUT
-        if not quiet:
-            kept = f"what it prints goes to {output}" if save_dir is not None else "--save-dir keeps what it prints"
-            say(f"The engine starts; {kept}.")
+        kept = f"what it prints goes to {output}" if run.save_dir is not None else "--save-dir keeps what it prints"
+        run.console.say(f"The engine starts; {kept}.")
         start = run_engine(engine.command, output, is_server=engine.is_server)
-        tell_engine(start, folder, words=engine.words, quiet=quiet, as_json=as_json, computed=devices is None)
-        if save_dir is not None:
+        tell_engine(start, folder, run.console, words=engine.words, computed=run.computes)
+        if run.save_dir is not None:
             from tracer.engines.answer import write_engine_page
 
-            page = save_dir / PAGE.file_name
-            write_engine_page(start, page, command=engine.words, computed=devices is None)
-            if not quiet:
-                say(f"Wrote {page}  (open with {PAGE.read_with})")
+            page = folder / PAGE.file_name
+            write_engine_page(start, page, command=engine.words, computed=run.computes)
+            run.console.say(f"Wrote {page}  (open with {PAGE.read_with})")
     raise typer.Exit(0 if start.fits else status_if_not)
 
 
-def _results_folder(save_dir: Path | None) -> AbstractContextManager[str | Path]:
+def _results_folder(run: Run) -> AbstractContextManager[str | Path]:
     """Return the user's folder, or one that is deleted at the end of the block."""
-    return nullcontext(save_dir) if save_dir is not None else tempfile.TemporaryDirectory()
+    return nullcontext(run.save_dir) if run.save_dir is not None else tempfile.TemporaryDirectory()
 
 
 def fit_engine(
     engine: EngineCommand,
-    on: OnOptions,
+    run: Run,
     tried: Sequence[tuple[str, ...]],
-    save_dir: Path | None,
     *,
     is_first_enough: bool,
 ) -> None:
     """Start an engine with each of some options, print a table, and the command with the most requests at once.
 
     Args:
+        run: Its folder has engine.json of each start, in folders 1, 2, ...
         tried: Options of each start, in the order of the table.
-        save_dir: Folder for engine.json of each start, in folders 1, 2, ...; None for none.
         is_first_enough: The first that starts ends the search.
 
     Raises:
         Exit: Always, with 3 where it starts with none of them.
     """
-    assert on.on is not None  # checked with the options
     _check_installed()
-    say_where(start_on(on.on))
+    run.say_where(run.start())
     from tracer.engines.answer import change_sentences, print_engines
 
-    with _results_folder(save_dir) as folder, on_null_gpu(on, save_dir, quiet=False):
+    with _results_folder(run) as folder, run.on_null_gpu():
         rows = _starts(engine, tried, Path(folder), is_first_enough=is_first_enough)
     with screen() as console:
         print_engines(rows, console)
@@ -217,7 +208,7 @@ def numbers_of_gpus(most: int) -> list[tuple[str, ...]]:
     return [("--tensor-parallel-size", str(number)) for number in (*powers, most)]
 
 
-def tell_reports(reports: Path, save_dir: Path, page: Path | None, *, quiet: bool, computed: bool) -> None:
+def tell_reports(reports: Path, folder: Path, page: Path | None, console: Console, *, computed: bool) -> None:
     """Print the memory of the engine that a script has made, and write engine.json; no-op without an engine.
 
     Args:
@@ -231,12 +222,10 @@ def tell_reports(reports: Path, save_dir: Path, page: Path | None, *, quiet: boo
         from tracer.engines.answer import put_engine_first
 
         put_engine_first(start, page, computed=computed)
-    tell_engine(start, save_dir, words="", quiet=quiet, computed=computed)
+    tell_engine(start, folder, console, words="", computed=computed)
 
 
-def tell_engine(
-    start: EngineStart, save_dir: Path, *, words: str, quiet: bool, as_json: bool = False, computed: bool
-) -> None:
+def tell_engine(start: EngineStart, folder: Path, console: Console, *, words: str, computed: bool) -> None:
     """Print an engine's memory, and write it to engine.json.
 
     Args:
@@ -246,9 +235,5 @@ def tell_engine(
     from tracer.exporters.files import write_json
 
     document = engine_json(start, command=words, computed=computed)
-    write_json(save_dir / ENGINE_JSON, document)
-    with screen(is_shown=as_json or not quiet) as console:
-        if as_json:
-            print_json(document, console)
-        else:
-            print_engine(start, console, command=words, computed=computed)
+    write_json(folder / ENGINE_JSON, document)
+    console.answer(lambda: document, lambda rich: print_engine(start, rich, command=words, computed=computed))

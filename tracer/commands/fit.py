@@ -21,10 +21,11 @@ from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_i
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
 from tracer.commands.fit_trials import ScriptTrials, answer_trial
 from tracer.commands.launchers import script_named
-from tracer.commands.on_card import OnOptions
+from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.options import option
 from tracer.commands.script import no_card_named
 from tracer.errors import UsageError
+from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.cards import devices_of
@@ -92,7 +93,8 @@ def fit(
                     "it, fit finds the smallest number of GPUs.",
                 )
             tried = tried if values else numbers_of_gpus(devices.count)
-            fit_engine(engine, place, tried, save_dir, is_first_enough=not values)
+            run = Run(place=place, save_dir=save_dir, console=Console())
+            fit_engine(engine, run, tried, is_first_enough=not values)
         named = script_named(place, script, arguments, is_module=module)
         if save_dir is not None:
             from tracer.exporters.files import check_folder

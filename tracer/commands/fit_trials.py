@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 from tracer.answers.fit import FitTrial, RankTrial
 from tracer.capture.objects.later_uses import LaterUses, NextUse
 from tracer.command_line import in_role
-from tracer.commands.on_card import OnOptions, on_null_gpu, start_on
+from tracer.commands.on_card import OnOptions, Run, start_on
 from tracer.commands.script import Script
 from tracer.commands.script_steps import script_trial
 from tracer.errors import SnapshotError, TracerError
+from tracer.exporters.screen.console import QUIET, Console
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace, earlier_ranks_are_asked_for
 from tracer.null_gpu.nccl_buffers import NcclBuffers
@@ -242,7 +243,7 @@ def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], TracerEr
 
     said: list[str] = []
     # A trial that fits says how much is left for NCCL.
-    done = run_job(job, None, tell=said.append, is_first_seen=False, is_limited=is_limited, beside_most_nccl=False)
+    done = run_job(job, Console(write=said.append), is_first_seen=False, is_limited=is_limited, beside_most_nccl=False)
     words, error = _said([line[2:] for line in said if line.startswith("  ")]) if done.status else ((), None)
     return words, error, done
 
@@ -270,7 +271,7 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
     Args:
         asked: The trial's request; or the pipes, through which it is asked for trials.
     """
-    devices = start_on(card)
+    devices, run = start_on(card), Run(place=on, console=QUIET)
     from tracer.changes.applied import AppliedChanges
     from tracer.sessions.jobs.child_processes import end_with_parent
     from tracer.sessions.trials.forked_trials import ForkedTrials, TrialMemory
@@ -303,14 +304,14 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
     uses = None
     memory = TrialMemory(devices.count)
     if "requests" in asked:
-        with ForkedTrials(Channel(**asked), memory.begin) as trials, on_null_gpu(on, None, quiet=True), closing(memory):
+        with ForkedTrials(Channel(**asked), memory.begin) as trials, run.on_null_gpu(), closing(memory):
             trials.look_out()
             answer = tried(trials.applied, ())
             if trials.folder is not None:
                 _leave(answer, memory, trials.folder)
     else:
         request = TrialRequest.of(asked)
-        with on_null_gpu(on, None, quiet=True), closing(memory):
+        with run.on_null_gpu(), closing(memory):
             memory.begin(request)
             if request.follow is not None:
                 uses = UseWatch(*request.follow, when_done=partial(leave_uses, is_to_the_end=False))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from tracer.commands.common import not_said
 from tracer.errors import UsageError
-from tracer.exporters.screen.terminal import print_json, say, screen
+from tracer.exporters.screen.console import Console
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES, Devices, devices_of
 from tracer.null_gpu.job.place import RankPlace
@@ -21,6 +20,8 @@ from tracer.null_gpu.values.answers import Answer, parse_answer
 from tracer.units import MAX_RANKS, parse_count, shortened
 
 if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+
     from tracer.sessions.jobs.run_ranks import Job
 
 
@@ -68,50 +69,6 @@ _TORCHRUN = "TORCHELASTIC_RUN_ID"
 WARNING = "losses and other values that the program prints mean nothing"
 
 
-def run_ranks(
-    on: OnOptions,
-    save_dir: Path | None,
-    *,
-    quiet: bool,
-    as_json: bool = False,
-    status_if_full: int = 0,
-) -> None:
-    """Run the command as the ranks of the job that `--on` names, if it names one, and exit with their status.
-
-    Args:
-        status_if_full: Exit status if all ranks ended well, but NCCL's buffers do not fit beside them.
-
-    Raises:
-        TracerError: The job's description makes no sense.
-        NullGpuError: The null GPU cannot be had here.
-        Exit: The job has ended.
-    """
-    job = on.job
-    if job is None or RankPlace.here() is not None:
-        return
-    from tracer.sessions.jobs.ranks import this_rank
-
-    if _TORCHRUN in os.environ and (rank := this_rank()) is not None:
-        raise UsageError(
-            f"torchrun has started this command as {rank.world_size:,} ranks, and --on {on.on} starts ranks itself.",
-            hint="Leave torchrun out; or, with `run`, add --one-process, so that each of its ranks has the GPUs.",
-        )
-    from tracer.answers.answer_of_job import answer_of_null_job
-    from tracer.exporters.json_documents.job import null_job_json
-    from tracer.exporters.screen.answer import print_answer
-    from tracer.exporters.screen.text import say as say_on
-    from tracer.sessions.jobs.run_ranks import run_job
-
-    result = run_job(job, save_dir, tell=not_said if quiet else say, is_first_seen=not as_json)
-    with screen(is_shown=as_json or not quiet) as console:
-        if as_json:
-            print_json(null_job_json(result), console)
-        else:
-            say_on(console)
-            print_answer(answer_of_null_job(result), console)
-    raise typer.Exit(result.status or (status_if_full if result.fits is False else 0))
-
-
 def start_on(text: str) -> Devices:
     """Go on in a process that runs on these devices: this one is replaced by it, unless it is that already."""
     devices = devices_of(text)
@@ -120,21 +77,74 @@ def start_on(text: str) -> Devices:
     return devices
 
 
-def say_where(devices: Devices) -> None:
-    """The first line of such a command."""
-    say(f"Null GPU ({devices.words}): memory is torch's own, nothing was computed; {WARNING}.")
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run of a command: where, with which folder for its results, and what it says; made once and handed down."""
 
+    place: OnOptions
+    console: Console
+    save_dir: Path | None = None  # Folder of the results; None for none
+    status_if_full: int = 0  # Exit status of a job whose ranks end well, and NCCL's buffers do not fit beside them
 
-@contextmanager
-def on_null_gpu(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> Iterator[None]:
-    """Within the block a program runs as on the card that `--on` names; no-op without the null GPU.
+    @property
+    def computes(self) -> bool:
+        """Whether it computes: not on a GPU that is not here."""
+        return self.place.on is None
 
-    Values that decide sizes are computed, a rank finds what others gave it, and its files go to a folder of the run.
-    """
-    from tracer.sessions.jobs.run_ranks import as_rank
-    from tracer.sessions.on_null_gpu import program_runs
+    def as_job(self) -> None:
+        """Run the command as the ranks of the job that `--on` names, if it names one, and exit with their status.
 
-    place = RankPlace.here()
-    runs = program_runs(on.answers, save_dir, tell=not_said if quiet else say)
-    with nullcontext() if place is None else as_rank(place), runs:
-        yield
+        Raises:
+            TracerError: The job's description makes no sense.
+            NullGpuError: The null GPU cannot be had here.
+            Exit: The job has ended.
+        """
+        job, on = self.place.job, self.place.on
+        if job is None or RankPlace.here() is not None:
+            return
+        from tracer.sessions.jobs.ranks import this_rank
+
+        if _TORCHRUN in os.environ and (rank := this_rank()) is not None:
+            raise UsageError(
+                f"torchrun has started this command as {rank.world_size:,} ranks, and --on {on} starts ranks itself.",
+                hint="Leave torchrun out; or, with `run`, add --one-process, so that each of its ranks has the GPUs.",
+            )
+        from tracer.answers.answer_of_job import answer_of_null_job
+        from tracer.exporters.json_documents.job import null_job_json
+        from tracer.exporters.screen.answer import print_answer
+        from tracer.exporters.screen.text import say as say_on
+        from tracer.sessions.jobs.run_ranks import run_job
+
+        console = self.console
+        result = run_job(replace(job, save_dir=self.save_dir), console, is_first_seen=not console.as_json)
+
+        def draw(rich: RichConsole) -> None:
+            say_on(rich)
+            print_answer(answer_of_null_job(result), rich)
+
+        console.answer(lambda: null_job_json(result), draw)
+        raise typer.Exit(result.status or (self.status_if_full if result.fits is False else 0))
+
+    def start(self) -> Devices | None:
+        """Go on in a process that runs on the GPU that `--on` names; None without it."""
+        return start_on(self.place.on) if self.place.on is not None else None
+
+    def say_where(self, devices: Devices | None) -> None:
+        """Say the first line of a run on the null GPU."""
+        if devices is not None:
+            self.console.say(f"Null GPU ({devices.words}): memory is torch's own, nothing was computed; {WARNING}.")
+
+    @contextmanager
+    def on_null_gpu(self) -> Iterator[None]:
+        """Within the block a program runs as on the card that `--on` names; no-op without the null GPU.
+
+        Values that decide sizes are computed, a rank finds what others gave it, and its files go to a folder of the
+        run.
+        """
+        from tracer.sessions.jobs.run_ranks import as_rank
+        from tracer.sessions.on_null_gpu import program_runs
+
+        place = RankPlace.here()
+        runs = program_runs(self.place.answers, self.save_dir, self.console)
+        with nullcontext() if place is None else as_rank(place), runs:
+            yield

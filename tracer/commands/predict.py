@@ -16,18 +16,17 @@ from tracer.commands.common import (
     errors_for_people,
     kept_import_path,
     refuse,
-    say_all,
 )
 from tracer.commands.engines import answer_engine, engine_command
 from tracer.commands.launchers import script_named
-from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks
+from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.options import number, option
 from tracer.commands.script import Script, no_card_named
 from tracer.commands.script_steps import predict_script
 from tracer.commands.workload_options import OF_STEP, WorkloadOptions
 from tracer.errors import UsageError
+from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.next_commands import after_prediction
-from tracer.exporters.screen.terminal import print_json, say, screen
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import A100, Card, Devices, devices_of
 from tracer.null_gpu.job.place import RankPlace
@@ -88,6 +87,8 @@ def predict(
     torch-timeline predict --on 24GiB --model models.gpt:build
     """
     place = OnOptions(on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process)
+    console = Console.of(quiet=quiet, full=full, as_json=as_json)
+    run = Run(place=place, save_dir=save_dir, console=console, status_if_full=THRESHOLD_EXCEEDED)
     with errors_for_people(), kept_import_path():
         workload = WorkloadOptions(
             batch_size=batch_size,
@@ -105,11 +106,10 @@ def predict(
         if script is not None and (engine := engine_command(script, arguments, is_module=module)) is not None:
             if on is None:
                 raise no_card_named(arguments)
-            status = THRESHOLD_EXCEEDED
-            answer_engine(engine, place, save_dir, quiet=quiet, as_json=as_json, status_if_not=status)
+            answer_engine(engine, run, status_if_not=THRESHOLD_EXCEEDED)
         named = script_named(place, script, arguments, is_module=module) if script is not None else None
         _ = place.answers  # a mistake in them is said first
-        run_ranks(place, save_dir, quiet=quiet, as_json=as_json, status_if_full=THRESHOLD_EXCEEDED)
+        run.as_job()
         devices = _checked(context, place, named, workload, largest_batch=largest_batch)
         if named is not None and on is not None and (asked := role("trial")) is not None:
             from tracer.commands.fit_trials import answer_trial
@@ -118,7 +118,7 @@ def predict(
             return
         shown = devices or Devices(A100)  # without --on an A100, whose memory is no limit
         process.restart_on([replace(shown.card, name=shown.card.name or A100.name)] * shown.count)
-        with on_null_gpu(place, save_dir, quiet=quiet):
+        with run.on_null_gpu():
             from tracer.answers.answer_of_prediction import answer_of_prediction
             from tracer.exporters.files import check_folder
             from tracer.exporters.json_documents.prediction import prediction_json
@@ -130,23 +130,21 @@ def predict(
             largest = None
             if named is not None:
                 assert devices is not None  # checked with the options
-                found = _of_script(named, devices, quiet=quiet)
+                found = _of_script(named, devices, console)
             else:
                 found = predict_workload(workload, devices)
                 if largest_batch and devices is not None:
-                    largest = _largest_batch(workload, devices.card, quiet=quiet)
+                    largest = _largest_batch(workload, devices.card, console)
             answered = answer_of_prediction(found, largest)
             if save_dir is not None and not write_and_say(replace(found.results, predicted=answered), save_dir):
                 raise typer.Exit(1)
             names = [path.name for path in save_dir.iterdir()] if save_dir is not None else []
             has_largest = largest_batch or named is not None
             last = after_prediction(found.fits, save_dir, names, has_largest_batch=has_largest, is_full=full)
-            with screen(is_shown=as_json or not quiet) as console:
-                if as_json:
-                    print_json(prediction_json(found, largest), console)
-                else:
-                    print_answer(answered, console, full=full, last=last)
-        say_all(last if not quiet and not as_json else ())
+            console.answer(
+                lambda: prediction_json(found, largest), lambda rich: print_answer(answered, rich, full=full, last=last)
+            )
+        console.say_all(() if as_json else last)
     if found.fits is False:
         raise typer.Exit(THRESHOLD_EXCEEDED)
 
@@ -175,8 +173,8 @@ def _checked(
     return devices_of(place.on) if place.on is not None else None
 
 
-def _of_script(script: Script, devices: Devices, *, quiet: bool) -> Prediction:
-    found = predict_script(script, devices, quiet=quiet)
+def _of_script(script: Script, devices: Devices, console: Console) -> Prediction:
+    found = predict_script(script, devices, console)
     if found.failed_at is None or found.is_whole or RankPlace.here() is not None:
         return found
     from tracer.commands.fit_trials import ScriptTrials
@@ -217,22 +215,20 @@ def builder(workload: WorkloadOptions) -> Callable[[], Workload]:
     return build
 
 
-def _largest_batch(workload: WorkloadOptions, card: Card, *, quiet: bool) -> LargestBatch:
+def _largest_batch(workload: WorkloadOptions, card: Card, console: Console) -> LargestBatch:
     """Find the largest batch that fits."""
     from tracer.answers.prediction import LargestBatch
-    from tracer.exporters.screen.terminal import progress_bar
     from tracer.sessions.trials.searches import MOST, largest_fitting
 
-    with progress_bar("", is_shown=not quiet, is_counted=False) as update:
+    with console.progress_bar("", is_counted=False) as update:
 
         def attempt(size: int) -> Trial:
             update(description=f"Batch size {size}")
             return workload_trial(replace(workload, batch_size=size), card)
 
         def tell(size: int, trial: Trial) -> None:
-            if not quiet:
-                answer = "fits" if trial.fits else "does not fit"
-                say(f"Batch size {size}: {answer}, {format_bytes(trial.reserved_bytes)} reserved.")
+            answer = "fits" if trial.fits else "does not fit"
+            console.say(f"Batch size {size}: {answer}, {format_bytes(trial.reserved_bytes)} reserved.")
 
         largest = largest_fitting(attempt, card.usable_bytes, workload.batch_size, tell=tell)
         return LargestBatch(largest, is_all=largest == MOST)

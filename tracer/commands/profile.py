@@ -26,7 +26,7 @@ from tracer.answers.files import (
 from tracer.command_line import program_commit
 from tracer.commands import options as opt
 from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, spin_shortly, was_given
-from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
+from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.options import number, option
 from tracer.commands.workload_options import (
     MAX_SEED,
@@ -39,7 +39,8 @@ from tracer.commands.workload_options import (
     fno_module,
 )
 from tracer.errors import OutputError, UsageError
-from tracer.exporters.screen.terminal import progress_bar, say, screen, shows_bars
+from tracer.exporters.screen.console import Console
+from tracer.exporters.screen.terminal import shows_bars
 from tracer.sessions.termination import Termination
 
 if TYPE_CHECKING:
@@ -62,18 +63,16 @@ class ProfileOptions:
     workload: WorkloadOptions
     device: str
     device_named: bool  # True if the user wrote `--device`
-    on: OnOptions
-    save_dir: Path
+    run: Run
     leave_out: Collection[str] = ()  # Names of outputs
     keep_recording: bool = False
     schedule: Sequence[int]  # Arguments of `Schedule`
-    full: bool = False
-    quiet: bool = False
 
-    def say(self, line: str) -> None:
-        """Say a line that is no error."""
-        if not self.quiet:
-            say(line)
+    @property
+    def save_dir(self) -> Path:
+        """Folder of the results, which the option's default names if nobody does."""
+        assert self.run.save_dir is not None
+        return self.run.save_dir
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -216,13 +215,14 @@ def profile(
             workload=workload,
             device=device,
             device_named=was_given(context, "device"),
-            on=OnOptions(on=on, per_node=per_node, rank=rank),
-            save_dir=save_dir,
+            run=Run(
+                place=OnOptions(on=on, per_node=per_node, rank=rank),
+                save_dir=save_dir,
+                console=Console.of(quiet=quiet, full=full),
+            ),
             leave_out=[file.name for file, is_wanted in files.items() if not is_wanted],
             keep_recording=keep_recording,
             schedule=(n_wait_steps, n_warmup_steps, n_active_steps, n_repeats),
-            full=full,
-            quiet=quiet,
         )
         succeeded = _profile(context, options)
     if not succeeded:
@@ -231,17 +231,14 @@ def profile(
 
 def _profile(context: typer.Context, options: ProfileOptions) -> bool:
     """The command, on the null GPU if it is named; False if the run or a file failed."""
-    card = options.on.on
+    card = options.run.place.on
     if card is not None and not options.device.startswith("cuda"):
         raise UsageError(f"--on names a GPU, and --device {options.device} is not one.", hint="Leave one out.")
     if "torch" not in sys.modules and card is None:
-        options.say("Loading torch ...")
-    run_ranks(options.on, options.save_dir, quiet=options.quiet)
-    if card is not None:
-        devices = start_on(card)
-        if not options.quiet:
-            say_where(devices)
-    with on_null_gpu(options.on, options.save_dir, quiet=options.quiet):
+        options.run.console.say("Loading torch ...")
+    options.run.as_job()
+    options.run.say_where(options.run.start())
+    with options.run.on_null_gpu():
         from tracer.exporters.files import check_folder
         from tracer.sessions.jobs.ranks import this_rank
         from tracer.sessions.schedule import Schedule
@@ -259,9 +256,9 @@ def _profile(context: typer.Context, options: ProfileOptions) -> bool:
         text = options.device
         if rank is not None and (not options.device_named or ":" not in text):
             text = device_of_rank(text, rank.local_index)
-        device = chosen_device(text, named=options.device_named, say=options.say)
+        device = chosen_device(text, named=options.device_named, say=options.run.console.say)
         check_folder(options.save_dir)
-        options.say("Building the model ...")
+        options.run.console.say("Building the model ...")
         return run_and_report(_build(options, device), options)
 
 
@@ -297,10 +294,11 @@ def run_and_report(
         except OutputError as error:  # of the summary of all ranks, which costs the answer nothing
             say_all(error.lines)
             succeeded = False
-    if not options.quiet and folder.is_of_first_rank:
-        last = after_run(folder.path, folder.names, is_full=options.full)
-        with screen() as console:
-            print_answer(results.answer, console, full=options.full, last=last)
+    console = options.run.console
+    if not console.is_quiet and folder.is_of_first_rank:
+        last = after_run(folder.path, folder.names, is_full=console.is_full)
+        with console.screen() as rich:
+            print_answer(results.answer, rich, full=console.is_full, last=last)
         say_all(last)
     return succeeded and results.failure is None
 
@@ -312,14 +310,14 @@ def _run(workload: Workload, options: ProfileOptions, termination: Termination) 
     schedule = Schedule(*options.schedule)
     num_recorded = schedule.num_active_steps * schedule.num_repeats
     recorded = f"{num_recorded:,} {'is' if num_recorded == 1 else 'are'} recorded"
-    options.say(f"Training {schedule.num_steps:,} steps, of which {recorded} ...")
-    has_lines = not options.quiet and not shows_bars()
-    with progress_bar("Training steps", is_shown=not options.quiet) as update:
+    options.run.console.say(f"Training {schedule.num_steps:,} steps, of which {recorded} ...")
+    has_lines = not shows_bars()
+    with options.run.console.progress_bar("Training steps") as update:
 
         def progress(done: int, total: int) -> None:
             update(completed=done, total=total)
             if has_lines and (line := _stage(schedule, done, total)):
-                say(line)
+                options.run.console.say(line)
 
         return run_profile(
             workload,
@@ -351,8 +349,8 @@ def _write(folder: SessionFolder, results: RunResults, options: ProfileOptions) 
     from tracer.sessions.output_files import left_from_earlier, say_if_failed
 
     say_all(failure_lines(results))
-    options.say("Writing the files ...")
+    options.run.console.say("Writing the files ...")
     folder.write(results, leave_out=options.leave_out, tell=say_if_failed)
     if left := left_from_earlier(folder.path, folder.written):
-        options.say(f"Note: {left}")
+        options.run.console.say(f"Note: {left}")
     return all(file.error is None for file in folder.written)

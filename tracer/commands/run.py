@@ -19,12 +19,13 @@ from tracer.commands import options as opt
 from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
 from tracer.commands.engines import answer_engine, engine_command, tell_reports
 from tracer.commands.launchers import script_named
-from tracer.commands.on_card import OnOptions, on_null_gpu, run_ranks, say_where, start_on
+from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.options import option
 from tracer.commands.script import BEFORE_SCRIPT, Script, child_profiled, run_script
 from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.console import QUIET, Console
+from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.text import say as say_on
 from tracer.null_gpu.job.place import RankPlace
 from tracer.units import some
@@ -85,10 +86,11 @@ def run(
     torch-timeline run --save-dir profile train.py --epochs 3
     """
     place = OnOptions(on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process)
+    this_run = Run(place=place, save_dir=save_dir, console=Console.of(quiet=quiet, full=full))
     with errors_for_people():
         _ = place.answers  # a mistake in them is said first
         if (engine := engine_command(script, arguments, is_module=module)) is not None:
-            answer_engine(engine, place, save_dir, quiet=quiet)
+            answer_engine(engine, this_run)
         named = script_named(place, script, arguments, is_module=module)
         changes = _checked_changes(apply) if apply else ()
         if on is not None and (asked := role("trial")) is not None:  # of `fit`, which runs this command again
@@ -97,12 +99,11 @@ def run(
             with kept_import_path():
                 answer_trial(asked, on, place, named)
             return
-        run_ranks(place, save_dir, quiet=quiet)
-        devices = start_on(on) if on is not None else None
+        this_run.as_job()
+        devices = this_run.start()
         if device is not None:
             check_device(device)
-    if devices is not None and not quiet:
-        say_where(devices)
+    this_run.say_where(devices)
     with errors_for_people():  # torch is loaded here
         from tracer.exporters.files import check_folder
         from tracer.sessions.schedule import Schedule
@@ -110,7 +111,7 @@ def run(
 
     again: _Again | None = None
     ended = _Ending(named.arguments)
-    here, closed = on_null_gpu(place, save_dir, quiet=quiet), closing(Termination())
+    here, closed = this_run.on_null_gpu(), closing(Termination())
     if inference and devices is not None:  # a script's engines run in its own process, where calls are recorded
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, closed as termination:
@@ -120,27 +121,29 @@ def run(
         may_end_early = not any(was_given(context, name) for name in _SCHEDULE)
         check_folder(save_dir)
         named.check()
-        if devices is not None and RankPlace.here() is None and not quiet:  # a job says it for all ranks together
+        if (
+            devices is not None and RankPlace.here() is None and not this_run.console.is_quiet
+        ):  # a job says it for all ranks together
             again = _Again(devices.card.usable_bytes)
         make_profile = partial(
             _make_profile,
-            *(named, place, save_dir),
+            *(named, this_run),
             schedule=None if watch else replace(steps, may_end_early=may_end_early),
             device=device,
             is_inference=inference,
             keep_recording=keep_recording,
-            full=full,
-            quiet=quiet,
             run_again=again,
         )
         profile = make_profile()
-        in_child = partial(child_profiled, make_profile, quiet=quiet)
+        in_child = partial(child_profiled, make_profile, this_run.console)
         termination.watch()
-        follow = followed(named, profile, save_dir, quiet=quiet, computed=devices is None, profiled_child=in_child)
+        follow = followed(named, profile, this_run, profiled_child=in_child)
         # Here, since each call between a script and the interpreter is a frame of every stack that is recorded.
         with ended, follow as told:
-            ended.succeeded = run_script(profile, named, quiet=quiet, is_answer=ended.is_answer, around_answer=told)
-        say_all(notes() if not quiet else ())
+            ended.succeeded = run_script(
+                profile, named, this_run.console, is_answer=ended.is_answer, around_answer=told
+            )
+        this_run.console.say_all(notes())
         if devices is not None:
             _say_if_elsewhere(profile)
     if again is not None and ended.out_of_memory and not again.has_run:  # no session saw it
@@ -150,15 +153,12 @@ def run(
 
 def _make_profile(
     script: Script,
-    on: OnOptions,
-    save_dir: Path,
+    run: Run,
     *,
     schedule: Schedule | None,
     device: str | None,
     is_inference: bool,
     keep_recording: bool,
-    full: bool,
-    quiet: bool,
     run_again: _Again | None,
 ) -> ScriptProfile:
     """Make the profile of a script; without a schedule, it is watched instead."""
@@ -168,21 +168,22 @@ def _make_profile(
     from tracer.sessions.training_profile import TrainingProfile
     from tracer.sessions.training_watch import TrainingWatch
 
-    settings = {**({"on": on.on} if on.on is not None else {}), **script.settings}
-    shown = "none" if quiet else "full" if full else "short"
-    common: dict[str, Any] = {"voice": ScriptVoice(run_again), "device": device, "settings": settings, "screen": shown}
+    settings = {**({"on": run.place.on} if run.place.on is not None else {}), **script.settings}
+    screen = run.console.level
+    common: dict[str, Any] = {"voice": ScriptVoice(run_again), "device": device, "settings": settings, "screen": screen}
+    assert run.save_dir is not None  # the option has a default
     watched = partial(TrainingWatch, **common)
     if schedule is None:
-        return ScriptProfile(partial(watched, save_dir=save_dir), is_inference=is_inference)
+        return ScriptProfile(partial(watched, save_dir=run.save_dir), is_inference=is_inference)
     profiled = partial(
         TrainingProfile,
-        save_dir=save_dir,
+        save_dir=run.save_dir,
         keep_recording=keep_recording,
         schedule=schedule,
         **common,
     )
     record_from_start()
-    later = partial(watched, save_dir=save_dir / LATER, on_signal=None, is_later=True)
+    later = partial(watched, save_dir=run.save_dir / LATER, on_signal=None, is_later=True)
     return ScriptProfile(profiled, make_later=later, is_inference=is_inference)
 
 
@@ -230,10 +231,8 @@ def _operators_tell_all() -> bool:
 def followed(
     script: Script,
     profile: ScriptProfile,
-    save_dir: Path,
+    run: Run,
     *,
-    quiet: bool,
-    computed: bool,
     profiled_child: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Iterator[AbstractContextManager[None]]:
     """Within the block, follow memory that the profile leaves out: of engines, phases and other ranks.
@@ -250,10 +249,11 @@ def followed(
     from tracer.sessions.jobs.ranks import ranks_of_children, read_ranks, shared_sentences, write_ranks
     from tracer.sessions.phase_reports import follow_trl, ledger_of_process
 
-    folder = SessionFolder(save_dir)
+    assert run.save_dir is not None  # the option has a default
+    folder = SessionFolder(run.save_dir)
     if folder.rank is not None:  # its children have the variables of this rank
         profiled_child = None
-    is_quiet = quiet or not folder.is_of_first_rank
+    console = run.console if folder.is_of_first_rank else QUIET
     with engine_reports() as reports, ExitStack() as phases:
         phases.callback(follow_trl())
         phases.enter_context(children_followed(profiled_child))
@@ -265,28 +265,28 @@ def followed(
             children = ranks_of_children(reports)
             if profiled_child is not None:
                 profile.facts.children_recorded = len(children.ranks)
-            tell_reports(reports, folder.path, profile.sessions.page, quiet=is_quiet, computed=computed)
+            tell_reports(reports, folder.path, profile.sessions.page, console, computed=run.computes)
             yield
-            _tell_phases(ledger, reports, folder.path, quiet=is_quiet, computed=computed)
+            _tell_phases(ledger, reports, folder.path, console, computed=run.computes)
             summary, rank = children, folder.rank
             if children.ranks:
-                write_ranks(children, save_dir)
+                write_ranks(children, folder.save_dir)
             if rank is not None and rank.job_folder is None:
                 summary = read_ranks(folder.save_dir, rank.world_size, run=rank.run)
-            if is_quiet or not summary.ranks:
+            if console.is_quiet or not summary.ranks:
                 return
             if children.ranks:
                 names = ", ".join(f"rank{each.index}" for each in children.ranks)
                 processes = some(len(children.ranks), "process")
-                say(f"{processes} of the script trained: {names} in {save_dir}, compared in {RANKS_TEXT}.")
-            with screen() as console:
+                say(f"{processes} of the script trained: {names} in {folder.save_dir}, compared in {RANKS_TEXT}.")
+            with console.screen() as rich:
                 for sentence in shared_sentences(summary):
-                    say_on(console, sentence)
+                    say_on(rich, sentence)
 
         yield told()
 
 
-def _tell_phases(ledger: PhaseLedger, reports: Path, folder: Path, *, quiet: bool, computed: bool) -> None:
+def _tell_phases(ledger: PhaseLedger, reports: Path, folder: Path, console: Console, *, computed: bool) -> None:
     """Print a table of each process's phases, and write phases.json; without phases an earlier file is removed.
 
     Args:
@@ -308,10 +308,9 @@ def _tell_phases(ledger: PhaseLedger, reports: Path, folder: Path, *, quiet: boo
 
     peaks = gpu_peaks(everybody)
     write_json(path, phases_json(processes, peaks, computed=computed))
-    with screen(is_shown=not quiet) as console:
-        if not quiet:
-            say(f"Wrote {path}  (open with jq, or any program)")
-        print_phases(processes, peaks, console)
+    console.say(f"Wrote {path}  (open with jq, or any program)")
+    with console.screen() as rich:
+        print_phases(processes, peaks, rich)
 
 
 class _Ending:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tracer.capture.deferred_handlers import handlers_dropped
 from tracer.commands.common import address_space_lines, say_all
 from tracer.errors import TracerError, UsageError
+from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ def no_card_named(arguments: Sequence[str] | None) -> UsageError:
 def run_script(
     profile: ScriptProfile,
     script: Script,
+    console: Console = Console(),  # noqa: B008 - it is frozen
     *,
-    quiet: bool = False,
     is_answer: Callable[[BaseException], bool] = lambda error: False,
     around_answer: AbstractContextManager[None] | None = None,
 ) -> bool:
@@ -124,7 +125,7 @@ def run_script(
     with _pythons_hook(), ExitStack() as ended:
         try:
             words = (script.path, *script.arguments)
-            noticed = ends_noticed(profile, words, is_module=script.is_module, quiet=quiet)
+            noticed = ends_noticed(profile, words, console, is_module=script.is_module)
             with profile, _as_main(script), noticed, _told_of_end(profile.script_ended, script):
                 has_begun = True
                 try:
@@ -152,21 +153,20 @@ def run_script(
             with signals_deferred():
                 if has_begun and not profile.is_in_child:
                     with numpys_own_names(), around_answer or nullcontext():
-                        next_lines = _tell(profile, quiet=quiet)
+                        next_lines = _tell(profile, console)
                     say_all(next_lines)
     return True
 
 
-def _tell(profile: ScriptProfile, *, quiet: bool) -> tuple[str, ...]:
-    if not quiet:
-        say_all(f"Note: {note}" for note in profile.notes)
+def _tell(profile: ScriptProfile, console: Console) -> tuple[str, ...]:
+    console.say_all(f"Note: {note}" for note in profile.notes)
     if profile.session is None and not profile.facts.children_recorded:
         say("Nothing was recorded.")
     return profile.tell()
 
 
 @contextmanager
-def child_profiled(make_profile: Callable[[], ScriptProfile], *, quiet: bool) -> Iterator[None]:
+def child_profiled(make_profile: Callable[[], ScriptProfile], console: Console) -> Iterator[None]:
     """Profile a training within the block, in a process that the script has started; the first rank prints its answer.
 
     A process that trains nothing is silent.
@@ -181,7 +181,7 @@ def child_profiled(make_profile: Callable[[], ScriptProfile], *, quiet: bool) ->
     finally:
         if profile.session is not None or profile.is_incomplete:
             with signals_deferred(), numpys_own_names():
-                say_all(_tell(profile, quiet=quiet))
+                say_all(_tell(profile, console))
 
 
 def _show(error: BaseException, hook: Callable[..., object]) -> None:

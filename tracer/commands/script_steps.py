@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tracer.commands.script import Script, run_script
 from tracer.errors import Terminated, TracerError
+from tracer.exporters.screen.console import QUIET, Console
 
 if TYPE_CHECKING:
     from tracer.answers.prediction import Prediction
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tracer.sessions.trials.use_watch import UseWatch
 
 
-def predict_script(script: Script, devices: Devices, *, quiet: bool) -> Prediction:
+def predict_script(script: Script, devices: Devices, console: Console) -> Prediction:
     """Run a script on the null GPU until its first steps are recorded."""
     from tracer.answers.failure import is_out_of_memory
     from tracer.sessions.trials.null_gpu_prediction import no_room_before
@@ -27,7 +28,7 @@ def predict_script(script: Script, devices: Devices, *, quiet: bool) -> Predicti
     script.check()
     raised: list[BaseException] = []
     settings = {"script": script.path, "arguments": " ".join(script.arguments)}
-    runner = _runner(script, raised, quiet=quiet)
+    runner = _runner(script, raised, console)
     answer = predicted(runner, devices, settings=settings)
     if answer is None and raised and is_out_of_memory(raised[0]):
         return no_room_before(raised[0], devices)
@@ -43,13 +44,13 @@ def script_trial(script: Script, *, at_growth: Callable[[], None], uses: UseWatc
 
     script.check()
     raised: list[BaseException] = []
-    sizes = script_sizes(_runner(script, raised, quiet=True), at_growth=at_growth, uses=uses)
+    sizes = script_sizes(_runner(script, raised, QUIET), at_growth=at_growth, uses=uses)
     if sizes is None or (not sizes.has_fit and any(not is_out_of_memory(error) for error in raised)):
         raise _no_answer(script, raised)
     return sizes
 
 
-def _runner(script: Script, raised: list[BaseException], *, quiet: bool) -> Callable[[ScriptProfile], bool]:
+def _runner(script: Script, raised: list[BaseException], console: Console) -> Callable[[ScriptProfile], bool]:
     from tracer.answers.failure import is_out_of_memory
 
     def is_answer(error: BaseException) -> bool:
@@ -59,7 +60,7 @@ def _runner(script: Script, raised: list[BaseException], *, quiet: bool) -> Call
     def run(profile: ScriptProfile) -> bool:
         try:
             with redirect_stdout(sys.stderr):  # what the script prints is no part of the answer
-                return run_script(profile, script, quiet=quiet, is_answer=is_answer)
+                return run_script(profile, script, console, is_answer=is_answer)
         except Terminated:
             raise
         except SystemExit as end:  # a script's own end is no answer yet

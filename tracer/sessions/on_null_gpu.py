@@ -15,6 +15,7 @@ from tracer.answers.null_run import caveat_of
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.capture.run_facts import RunOrigin
+from tracer.exporters.screen.console import Console
 from tracer.null_gpu import process
 from tracer.sessions.program_writes import WRITES
 
@@ -105,11 +106,9 @@ def values_on(answers: Mapping[tuple[str, int], Answer]) -> Iterator[None]:
 
 
 @contextmanager
-def program_runs(
-    answers: Mapping[tuple[str, int], Answer], save_dir: Path | None, *, tell: Callable[[str], None]
-) -> Iterator[None]:
+def program_runs(answers: Mapping[tuple[str, int], Answer], save_dir: Path | None, console: Console) -> Iterator[None]:
     """Within the block, such numbers are computed, and files go aside (`ProgramWrites.aside`)."""
-    with values_on(answers), WRITES.aside(save_dir, tell=tell) if process.is_active() else nullcontext():
+    with values_on(answers), WRITES.aside(save_dir, console) if process.is_active() else nullcontext():
         yield
 
 

@@ -7,13 +7,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 from tracer.exporters.files import check_folder
+from tracer.exporters.screen.console import Console
 from tracer.null_gpu import writes
 from tracer.null_gpu.job.place import RankPlace
 from tracer.sessions.folder import OwnFolder
@@ -32,7 +33,7 @@ class ProgramWrites:
         self._folder: Path | None = None
 
     @contextmanager
-    def aside(self, save_dir: Path | None, *, tell: Callable[[str], None]) -> Iterator[None]:
+    def aside(self, save_dir: Path | None, console: Console) -> Iterator[None]:
         """Within the block and until the process ends, what the program writes goes to a folder of the run.
 
         This program's own thread is not redirected after the block.
@@ -59,7 +60,9 @@ class ProgramWrites:
             if os.getpid() == owner:
                 writes.end()
                 if files := writes.written(folder):
-                    tell(_sentence(files, "a folder that is deleted" if save_dir is None else _common(files, save_dir)))
+                    console.say(
+                        _sentence(files, "a folder that is deleted" if save_dir is None else _common(files, save_dir))
+                    )
                 # Before what the program wants done at the end of its process, such as a last checkpoint.
                 atexit.register(writes.hold, -1)
 

@@ -18,6 +18,7 @@ from tests.processes import run_python
 from tracer.answers.files import RANK_JSON
 from tracer.answers.jobs import NullJob, RankRun
 from tracer.errors import Terminated
+from tracer.exporters.screen.console import QUIET
 from tracer.null_gpu.cards import CONTEXT_BYTES, devices_of
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.sessions.jobs import ranks as ranks_module
@@ -401,6 +402,6 @@ def test_a_rank_runs_again_beside_as_much_of_nccl_as_is_asked_for(
         return runs[rank]
 
     monkeypatch.setattr(_JobRun, "unseen", unseen)
-    run = _JobRun(Job(DEVICES, 2), tmp_path, None, lambda text: None)
+    run = _JobRun(Job(DEVICES, 2), tmp_path, QUIET)
     run.where_full(NullJob(DEVICES, 2, runs), beside_most_nccl=beside_most_nccl)
     assert asked == ran_again

@@ -18,6 +18,7 @@ from tracer.answers.files import RANK_JSON
 from tracer.answers.jobs import NullJob, RankRun
 from tracer.errors import UsageError
 from tracer.exporters.files import write_atomically
+from tracer.exporters.screen.console import Console
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
 from tracer.null_gpu.job.place import (
@@ -55,6 +56,8 @@ class Job:
     # Runs a rank in a process that has begun before, unless it has to begin anew.
     shared: Callable[[RankPlace, Mapping[str, str]], bool] | None = field(default=None, compare=False, repr=False)
 
+    save_dir: Path | None = None  # Where the ranks write, each to a folder of its own; None if they write nothing
+
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
@@ -73,9 +76,8 @@ def as_rank(place: RankPlace) -> Iterator[None]:
 
 def run_job(
     job: Job,
-    save_dir: Path | None,
+    console: Console,
     *,
-    tell: Callable[[str], None],
     is_first_seen: bool = True,
     is_limited: bool = True,
     beside_most_nccl: bool = True,
@@ -85,7 +87,6 @@ def run_job(
     Which others are worth it follows from the process groups of the first.
 
     Args:
-        save_dir: Where the ranks write, each to a folder of its own; None if they write nothing.
         is_first_seen: Whether what the first one prints on stdout is printed.
         is_limited: Whether memory ends where the card's does: a rank of a GPU that is full with what others take of it
             runs again then.
@@ -105,12 +106,12 @@ def run_job(
             if path.is_file():
                 path.unlink()
         first = min(job.ranks) if job.ranks else 0
-        run = _JobRun(job, folder, save_dir, tell)
+        run = _JobRun(job, folder, console)
         runs = run.first(first, is_seen=is_first_seen)
         others = run.others(first, has_failed=bool(runs[-1].status))
         if others:
             listed = ", ".join(f"{rank:,}" for rank in others)
-            tell(f"Rank {first} ran. So do {listed}, which can differ from it ({run.why()}).")
+            console.say(f"Rank {first} ran. So do {listed}, which can differ from it ({run.why()}).")
         runs += run.side_by_side(others)
         ranks = [ran.rank for ran in runs]
         summary = read_ranks(folder, job.world_size, ranks=ranks)
@@ -122,8 +123,8 @@ def run_job(
             summary = read_ranks(folder, job.world_size, ranks=ranks)
             again = _with_results(again, folder, summary)
             answer = replace(answer, runs=tuple(_again(ran, again) for ran in answer.runs))
-    if save_dir is not None:
-        write_ranks(summary, save_dir)
+    if job.save_dir is not None:
+        write_ranks(summary, job.save_dir)
     return answer
 
 
@@ -145,15 +146,14 @@ def _again(run: RankRun, again: RankRun) -> RankRun:
 class _JobRun:
     job: Job
     folder: Path  # Where ranks leave what they have to say
-    save_dir: Path | None  # Where they write
-    tell: Callable[[str], None]
+    console: Console
 
     def first(self, rank: int, *, is_seen: bool) -> list[RankRun]:
         """This command as a rank, and as rank 0 before it goes on, if it waits for what that says."""
         earlier: list[RankRun] = []
 
         def run_rank_0() -> None:
-            self.tell(f"Rank {rank} waits for what others tell it. So rank 0 runs before it goes on.")
+            self.console.say(f"Rank {rank} waits for what others tell it. So rank 0 runs before it goes on.")
             earlier.append(self.unseen(0))
 
         with earlier_ranks_by(run_rank_0, self.folder) if rank else nullcontext():
@@ -209,7 +209,9 @@ class _JobRun:
                 continue
             others_bytes = sum_bytes - holding.bytes
             others = format_bytes(others_bytes)
-            self.tell(f"GPU {gpu.index} is full. So rank {holding.rank} runs again, beside {others} of others there.")
+            self.console.say(
+                f"GPU {gpu.index} is full. So rank {holding.rank} runs again, beside {others} of others there."
+            )
             (rank_folder(self.folder, holding.rank) / RANK_JSON).unlink(missing_ok=True)
             again = self.unseen(holding.rank, taken={gpu.index: others_bytes})
             again = replace(again, crowded=(gpu.index, others_bytes))
@@ -220,13 +222,13 @@ class _JobRun:
     def unseen(self, rank: int, *, taken: Mapping[int, int] | None = None) -> RankRun:
         """This command as a rank; what it prints goes to a file, and of one that has failed the last lines are told."""
         ran, text = self._run(rank, taken, is_seen=False)
-        if self.save_dir is not None:
-            write_atomically(rank_folder(self.save_dir, rank) / OUTPUT, text)
+        if self.job.save_dir is not None:
+            write_atomically(rank_folder(self.job.save_dir, rank) / OUTPUT, text)
         ended = "done" if ran.status == 0 else f"ended with status {ran.status}"
-        self.tell(f"Rank {rank} of {self.job.world_size:,}: {ended} after {ran.seconds:.0f} s.")
-        if ran.status < 0 or (ran.status and self.save_dir is None):
+        self.console.say(f"Rank {rank} of {self.job.world_size:,}: {ended} after {ran.seconds:.0f} s.")
+        if ran.status < 0 or (ran.status and self.job.save_dir is None):
             for line in text.splitlines()[-_LAST_LINES:]:
-                self.tell(f"  {line}")
+                self.console.say(f"  {line}")
         return ran
 
     def _run(self, rank: int, taken: Mapping[int, int] | None = None, *, is_seen: bool = True) -> tuple[RankRun, str]:
