@@ -256,7 +256,7 @@ def _profile(context: typer.Context, options: ProfileOptions) -> bool:
         text = options.device
         if rank is not None and (not options.device_named or ":" not in text):
             text = device_of_rank(text, rank.local_index)
-        device = chosen_device(text, named=options.device_named, say=options.run.console.say)
+        device = chosen_device(text, named=options.device_named, console=options.run.console)
         check_folder(options.save_dir)
         options.run.console.say("Building the model ...")
         return run_and_report(_build(options, device), options)

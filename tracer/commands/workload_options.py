@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.errors import TracerError, UsageError, UserModelError, WorkloadError, WrongValueError
-from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.console import Console
 from tracer.units import parse_count, shortened
 from tracer.workloads.step_options import StepOptions
 
@@ -110,7 +110,7 @@ def _model_errors() -> Iterator[None]:
         raise WorkloadError(f"{error}{behind(error_line(error.__cause__))}", hint=error.hint) from error
 
 
-def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -> torch.device:
+def chosen_device(text: str, *, named: bool, console: Console = Console()) -> torch.device:
     """Return the device asked for; the default one falls back to the CPU, with a message."""
     import torch
 
@@ -135,7 +135,9 @@ def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -
         if device.type == "cuda" and not num_there:
             hint = "Without a GPU, --on h100 in place of --device runs as on one."
         raise TracerError(f"There is no device {text}; torch sees {available}.", hint=hint)
-    say(f"No {device.type.upper()} device here: running on the CPU. Name a device with --device to insist on it.")
+    console.say(
+        f"No {device.type.upper()} device here: running on the CPU. Name a device with --device to insist on it."
+    )
     return torch.device("cpu")
 
 

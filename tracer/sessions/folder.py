@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.answers.files import PAGE
 from tracer.exporters.files import check_folder
 from tracer.null_gpu.writes import own_files
-from tracer.sessions.jobs.ranks import Rank, RankMessage, begin, finish, leave, this_rank
+from tracer.sessions.jobs.ranks import Rank, RankMessage, RankMessages, this_rank
 from tracer.working_folder import AnchoredPath
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class SessionFolder(OwnFolder):
         self._save_dir = AnchoredPath(Path(save_dir))
         # This process's rank; None where there is one process alone, or another session speaks for the rank
         self.rank: Rank | None = this_rank()
-        super().__init__(self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir)
+        super().__init__(self.save_dir if (messages := self._messages) is None else messages.own_folder)
         self.written: tuple[Written, ...] = ()  # What became of each file so far
         check_folder(self.save_dir)
 
@@ -110,6 +110,10 @@ class SessionFolder(OwnFolder):
     def save_dir(self) -> Path:
         """The folder that was asked for."""
         return self._save_dir.now()
+
+    @property
+    def _messages(self) -> RankMessages | None:
+        return RankMessages(self.rank, self.save_dir) if self.rank is not None else None
 
     @property
     def is_of_first_rank(self) -> bool:
@@ -152,15 +156,20 @@ class SessionFolder(OwnFolder):
 
     def begin(self) -> None:
         """Remove what an earlier run of the same rank left, without a lock."""
-        if self.rank is not None:
-            begin(self.rank, self.save_dir)
+        if (messages := self._messages) is not None:
+            messages.begin()
+
+    def announce(self, peak: RankMessage) -> None:
+        """Leave a rank's result, which survives the end of any rank."""
+        if (messages := self._messages) is not None:
+            messages.announce(peak)
 
     def leave(self, peak: RankMessage) -> None:
         """Leave what a rank has to say so far; nothing where there is one process alone."""
-        if self.rank is not None:
-            leave(peak, self.rank, self.save_dir)
+        if (messages := self._messages) is not None:
+            messages.leave(peak)
 
     def finish(self, peak: RankMessage) -> None:
         """Leave a rank's last words for the summary of all ranks, which rank 0 writes."""
-        if self.rank is not None:
-            finish(self.rank, peak, self.save_dir)
+        if (messages := self._messages) is not None:
+            messages.finish(peak)

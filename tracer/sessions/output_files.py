@@ -221,7 +221,7 @@ class Written:
 
 def write_outputs(
     results: RunResults,
-    save_dir: Path,
+    folder: Path,
     *,
     leave_out: Collection[str] = (),
     tell: Callable[[Written], None] = lambda written: None,
@@ -236,7 +236,7 @@ def write_outputs(
         Terminated: SIGTERM has come, and all are written.
     """
     due = [
-        Written(output, save_dir / output.file_name)
+        Written(output, folder / output.file_name)
         for output in OUTPUTS
         if output.name not in leave_out and output.needs(results)
     ]
@@ -257,7 +257,7 @@ def write_outputs(
             for file in due:
                 write(file)
         except KeyboardInterrupt:
-            recording = Written(_RECORDING, save_dir / _RECORDING.file_name)
+            recording = Written(_RECORDING, folder / _RECORDING.file_name)
             if _can_be_kept(results) and turn.keeps_the_rest_in(recording.path):
                 write(recording)
             raise
@@ -271,19 +271,19 @@ def say_if_failed(written: Written) -> None:
             say(line)
 
 
-def write_and_say(results: RunResults, save_dir: Path) -> bool:
+def write_and_say(results: RunResults, folder: Path) -> bool:
     """Write every output; False if one could not be written, which is said."""
-    written = write_outputs(results, save_dir, tell=say_if_failed)
+    written = write_outputs(results, folder, tell=say_if_failed)
     return all(file.error is None for file in written)
 
 
-def left_from_earlier(save_dir: Path, written: Collection[Written]) -> str:
+def left_from_earlier(folder: Path, written: Collection[Written]) -> str:
     """A sentence on files of ours in the folder that this run has not written, and that could be taken for its own.
 
     They are not removed: a run that fails, or leaves a file out, has no right to an earlier one's results.
     """
     ours = {file.path for file in written if file.error is None}
-    paths = [save_dir / output.file_name for output in OUTPUTS]
+    paths = [folder / output.file_name for output in OUTPUTS]
     left = [path.name for path in paths if path.is_file() and path not in ours]
     are = "is" if len(left) == 1 else "are"
-    return f"{', '.join(left)} in {save_dir} {are} from an earlier run, not of this one." if left else ""
+    return f"{', '.join(left)} in {folder} {are} from an earlier run, not of this one." if left else ""

@@ -129,10 +129,10 @@ def _free_folder(results: Path | None) -> OwnFolder:
     raise AssertionError  # the loop has no end
 
 
-def _common(files: Sequence[Path], save_dir: Path) -> str:
+def _common(files: Sequence[Path], results: Path) -> str:
     """The folder of all files; one below the results is named as the user named these."""
-    common, results = Path(os.path.commonpath([path.parent for path in files])), save_dir.absolute()
-    kept = save_dir / common.relative_to(results) if common.is_relative_to(results) else common
+    common, absolute = Path(os.path.commonpath([path.parent for path in files])), results.absolute()
+    kept = results / common.relative_to(absolute) if common.is_relative_to(absolute) else common
     return f"{kept}, not over yours"
 
 

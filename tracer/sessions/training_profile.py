@@ -28,7 +28,7 @@ from tracer.exporters.screen.terminal import say
 from tracer.nested import leaves
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.highest_step import HighestStep
-from tracer.sessions.jobs.ranks import Rank, announce, peak_of
+from tracer.sessions.jobs.ranks import Rank, peak_of
 from tracer.sessions.output_files import WITHOUT_FAILURE, Written, write_outputs
 from tracer.sessions.profile_answer import ProfileAnswer
 from tracer.sessions.profile_session import ProfileSession
@@ -213,7 +213,7 @@ class TrainingProfile(ProfileSession):
         self.session_folder.write(self.results, leave_out=self._leave_out)
         # A folder that has become unwritable is told when the block ends: no step of the training raises it.
         with suppress(OutputError):
-            announce(rank, peak_of(rank, self.results), self.session_folder.save_dir)
+            self.session_folder.announce(peak_of(rank, self.results))
 
     def observe_call(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})

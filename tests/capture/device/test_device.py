@@ -29,6 +29,7 @@ from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory
 from tracer.capture.torch_private import torch_cuda
 from tracer.commands.workload_options import chosen_device, device_of_rank
 from tracer.errors import TracerError
+from tracer.exporters.screen.console import Console
 from tracer.sessions.workload_run import random_states_kept
 from tracer.snapshot.load import snapshot_in_memory
 from tracer.units import MIB
@@ -80,7 +81,7 @@ def test_a_backend_is_asked_for_what_its_module_has(backend: SimpleNamespace) ->
     assert devices.allocator_counters(OTHER) == {"allocated": 1024, "free on the device": 10, "device": 20}
     assert devices.peak_allocated_bytes(OTHER) is None
     assert devices.lacks(OTHER, has_history=True, has_kernels=True) is None
-    assert chosen_device("privateuseone", named=True, say=pytest.fail) == OTHER
+    assert chosen_device("privateuseone", named=True, console=Console(write=pytest.fail)) == OTHER
 
 
 def test_a_backend_that_has_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,7 @@ def test_what_a_timing_pass_draws_is_put_back_on_the_device_too(backend: SimpleN
 
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(TracerError, match=r"There is no device xpu:0; torch sees no device of type xpu\."):
-        chosen_device("xpu:0", named=True, say=pytest.fail)
+        chosen_device("xpu:0", named=True, console=Console(write=pytest.fail))
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,8 @@ from tracer.sessions.jobs.ranks import (
     GpuPart,
     Rank,
     RankMessage,
+    RankMessages,
     RanksSummary,
-    announce,
-    begin,
-    finish,
     ran_out_later,
     rank_folder,
     read_ranks,
@@ -66,7 +64,8 @@ def test_the_environment_says_which_rank_this_is() -> None:
     told = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}
     rank = rank_in(told)
     assert (rank.index, rank.world_size, rank.local_index) == (5, 8, 1)
-    assert rank.folder(Path("out")) == Path("out/rank5")
+    assert rank is not None
+    assert RankMessages(rank, Path("out")).own_folder == Path("out/rank5")
     assert rank_in(told | {"MASTER_PORT": "29501"}).run != rank.run
 
 
@@ -136,7 +135,7 @@ def test_no_rank_at_all_is_a_summary_too() -> None:
 
 
 def end(index: int, save_dir: Path, message: RankMessage) -> None:
-    finish(Rank(index, 2, index, RUN), message, save_dir)
+    RankMessages(Rank(index, 2, index, RUN), save_dir).finish(message)
 
 
 def test_the_last_rank_puts_all_together(tmp_path: Path) -> None:
@@ -166,13 +165,13 @@ def test_what_an_earlier_run_left_is_not_taken_for_this_one(tmp_path: Path) -> N
     leave(tmp_path, peak(1, run="earlier"))
     assert read_ranks(tmp_path, 2, run=RUN).missing == (1,)
     (tmp_path / "ranks.txt").write_text("old")
-    begin(Rank(0, 2, 0, RUN), tmp_path)
+    RankMessages(Rank(0, 2, 0, RUN), tmp_path).begin()
     assert not (tmp_path / "ranks.txt").exists()
     assert read_ranks(tmp_path, 2, run=RUN).missing == (0, 1)
 
 
 def test_the_end_of_a_rank_that_has_spoken_is_told(tmp_path: Path) -> None:
-    announce(Rank(1, 2, 1, RUN), peak(1, 120), tmp_path)
+    RankMessages(Rank(1, 2, 1, RUN), tmp_path).announce(peak(1, 120))
     end(0, tmp_path, peak(0))
     assert "rank 1: 120 bytes on cpu; has not ended so far, after step 9" in (tmp_path / "ranks.txt").read_text()
     end(1, tmp_path, replace(peak(1), failure="ValueError: enough", num_steps=7))
@@ -180,11 +179,11 @@ def test_the_end_of_a_rank_that_has_spoken_is_told(tmp_path: Path) -> None:
 
 
 def test_whoever_announces_last_puts_all_together(tmp_path: Path) -> None:
-    announce(Rank(1, 3, 1, RUN), peak(1), tmp_path)
+    RankMessages(Rank(1, 3, 1, RUN), tmp_path).announce(peak(1))
     assert not (tmp_path / "ranks.json").exists(), "only rank 0 speaks for those who have not spoken"
-    announce(Rank(0, 3, 0, RUN), peak(0), tmp_path)
+    RankMessages(Rank(0, 3, 0, RUN), tmp_path).announce(peak(0))
     assert json.loads((tmp_path / "ranks.json").read_text())["missing"] == [2]
-    announce(Rank(2, 3, 2, RUN), peak(2), tmp_path)
+    RankMessages(Rank(2, 3, 2, RUN), tmp_path).announce(peak(2))
     document = json.loads((tmp_path / "ranks.json").read_text())
     assert document["missing"] == []
     assert [rank["has_ended"] for rank in document["ranks"]] == [False] * 3

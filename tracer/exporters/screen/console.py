@@ -69,5 +69,5 @@ class Console:
         return progress_bar(words, is_shown=not self.is_quiet, is_counted=is_counted)
 
 
-QUIET = Console("none")
-"""The console of what is asked for by a program."""
+QUIET, SHORT = Console("none"), Console()
+"""The consoles of what is asked for by a program, and of a command without options on it."""

@@ -50,14 +50,10 @@ class Rank:
         """Number of its node, and its own on that node."""
         return (self.index - self.local_index) // max(self.local_world_size, 1), self.local_index
 
-    def folder(self, save_dir: Path) -> Path:
-        """The folder that this rank writes to."""
-        return rank_folder(save_dir, self.index)
 
-
-def rank_folder(save_dir: Path, index: int) -> Path:
+def rank_folder(folder: Path, index: int) -> Path:
     """`rank3` below the folder of results."""
-    return save_dir / f"{_RANK}{index}"
+    return folder / f"{_RANK}{index}"
 
 
 def this_rank() -> Rank | None:
@@ -206,42 +202,55 @@ class RanksSummary:
         return dict(sorted(ends.items(), key=lambda item: item[1][0] - item[1][1]))
 
 
-def begin(rank: Rank, save_dir: Path) -> None:
-    """Remove what an earlier run of the same rank left."""
-    remove(rank.folder(save_dir) / RANK_JSON)
-    if rank.index == 0:
-        for name in (RANKS_JSON, RANKS_TEXT):
-            remove(save_dir / name)
+@dataclass(frozen=True, slots=True)
+class RankMessages:
+    """What a rank leaves in the folder of results, for the summary of all ranks."""
 
+    rank: Rank
+    folder: Path  # Folder of all ranks' results
 
-def announce(rank: Rank, message: RankMessage, save_dir: Path) -> None:
-    """Leave this rank's result so far, which survives the end of any rank, even of rank 0."""
-    finish(rank, replace(message, has_ended=False), save_dir)
+    @property
+    def own_folder(self) -> Path:
+        """The folder that this rank writes to."""
+        return rank_folder(self.folder, self.rank.index)
 
+    def begin(self) -> None:
+        """Remove what an earlier run of the same rank left."""
+        remove(self.own_folder / RANK_JSON)
+        if self.rank.index == 0:
+            for name in (RANKS_JSON, RANKS_TEXT):
+                remove(self.folder / name)
 
-def leave(message: RankMessage, rank: Rank, save_dir: Path) -> None:
-    """Leave a rank's words in its own folder."""
-    if rank.job_folder is not None:
-        _write(message, rank_folder(rank.job_folder, rank.index))
-    _write(message, rank.folder(save_dir))
+    def leave(self, message: RankMessage) -> None:
+        """Leave a rank's words in its own folder."""
+        if self.rank.job_folder is not None:
+            _write(message, rank_folder(self.rank.job_folder, self.rank.index))
+        _write(message, self.own_folder)
+
+    def announce(self, message: RankMessage) -> None:
+        """Leave this rank's result so far, which survives the end of any rank, even of rank 0."""
+        self.finish(replace(message, has_ended=False))
+
+    def finish(self, message: RankMessage) -> None:
+        """Leave this rank's words, and write ranks.txt and ranks.json: as rank 0, and where all have spoken.
+
+        No rank waits for another: each leaves its own words before it reads those of others, so that the last one has
+        all.
+        """
+        self.leave(message)
+        written: RanksSummary | None = None
+        while self.rank.job_folder is None and (summary := self._summary()) != written:
+            if self.rank.index and summary.missing:
+                return
+            write_ranks(summary, self.folder)
+            written = summary  # what has come meanwhile is read again: another rank may have written it before
+
+    def _summary(self) -> RanksSummary:
+        return read_ranks(self.folder, self.rank.world_size, run=self.rank.run)
 
 
 def _write(message: RankMessage, folder: Path) -> None:
     write_json(folder / RANK_JSON, asdict(message))
-
-
-def finish(rank: Rank, message: RankMessage, save_dir: Path) -> None:
-    """Leave this rank's words, and write ranks.txt and ranks.json: as rank 0, and where all have spoken.
-
-    No rank waits for another: each leaves its own words before it reads those of others, so that the last one has all.
-    """
-    leave(message, rank, save_dir)
-    written: RanksSummary | None = None
-    while rank.job_folder is None and (summary := read_ranks(save_dir, rank.world_size, run=rank.run)) != written:
-        if rank.index and summary.missing:
-            return
-        write_ranks(summary, save_dir)
-        written = summary  # what has come meanwhile is read again: another rank may have written it before
 
 
 def peak_of(rank: Rank, results: RunResults) -> RankMessage:
@@ -296,10 +305,10 @@ def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage
     return replace(recorded, failure=said, out_of_memory=True)
 
 
-def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
+def write_ranks(summary: RanksSummary, folder: Path) -> None:
     """Write ranks.txt and ranks.json."""
-    write_atomically(save_dir / RANKS_TEXT, summary_text(summary))
-    write_json(save_dir / RANKS_JSON, _as_json(summary))
+    write_atomically(folder / RANKS_TEXT, summary_text(summary))
+    write_json(folder / RANKS_JSON, _as_json(summary))
 
 
 def read_ranks(
