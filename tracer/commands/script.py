@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tracer.capture.deferred_handlers import handlers_dropped
 from tracer.commands.common import address_space_lines, say_all
 from tracer.errors import TracerError, UsageError
-from tracer.exporters.screen.console import Console
+from tracer.exporters.screen.console import SHORT, Console
 from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def no_card_named(arguments: Sequence[str] | None) -> UsageError:
 def run_script(
     profile: ScriptProfile,
     script: Script,
-    console: Console = Console(),  # noqa: B008 - it is frozen
+    console: Console = SHORT,
     *,
     is_answer: Callable[[BaseException], bool] = lambda error: False,
     around_answer: AbstractContextManager[None] | None = None,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.errors import TracerError, UsageError, UserModelError, WorkloadError, WrongValueError
-from tracer.exporters.screen.console import Console
+from tracer.exporters.screen.console import SHORT, Console
 from tracer.units import parse_count, shortened
 from tracer.workloads.step_options import StepOptions
 
@@ -110,7 +110,7 @@ def _model_errors() -> Iterator[None]:
         raise WorkloadError(f"{error}{behind(error_line(error.__cause__))}", hint=error.hint) from error
 
 
-def chosen_device(text: str, *, named: bool, console: Console = Console()) -> torch.device:
+def chosen_device(text: str, *, named: bool, console: Console = SHORT) -> torch.device:
     """Return the device asked for; the default one falls back to the CPU, with a message."""
     import torch
 
