@@ -58,6 +58,7 @@ class TrainingProfile(ProfileSession):
     """
 
     results: RunResults | None = None
+    _is_announced = False  # Whether a rank's results are written although its loop goes on
 
     def __init__(
         self,
@@ -81,8 +82,6 @@ class TrainingProfile(ProfileSession):
                 whose memory then stands under these names.
             optimizer: The optimizer, as the loop steps it, or several. One that is not named here is found when it
                 steps.
-            save_dir: Folder for the files.
-            schedule: Which steps are profiled.
             device: What the profile is about; by default the accelerator that held most, else the CPU.
             screen: What to say at the end, on rank 0 only: the answer in 24 lines, `"short"`, on stderr, or on stdout
                 for a script; all of it on stdout, `"full"` or True; nothing, `"none"` or False.
@@ -106,10 +105,8 @@ class TrainingProfile(ProfileSession):
             settings=settings,
             keep_recording=keep_recording,
         )
-        self._is_announced = False
         self.highest = HighestStep(self.device)
-        self.answer = ProfileAnswer(self, self.voice, shown, top)
-        self._leave_out = leave_out
+        self.answer, self._leave_out = ProfileAnswer(self, self.voice, shown, top), leave_out
         assert self._objects is not None
         self.voice.of_optimizers(self._objects)
         self.session_folder = self._folder = SessionFolder(save_dir)

@@ -70,6 +70,9 @@ class TrainingWatch(Session):
 
     _name = "The watch"
     _folder: SessionFolder
+    report: WatchReport | None = None
+    num_steps_done = 0  # Steps that have ended
+    _found_before: WatchReport | None = None  # The latest report with growth
 
     def __init__(
         self,
@@ -90,13 +93,11 @@ class TrainingWatch(Session):
         Args:
             model: The model, as the loop calls it; several by name.
             optimizer: One, several or none; one that is not named is found when it steps.
-            save_dir: Folder for the files.
             device: What is watched; by default the accelerator that holds most of the model, else the CPU.
             max_entries: Most entries of the allocator's history that are kept.
             on_signal: Asks for the files while the run goes on, if nobody else handles it; None for no signal. They are
                 written when the model is next called, an optimizer steps, or the step ends.
             screen: What to say, on rank 0 only, as for `profile_training`.
-            settings: What to remember of the run.
             voice: What is said, and when, where a program does not call the watch itself.
             is_later: Whether it watches what comes after recorded steps: it reports only if memory runs out or grows.
 
@@ -108,8 +109,6 @@ class TrainingWatch(Session):
         objects = TrainingObjects(model, optimizer)
         super().__init__(objects, device=device)
         self._folder = SessionFolder(save_dir)
-        self.num_steps_done = 0  # Steps that have ended
-        self.report: WatchReport | None = None
         self._answer = WatchAnswer(self._folder, self.voice, checked_screen(screen))
         self._settings = dict(settings or {})
         self._history = allocator_history(self.device, max_entries=max_entries, stacks_of_frees=False)
@@ -122,9 +121,7 @@ class TrainingWatch(Session):
         )
         self._batch: list[tuple[str, weakref.ref[Tensor]]] = []
         self._events: list[Event] = []
-        self._found_before: WatchReport | None = None
-        self._asking = AskingSignal(on_signal)
-        self._on = ExitStack()  # Switches all off
+        self._asking, self._on = AskingSignal(on_signal), ExitStack()
         self._is_on = self._is_writing = False
         self.voice.of_optimizers(objects)
 

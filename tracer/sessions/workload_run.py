@@ -76,13 +76,7 @@ def run_profile(
             timings, failure = _timed(
                 workload, session, termination, lambda done: progress(schedule.num_steps + done, total), notes
             )
-        return run_results(
-            session,
-            failure=failure,
-            notes=notes,
-            timings=timings,
-            losses=tuple(losses),
-        )
+        return run_results(session, failure=failure, notes=notes, timings=timings, losses=tuple(losses))
 
 
 def _train(
