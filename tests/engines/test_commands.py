@@ -14,7 +14,7 @@ from typer import Exit
 from typer.testing import CliRunner
 
 from tests.engines.test_start import GIB, READY
-from tracer.commands import engines
+from tracer.commands import engines, on_card
 from tracer.commands.app import app
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
 from tracer.commands.on_card import OnOptions, Run
@@ -171,9 +171,9 @@ def test_the_search_for_a_number_of_gpus_ends_with_the_first_that_fits(
         return engine_start([READY if numbers[-1] >= fits_on else failed], cache_tokens=None, concurrency=None)
 
     monkeypatch.setattr(engine_run, "run_engine", run_engine)
-    monkeypatch.setattr(engines, "start_on", devices_of)
+    monkeypatch.setattr(on_card, "start_on", devices_of)
     monkeypatch.setattr(engines, "_check_installed", lambda: None)
-    monkeypatch.setattr(engines, "on_null_gpu", lambda *_, **options: nullcontext())
+    monkeypatch.setattr(Run, "on_null_gpu", lambda run: nullcontext())
     engine = engine_command("vllm", ["serve", "m"], is_module=False)
     assert engine is not None
     with pytest.raises(Exit) as ended:

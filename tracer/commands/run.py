@@ -121,9 +121,8 @@ def run(
         may_end_early = not any(was_given(context, name) for name in _SCHEDULE)
         check_folder(save_dir)
         named.check()
-        if (
-            devices is not None and RankPlace.here() is None and not this_run.console.is_quiet
-        ):  # a job says it for all ranks together
+        is_alone = RankPlace.here() is None  # a job says it for all ranks together
+        if devices is not None and is_alone and not this_run.console.is_quiet:
             again = _Again(devices.card.usable_bytes)
         make_profile = partial(
             _make_profile,

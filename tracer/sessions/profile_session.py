@@ -138,7 +138,7 @@ class ProfileSession(Session):
                 self._look_at_end_of_memory(ran_out, is_recorded=is_recorded)
             self._guarded(lambda: self.recorder.stop(error))
             if ran_out is not None:
-                self._guarded(lambda: self._look_at_objects(ran_out))
+                self._guarded(lambda: self.cycles.look_at_objects(ran_out, self._is_evaluating, self._run_again))
         self._guarded(lambda: self.cycles.use_dropped(self.stages.cost))
         if self.history.snapshot is None and self.cycles.number:  # the first step was recorded alone
             self._guarded(lambda: self.history.dump(self.cycles.number - 1))
@@ -152,10 +152,6 @@ class ProfileSession(Session):
         if not is_recorded:
             batch = self.observed.living_arguments()
             self._guarded(lambda: self.observed.look(self.device, is_walk=True, batch=batch))
-
-    def _look_at_objects(self, error: BaseException) -> None:
-        is_evaluating = self._is_evaluating(error)
-        self.cycles.look_at_objects(error, self._run_again, is_evaluating=is_evaluating)
 
     def _run_again(self, device: torch.device, num_allocations: int) -> SecondRun | None:
         """Return None: a program that calls the session is not run again."""

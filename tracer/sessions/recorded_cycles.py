@@ -169,11 +169,14 @@ class RecordedCycles:
             self.device = self.device_of_failure
             self._tracer.preferred = str(self.device)
 
-    def look_at_objects(self, error: BaseException, run_again: RunAgain, *, is_evaluating: bool) -> None:
+    def look_at_objects(
+        self, error: BaseException, is_evaluating: Callable[[BaseException], bool], run_again: RunAgain
+    ) -> None:
         """Note objects that were alive when memory ran out."""
         from tracer.capture.objects.failure_look import look_at_failure
 
-        self.at_failure = look_at_failure(self.device, error, is_evaluating=is_evaluating, run_again=run_again)
+        evaluates = is_evaluating(error)
+        self.at_failure = look_at_failure(self.device, error, is_evaluating=evaluates, run_again=run_again)
 
     # --------------------------------------------------------------------------------------------------------- results
     @property
