@@ -21,7 +21,7 @@ from tracer.commands.options import option
 from tracer.commands.script import no_card_named
 from tracer.commands.script_steps import predict_script
 from tracer.errors import TracerError, UsageError
-from tracer.exporters.screen.console import Console
+from tracer.exporters.screen.console import SHORT
 from tracer.exporters.screen.terminal import print_json, say, screen
 from tracer.null_gpu.job.place import RankPlace
 from tracer.units import format_bytes
@@ -90,7 +90,7 @@ def check(
             if job is not None:
                 peak = _worst_of(job)
             else:
-                devices, run = start_on(on), Run(place=place, console=Console())
+                devices, run = start_on(on), Run(place=place, console=SHORT)
                 with run.on_null_gpu():
                     found = predict_script(named, devices, run.console)
         if job is None:
@@ -156,7 +156,7 @@ def _worst_of(job: Job) -> SavedPeak:
     from tracer.sessions.jobs.run_ranks import run_job
 
     with tempfile.TemporaryDirectory(prefix="peaks-") as folder:
-        result = run_job(replace(job, role={"peaks": folder}), Console())
+        result = run_job(replace(job, role={"peaks": folder}), SHORT)
         if result.status:
             raise typer.Exit(_NotMeasuredError.exit_status if result.status == 1 else result.status)
         peaks = [read_peak_json(path) for path in sorted(Path(folder).iterdir())]

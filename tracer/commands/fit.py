@@ -25,7 +25,7 @@ from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.options import option
 from tracer.commands.script import no_card_named
 from tracer.errors import UsageError
-from tracer.exporters.screen.console import Console
+from tracer.exporters.screen.console import SHORT
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.cards import devices_of
@@ -93,7 +93,7 @@ def fit(
                     "it, fit finds the smallest number of GPUs.",
                 )
             tried = tried if values else numbers_of_gpus(devices.count)
-            run = Run(place=place, save_dir=save_dir, console=Console())
+            run = Run(place=place, save_dir=save_dir, console=SHORT)
             fit_engine(engine, run, tried, is_first_enough=not values)
         named = script_named(place, script, arguments, is_module=module)
         if save_dir is not None:

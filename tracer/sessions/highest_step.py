@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from tracer.capture.device.device_blocks import ASLEEP
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.units import format_bytes
+
+if TYPE_CHECKING:
+    from tracer.answers.run_results import RunResults
 
 _MORE = 1.002
 
@@ -27,6 +33,18 @@ class HighestStep:
         peak_bytes = peak_allocated_bytes(device) or 0
         if peak_bytes != self.peak_bytes:
             self.peak_bytes, self.step, self.is_recorded = peak_bytes, step, is_recorded
+
+    def of_another_time(self, results: RunResults | None, device: torch.device) -> str:
+        """A sentence if the script used more memory than in any recorded step; else empty.
+
+        Where an engine slept nothing is said: torch's counter has what was unmapped then, and the peak does not.
+        """
+        if results is None or results.failed_allocation is not None or results.findings is None or ASLEEP.pieces:
+            return ""
+        peak = results.findings.worst.peak
+        if peak.device != str(device):
+            return ""
+        return self.sentence(peak.allocator_peak_bytes, peak_allocated_bytes(device) or 0)
 
     def sentence(self, recorded_bytes: int, at_end_bytes: int) -> str:
         """A sentence on a time of a script at which more was allocated than at the peak that is explained.

@@ -260,7 +260,8 @@ class ProfileSession(Session):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what could not be observed."""
-        return recording_notes(self)
+        ended = (self.recorder.lost_in_threads, self.stages.cost.note)
+        return tuple(recording_notes(self.cycles, self.observed, self.hooks, self.compile_watch, ended=ended))
 
     @property
     def has_recording(self) -> bool:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tracer.answers.recording_findings import Findings
+from tracer.capture.compile_watch import CompileWatch
 from tracer.capture.device import devices
 from tracer.capture.graph_captures import GRAPH_CAPTURES
+from tracer.capture.objects.call_hooks import CallHooks
+from tracer.sessions.observations import Observations
 from tracer.sessions.recorded_cycles import RecordedCycles, Shapes
 from tracer.units import MIB, format_bytes, some
-
-if TYPE_CHECKING:
-    from tracer.sessions.profile_session import ProfileSession
 
 _LEAST_MAPPED_BYTES = MIB
 """Mapped memory below this is not worth a sentence."""
@@ -33,17 +32,23 @@ _RECORDS_NO_SHAPES = (
 )
 
 
-def recording_notes(session: ProfileSession) -> tuple[str, ...]:
-    """Sentences on what could not be observed."""
-    return tuple(_notes(session))
+def recording_notes(
+    cycles: RecordedCycles,
+    observed: Observations,
+    hooks: CallHooks,
+    compile_watch: CompileWatch,
+    *,
+    ended: Iterable[str],
+) -> Iterator[str]:
+    """Yield sentences on what could not be observed.
 
-
-def _notes(session: ProfileSession) -> Iterator[str]:
-    cycles, storages = session.cycles, session.observed.storages
-    findings = cycles.found
+    Args:
+        ended: Why recordings were lost, or ended early; empty sentences where they were not.
+    """
+    findings, storages = cycles.found, observed.storages
     yield from cycles.run_history.notes
-    yield from session.hooks.refused
-    if (fault := session.compile_watch.fault) is not None:
+    yield from hooks.refused
+    if (fault := compile_watch.fault) is not None:
         yield (
             "What torch.compile generated could not be read, so its memory has the name of its region: "
             f"{type(fault).__name__}: {fault}"
@@ -54,15 +59,15 @@ def _notes(session: ProfileSession) -> Iterator[str]:
         yield f"The capture of a CUDA graph could not be recorded: {type(fault).__name__}: {fault}"
     if storages.sees_transforms:
         yield _KEEPS_WRAPPED if cycles.shapes is Shapes.KEPT_WRAPPED else _RECORDS_NO_SHAPES
-    yield from filter(None, (session.recorder.lost_in_threads, session.stages.cost.note))
-    if session.observed.is_on_meta:
+    yield from filter(None, ended)
+    if observed.is_on_meta:
         yield _ON_META
     yield from _of_devices(cycles, findings)
     if sum(storages.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
         yield _mapped_files(storages.mapped_bytes)
     foreign = storages.foreign_bytes.items()
     yield from (_foreign(device, size) for device, size in foreign if size >= _LEAST_MAPPED_BYTES)
-    if session.observed.are_cut:
+    if observed.are_cut:
         yield "More graphs are alive than were examined: part of what they keep may be missing."
 
 

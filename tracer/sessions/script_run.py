@@ -290,7 +290,8 @@ class ScriptProfile:
         self._close(None)
         if self._is_enough is not None:
             raise FirstStepsDone
-        if self.sessions.profile is not None:
-            self.sessions.profile.answer.tell_meanwhile()
+        profile = self.sessions.profile
+        if profile is not None and profile.results is not None:
+            profile.answer.tell_meanwhile()
         if is_watched and not self.sessions.watch_later(self.session.num_steps_done):
             self._look_no_longer()

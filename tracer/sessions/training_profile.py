@@ -105,11 +105,11 @@ class TrainingProfile(ProfileSession):
             settings=settings,
             keep_recording=keep_recording,
         )
-        self.highest = HighestStep(self.device)
-        self.answer, self._leave_out = ProfileAnswer(self, self.voice, shown, top), leave_out
+        self.highest, self._leave_out = HighestStep(self.device), leave_out
         assert self._objects is not None
         self.voice.of_optimizers(self._objects)
-        self.session_folder = self._folder = SessionFolder(save_dir)
+        self.session_folder = self._folder = folder = SessionFolder(save_dir)
+        self.answer = ProfileAnswer(folder, self.stages, self.recorder, self.voice, screen=shown, top=top)
 
     def _run_again(self, device: torch.device, num_allocations: int) -> SecondRun | None:
         return self.voice.run_again(device, num_allocations)
@@ -279,7 +279,8 @@ class TrainingProfile(ProfileSession):
 
     def tell(self, explained_in: Path | None = None) -> tuple[str, ...]:
         """Print the answer, where wanted; see `ProfileAnswer.tell`."""
-        return self.answer.tell(explained_in)
+        more = self.highest.of_another_time(self.results, self.device)
+        return self.answer.tell(self.results, self, of_another_time=more, explained_in=explained_in)
 
     @property
     def is_incomplete(self) -> bool:

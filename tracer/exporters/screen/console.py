@@ -30,6 +30,11 @@ class Console:
         """Return the console of a command with these options."""
         return cls("none" if quiet else "full" if full else "short", as_json)
 
+    @classmethod
+    def writing_to(cls, write: Callable[[str], object]) -> Console:
+        """Return one whose lines are taken by a function."""
+        return cls(write=write)
+
     @property
     def is_quiet(self) -> bool:
         """Whether words are left out, and an answer that is no document."""
@@ -69,5 +74,5 @@ class Console:
         return progress_bar(words, is_shown=not self.is_quiet, is_counted=is_counted)
 
 
-QUIET, SHORT = Console("none"), Console()
+QUIET, SHORT = Console.of(quiet=True), Console.of(quiet=False)
 """The consoles of what is asked for by a program, and of a command without options on it."""
