@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.blocks.from_snapshot.recorded_program import ACCUMULATE, MOVING, Recorded, layer, line, objects_of
+from tests.blocks.from_snapshot.recorded_program import ACCUMULATE, BACKWARD, MOVING, Recorded, layer, line, objects_of
 from tracer.answers.failed_allocation import explain_failure
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.capture.objects.at_failure import Holder, ObjectsAtFailure
@@ -101,3 +101,29 @@ def test_no_setting_is_named_where_the_program_needs_more_than_there_is() -> Non
     assert "expandable_segments" in whole.advice and "expandable_segments" not in more.advice
     assert "the program asks later for more than there is" in more.advice
     assert first is not None and not any("expandable" in change.words for change in first.changes)
+
+
+def test_gradients_that_wait_for_the_optimizer_are_told_in_a_backward() -> None:
+    program = Recorded(capacity=100)
+    program.make(40, MOVING)
+    program.make(20, layer(7))
+    program.make(30, ACCUMULATE)
+    program.fail(30, BACKWARD)
+    found = program.changes(second_run((40, 0), (20, 0), (30, 0)))["gradients that wait"]
+    assert found.sentence.startswith("30.00 MiB in 1 block are gradients that wait")
+    assert found.removed_bytes == 30 * _MIB
+    assert "gradients that wait" not in program.changes(second_run((40, 0), (20, 0), (30, 1)))
+
+
+def test_what_saves_all_that_is_missing_comes_first() -> None:
+    """To let go of a block costs nothing; where more is missing, the list of results comes first."""
+    program = Recorded(capacity=230)
+    program.make(60, [line(3)])
+    for _ in range(8):
+        program.make(20, layer(7))
+    program.fail(30, [line(4)])
+    objects = second_run((60, NEVER), *[(20, 0)] * 8, in_graphs=frozenset())
+    assert objects.second_run is not None
+    assert next(iter(program.changes(objects))) == "not read again"
+    missing = replace(objects, second_run=replace(objects.second_run, missing_bytes=100 * _MIB))
+    assert next(iter(program.changes(missing))) != "not read again"

@@ -61,6 +61,8 @@ class Cause:
 
 
 _LEAST_PERCENT: Final = 1
+_LEAST_ALIKE: Final = 0.95
+"""Of the blocks in use, as a share: so many have their sizes in a second run that is of the same program."""
 MODULES: Final = "nn/modules/module.py"
 _SAFETENSORS: Final = "/safetensors/torch.py"
 
@@ -291,25 +293,29 @@ class Case:
         uses = second.uses if second is not None else None
         if uses is None:
             return None
-        distance, size = np.array(uses.distance, np.int64), np.array(uses.size_bytes, np.int64)
-        found, at_row = self._at_distance(distance)
-        # The same program, drawn from another random state, may ask for other blocks.
-        return uses if len(found) and bool((self.lives.requested_bytes[at_row] == size[found]).all()) else None
+        # The same program, with threads of its own or other random numbers, may ask for other blocks.
+        num_alike = np.isin(np.array(uses.distance), self._distances()[1]).sum()
+        return uses if len(self._followed(uses)[1]) >= max(1, _LEAST_ALIKE * num_alike) else None
 
-    def _at_distance(self, distance: Ints) -> tuple[Ints, Ints]:
-        """Return the positions of the distances that blocks in use have, and those blocks."""
+    def _distances(self) -> tuple[Ints, Ints]:
+        """Return the blocks in use, and how many allocations before the failed request each was made."""
         rows = self.in_use[self.lives.begin[self.in_use] > BEFORE]
         made = self.state.trace.where(Action.ALLOC)
-        own = np.searchsorted(made, self.entry) - np.searchsorted(made, self.lives.begin[rows])
-        _, found, at_row = np.intersect1d(distance, own, return_indices=True)
-        return found, rows[at_row]
+        return rows, np.searchsorted(made, self.entry) - np.searchsorted(made, self.lives.begin[rows])
+
+    def _followed(self, uses: LaterUses) -> tuple[Ints, Ints]:
+        """Return positions in a second run's columns, and the blocks in use of the same place and size there."""
+        rows, distance = self._distances()
+        _, found, own = np.intersect1d(np.array(uses.distance, np.int64), distance, return_indices=True)
+        is_alike = self.lives.requested_bytes[rows[own]] == np.array(uses.size_bytes, np.int64)[found]
+        return found[is_alike], rows[own[is_alike]]
 
     def used_next(self, holds: Callable[[NextUse | None], bool]) -> Ints:
         """Return the blocks in use whose next use, None for none, meets a condition; none where it is not known."""
         uses = self.later_uses
         if uses is None:
             return np.zeros(0, np.int64)
-        found, rows = self._at_distance(np.array(uses.distance, np.int64))
+        found, rows = self._followed(uses)
         meets = np.array([*map(holds, uses.uses), holds(None)], np.bool_)
         return np.sort(rows[meets[np.array(uses.use, np.int64)[found]]])
 

@@ -55,6 +55,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     optimizer.gradients_of_samples,
     activations.logits,
     optimizer.optimizer_temporaries,
+    later.gradients_that_wait,
     optimizer.gradient_of_embedding,
     optimizer.state_to_come,
     activations.attention_matrix,
@@ -81,6 +82,8 @@ MAX_CHANGES: Final = 3
 LEAST_PERCENT: Final = 1
 _MUCH: Final = 0.25
 """Of what the most helpful change saves."""
+_NEARLY: Final = 0.9
+"""Of what the most helpful change saves, where none saves all that is missing."""
 _TIGHT: Final = 0.95
 """Of the capacity: where that much is reserved under a setting, the next larger request fails."""
 _WORTH_SAYING: Final = 0.1
@@ -224,7 +227,13 @@ def first_changes(
     lasting = (change.saved_bytes for cause, change in helping if not cause.postpones and cause.sentence)
     is_else = max(lasting, default=0) >= _MUCH * modelled.baseline.reserved_peak_bytes
     helping.sort(
-        key=lambda pair: _rank(*pair, grows=bool(grows) or is_else, most_bytes=most, capacity=modelled.capacity)
+        key=lambda pair: _rank(
+            *pair,
+            grows=bool(grows) or is_else,
+            most_bytes=most,
+            missing_bytes=case.missing_bytes,
+            capacity=modelled.capacity,
+        )
     )
     # A change that only names a line is left out if another with the same effect says how to do it.
     known = {
@@ -256,11 +265,12 @@ def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
 
 
 def _rank(
-    cause: Cause, change: FirstChange, *, grows: bool, most_bytes: int, capacity: int | None
+    cause: Cause, change: FirstChange, *, grows: bool, most_bytes: int, missing_bytes: int, capacity: int | None
 ) -> tuple[object, ...]:
     """Lasting changes before those that postpone; of those that help much the cheaper, then the more helpful ones.
 
     Args:
+        missing_bytes: By how much the program needs more than there is: what saves that comes first.
         capacity: Bytes that the device had; None where the recording never reached them.
     """
     is_tight = capacity is not None and change.reserved_bytes > _TIGHT * capacity
@@ -268,7 +278,7 @@ def _rank(
         cause.postpones and (grows or is_tight),
         cause.gives_up is GivesUp.UNKNOWN,
         -change.serves_last,
-        change.saved_bytes < _MUCH * most_bytes,
+        change.saved_bytes < max(_MUCH * most_bytes, min(missing_bytes, _NEARLY * most_bytes)),
         cause.gives_up,
         -change.num_served,
         -round(change.saved_bytes / max(most_bytes, 1), 1),  # of what helps alike, what is asked about first

@@ -7,9 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from tracer.answers.allocator.changed_requests import with_earlier_frees
+from tracer.answers.allocator.changed_requests import with_earlier_frees, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
+from tracer.answers.why.holding import idle_models
 from tracer.arrays import Ints
+from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
 
 _LEAST_PERCENT: Final = 10
@@ -24,8 +26,9 @@ def not_read_again(case: Case) -> Iterator[Cause]:
     overwritten = case.used_next(lambda use: use is not None and use.overwrites)
     rows = np.union1d(rows, overwritten[case.kind[overwritten] == Kind.GRADIENT])
     rows = rows[~np.isin(case.kind[rows], (Kind.WORKSPACE, Kind.COMMUNICATION))]
-    # A model or a state that was not read in a part of a step may be read in the next one.
-    if uses.num_steps < _LEAST_STEPS and not uses.is_to_the_end:
+    # A model or a state that was not read in a part of a step may be read in the next one; an idle model has a name.
+    may_be_read = uses.num_steps < _LEAST_STEPS and not uses.is_to_the_end
+    if may_be_read or next(idle_models(case), None) is not None:
         rows = rows[~case.stays[rows]]
     for group, what, change, price in _groups(case, rows):
         if case.is_much(group, percent=_LEAST_PERCENT):
@@ -73,5 +76,24 @@ def _unread(case: Case, rows: Ints, what: str, horizon: str, change: str, price:
         lambda modelled: with_earlier_frees(modelled, rows, np.full(len(rows), case.entry)),
         case.largest_site(rows),
         price,
+        names_bytes=case.bytes(rows),
+    )
+
+
+def gradients_that_wait(case: Case) -> Iterator[Cause]:
+    """Gradients that a backward has made, and that only the optimizer's step reads."""
+    rows = case.used_next(lambda use: use is not None and not use.in_backward and not use.overwrites and use.step == 0)
+    rows = rows[case.kind[rows] == Kind.GRADIENT]
+    if not has(case.sites.facts[case.asked_stack], Fact.ENGINE) or not case.is_much(rows, percent=_LEAST_PERCENT):
+        return
+    yield Cause(
+        "gradients that wait",
+        f"{case.words(rows)} are gradients that wait, through this backward, for the optimizer's step, and more are to "
+        "come.",
+        "step each parameter as its gradient is there (register_post_accumulate_grad_hook), and free the gradient: "
+        "without clipping by the norm of all, and without accumulation",
+        lambda modelled: without_blocks(modelled, rows),
+        case.largest_site(rows),
+        GivesUp.TIME_OR_SIZE,
         names_bytes=case.bytes(rows),
     )
