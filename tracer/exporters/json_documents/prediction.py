@@ -58,6 +58,7 @@ def prediction_json(prediction: Prediction, largest: LargestBatch | None = None)
 
 _FIT_VERSION = 1
 _FIT_FORMAT = "torch-timeline fit"
+_NOT_SHOWN = ("uses",)  # Addresses of a run that is over
 _MAX_BYTES = 1 << 24
 _HINT = "Name the fit.json that `fit --save-dir` wrote, or the changes themselves."
 
@@ -69,7 +70,9 @@ def fit_values(report: FitReport) -> dict[str, Any]:
         "device": report.device,
         "usable_bytes": report.usable_bytes,
         "script": list(report.script),
-        "trials": [asdict(trial) for trial in report.trials],
+        "trials": [
+            {key: value for key, value in asdict(trial).items() if key not in _NOT_SHOWN} for trial in report.trials
+        ],
         "apply": None if report.best is None else list(report.best.apply),
         "arguments": [] if report.best is None else list(report.best.arguments),
     }
