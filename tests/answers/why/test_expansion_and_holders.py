@@ -63,6 +63,11 @@ def test_each_row_is_told_by_its_line(remedy: Any, tmp_path: Path) -> None:
     assert change.words == remedy.change and change.num_served == 1
 
 
+def test_the_document_has_a_row_for_each_remedy() -> None:
+    document = (Path(__file__).resolve().parents[3] / "docs" / "why.md").read_text("utf-8")
+    assert [remedy.name for remedy in REMEDIES if f"\n| {remedy.name} |" not in document] == []
+
+
 def test_an_operator_of_cpp_decides_where_a_line_calls_several(tmp_path: Path) -> None:
     made = frame("at::_ops::repeat_interleave_self_int::call(x)", "??", 0)
     program = Recorded(capacity=100)
