@@ -104,7 +104,7 @@ PLANTED: dict[Plant, tuple[str, str, str]] = {
     old_driver: ("FAIL", "535.129.03 is too old for torch's CUDA 13.2, which takes 580", "install driver 580"),
     cpu_wheel: ("FAIL", "built for the CPU alone", "pip install --force-reinstall torch"),
     cpu_wheel_alone: ("SKIP", "2.15.0+cpu is built for the CPU alone", "pip install --force-reinstall torch"),
-    old_torch: ("FAIL", "torch 2.4.1 is older than 2.11", "pip install 'torch>=2.11,<2.16'"),
+    old_torch: ("FAIL", "torch 2.4.1 is older than 2.7", "pip install 'torch>=2.7,<2.16'"),
     wrong_package: ("FAIL", "9.10.2.21 in the place of 9.26.0.51", "pip install nvidia-cudnn-cu13==9.26.0.51"),
     dying_python: ("FAIL", "Python ended with status -11: Segmentation fault", "python -X faulthandler"),
 }

@@ -258,6 +258,17 @@ def test_another_build_of_torch(tmp_path: Path, hip: str, built_for: str) -> Non
     assert "pip install" in caught.value.hint
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="says that it is not Linux")
+@pytest.mark.parametrize(("version", "is_refused"), [("2.7.1+cu126", True), ("2.8.0", True), ("2.9.1+cu128", False)])
+def test_a_torch_that_is_too_old(tmp_path: Path, version: str, is_refused: bool) -> None:
+    folder = installed(tmp_path, version=version)
+    if not is_refused:
+        assert read_torch(folder).version == version
+        return
+    with pytest.raises(NullGpuError, match=re.escape(f"needs torch 2.9 or newer, and this is {version}")):
+        read_torch(folder)
+
+
 @pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows"), ("sunos5", "sunos5")])
 def test_another_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, name: str) -> None:
     monkeypatch.setattr(sys, "platform", system)

@@ -44,7 +44,7 @@ VERSION: Final = 1
 """Of the JSON document."""
 ROLE: Final = "doctor"
 """The part of a role that has the device on which a process trains."""
-OLDEST_TORCH, NEWEST_TRIED_TORCH = (2, 11), (2, 15)
+OLDEST_TORCH, NEWEST_TRIED_TORCH = (2, 7), (2, 15)
 _SUPPORTED_TORCH: Final = "pip install 'torch>={}.{},<{}.{}'".format(
     *OLDEST_TORCH, NEWEST_TRIED_TORCH[0], NEWEST_TRIED_TORCH[1] + 1
 )

@@ -19,7 +19,7 @@ import torch
 from tracer.collector import objects_with_type
 from tracer.errors import RecordingError
 
-_TESTED = "torch 2.11 to 2.15"
+_TESTED = "torch 2.7 to 2.15"
 
 
 def _missing(feature: str) -> RecordingError:
