@@ -23,6 +23,7 @@ from tracer.command_line import role
 from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.run import followed
 from tracer.commands.script import Script, _of_script
+from tracer.errors import TracerError
 from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.next_commands import from_checkout
 from tracer.sessions.counted_steps import CountedSteps
@@ -536,6 +537,15 @@ def test_a_script_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     done = run(tmp_path, "nowhere.py")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: There is no file nowhere.py.\nHint: ")
+
+
+@pytest.mark.parametrize("words", [("python",), ("python3.11",), ("uv", "run"), ("uv", "run", "python")])
+def test_a_python_before_the_script_is_to_be_left_out(words: tuple[str, ...]) -> None:
+    script = Script(words[0], [*words[1:], "train.py", "--lr", "a b"])
+    with pytest.raises(TracerError) as caught:
+        script.check()
+    assert str(caught.value) == f"{words[0]} is no script, but starts one."
+    assert caught.value.hint.endswith(" run train.py --lr 'a b'")
 
 
 def test_a_script_has_one_name_in_all_of_its_code_and_the_typed_one_among_its_arguments(tmp_path: Path) -> None:

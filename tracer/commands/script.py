@@ -22,6 +22,7 @@ from tracer.capture.deferred_handlers import handlers_dropped
 from tracer.commands.common import address_space_lines, say_all
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.console import SHORT, Console
+from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ __tracebackhide__ = True  # a line of this file explains nothing about the scrip
 
 
 BEFORE_SCRIPT: Final = "Options of this command come before the script's name: what follows it is the script's."
+
+
+_PYTHON: Final = re.compile(r"(?:.*/)?python[\d.]*")
 
 
 class Script(NamedTuple):
@@ -59,6 +63,9 @@ class Script(NamedTuple):
                 if not (path / "__main__.py").is_file():
                     raise TracerError(f"{self.path} is a folder without a __main__.py.", hint="Name a script in it.")
             elif not path.is_file():
+                if rest := _behind_python((self.path, *self.arguments)):
+                    hint = f"Leave it out: {program_name()} run {shlex.join(rest)}"
+                    raise TracerError(f"{self.path} is no script, but starts one.", hint=hint)
                 raise TracerError(f"There is no file {self.path}.", hint="Name a script, or a module with -m.")
             else:
                 _check_text(self.path, path.read_bytes()[:_MOST_LOOKED_AT])
@@ -80,11 +87,19 @@ def _check_text(name: str, begin: bytes) -> None:
         hint = "`%load_ext tracer` gives its cells %%memory_timeline; `jupyter nbconvert --to script` makes a script."
         raise TracerError(f"{name} is a notebook and no script.", hint=hint)
     if suffix in (".sh", ".bash") or (suffix != ".py" and _SHELL.match(first_line)):
-        raise TracerError(f"{name} is a script of another program.", hint="Name the Python script that it starts.")
+        hint = f"Write `{program_name()} run` in it in the place of `python`, or name the Python script that it starts."
+        raise TracerError(f"{name} is a script of another program.", hint=hint)
     if suffix in _NO_SCRIPTS:
         raise TracerError(f"{name} is no Python script.", hint="Name the script first, then its arguments.")
     if not begin.strip():
         raise TracerError(f"{name} is empty.", hint="Name a script that trains.")
+
+
+def _behind_python(words: Sequence[str]) -> Sequence[str]:
+    """The script and its arguments of `python train.py` or `uv run train.py`; nothing of other words."""
+    if words[:2] == ("uv", "run"):
+        return _behind_python(words[2:]) or words[2:]
+    return words[1:] if words and _PYTHON.fullmatch(words[0]) else ()
 
 
 def no_card_named(arguments: Sequence[str] | None) -> UsageError:

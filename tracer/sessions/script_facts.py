@@ -57,6 +57,8 @@ class ScriptFacts:
         found = NO_MODEL_HERE if len(self._started) else NO_MODEL
         if self.has_called:
             found += " It called a model without training it: with --inference, `run` explains such calls."
+        elif not len(self._started):
+            found += " Name the script that trains, or one that only calls models behind --inference."
         of_children = self._started.sentences(are_recorded=self.children_recorded is not None)
         return (" ".join([found, *of_children]),)
 
