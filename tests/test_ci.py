@@ -16,6 +16,7 @@ import torch
 from tests.processes import run_python
 from tests.skips import ONLY_GPU_SKIPS
 from tracer.commands.doctor import NEWEST_TRIED_TORCH, OLDEST_TORCH
+from tracer.null_gpu.build import OLDEST_TORCH as OLDEST_WITH_NULL_GPU
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = (ROOT / ".ci/run").read_text()
@@ -131,7 +132,10 @@ def test_the_oldest_torch_is_the_one_that_is_promised() -> None:
     assert f'"torch {oldest} to' in (ROOT / "tracer/capture/torch_private/torch_profiler.py").read_text()
     if (weekly := ROOT / ".github/workflows/torch.yml").is_file():
         tried = [".".join(map(str, numbers)) for numbers in (OLDEST_TORCH, NEWEST_TRIED_TORCH)]
-        assert re.findall(r"torch==([\d.]+)\.\*", weekly.read_text()) == tried
+        (versions,) = re.findall(r"^ +torch: (.+)$", weekly.read_text(), re.MULTILINE)
+        oldest_with_null_gpu = ".".join(map(str, OLDEST_WITH_NULL_GPU))
+        assert re.findall(r"torch==([\d.]+)\.\*", versions) == [tried[0], oldest_with_null_gpu, tried[1]]
+        assert f'"torch=={oldest_with_null_gpu}.*"' in SCRIPT
 
 
 def test_every_package_of_the_oldest_is_locked_at_its_oldest() -> None:
@@ -146,7 +150,7 @@ def test_every_package_of_the_oldest_is_locked_at_its_oldest() -> None:
 
 
 def test_the_tests_that_run_on_it_are_there() -> None:
-    named = [part.partition("::") for part in commands("edges")[-1] if part.startswith("tests/")]
+    named = [part.partition("::") for words in commands("edges") for part in words if part.startswith("tests/")]
     assert named
     for file, _, test in named:
         assert f"def {test or 'test_'}" in (ROOT / file).read_text()

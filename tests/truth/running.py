@@ -418,6 +418,12 @@ def compilations() -> dict[str, int]:
     }
 
 
+def _saved_tensor_hooks() -> Any:
+    """Those that are on, which torch tells since 2.8."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return None if top is None else top(False)
+
+
 def torch_state(program: Program) -> dict[str, Any]:
     """What a run could leave behind in torch, in Python, and on the program's objects."""
     models = [model for model in (program.model, *program.others.values()) if model is not None]
@@ -427,7 +433,7 @@ def torch_state(program: Program) -> dict[str, Any]:
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "function modes": torch._C._len_torch_function_stack(),
         "grad": torch.is_grad_enabled(),
-        "saved tensor hooks": str(torch._C._autograd._top_saved_tensors_default_hooks(False)),
+        "saved tensor hooks": str(_saved_tensor_hooks()),
         "threads": torch.get_num_threads(),
         "dtype": str(torch.get_default_dtype()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),

@@ -84,7 +84,7 @@ def torch_build(folder: Path) -> Torch:
     return Torch(folder, *(match[1] if match else "" for match in found))
 
 
-_OLDEST_TORCH = (2, 9)
+OLDEST_TORCH = (2, 9)
 """It has `torch.library.get_kernel`, by which a kernel that computes values calls the one that it stands for."""
 _CONTAINER = (
     'Use a container of Linux, which needs no GPU: docker run --rm -it --platform linux/amd64 -v "$PWD:/work" -w /work '
@@ -112,10 +112,10 @@ def read_torch(folder: Path) -> Torch:
             f"The null GPU runs torch's CUDA build, and {name} is built for {other}.",
             hint="pip install --force-reinstall torch  (PyPI's default for Linux is the CUDA build)",
         )
-    if tuple(int(part) for part in re.findall(r"\d+", torch.version)[:2]) < _OLDEST_TORCH:
+    if tuple(int(part) for part in re.findall(r"\d+", torch.version)[:2]) < OLDEST_TORCH:
         raise NullGpuError(
-            f"The null GPU needs torch {_OLDEST_TORCH[0]}.{_OLDEST_TORCH[1]} or newer, and this is {torch.version}.",
-            hint="pip install 'torch>={}.{}', or leave out --on: `run` works with this torch.".format(*_OLDEST_TORCH),
+            f"The null GPU needs torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer, and this is {torch.version}.",
+            hint="pip install 'torch>={}.{}', or leave out --on: `run` works with this torch.".format(*OLDEST_TORCH),
         )
     return torch
 
