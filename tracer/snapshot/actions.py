@@ -21,7 +21,7 @@ class Action(IntEnum):
     SEGMENT_UNMAP = 7
     OOM = 8
     SNAPSHOT = 9
-    ANNOTATE = 10  # A note on a live block, by torch's `_annotate_tensor`; it changes nothing
+    ANNOTATE = 10  # A note on a live block, by torch's `_annotate_tensor` (2.14 on); it changes nothing
 
 
 class BlockState(IntEnum):

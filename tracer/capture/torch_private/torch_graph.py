@@ -81,7 +81,7 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
 
 
 _TELLS_DATA: Final = hasattr(torch._C._autograd.SavedTensor, "data")
-"""Whether torch tells what is kept; before 2.11 it gives what the node's backward will use, which hooks unpack."""
+"""Whether torch tells what is kept, as 2.11 does; 2.9 gives what the node's backward will use, which hooks unpack."""
 _looking = threading.local()
 
 

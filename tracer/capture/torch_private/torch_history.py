@@ -94,7 +94,7 @@ def start_history_without_stacks(device: torch.device, max_entries: int) -> None
 
 
 def memory_metadata() -> str:
-    """The name of this thread's allocations in CUDA's history; empty where there is none, and before torch 2.15."""
+    """The name of this thread's allocations in CUDA's history; empty without one, as with torch 2.9."""
     get = getattr(torch.cuda.memory, "_get_memory_metadata", None)
     if get is None:
         return ""
@@ -102,7 +102,7 @@ def memory_metadata() -> str:
 
 
 def set_memory_metadata(name: str) -> None:
-    """Call this thread's allocations so in CUDA's history, from where CUDA begins; nothing before torch 2.15.
+    """Call this thread's allocations so in CUDA's history, from where CUDA begins; nothing where torch has no names.
 
     To begin CUDA is left to the program: a process that is forked then could not use it.
     """
@@ -118,7 +118,7 @@ def set_memory_metadata(name: str) -> None:
 
 
 def annotate(tensor: torch.Tensor, name: str) -> None:
-    """Call the block of a CUDA tensor so in CUDA's history; nothing of another tensor, and before torch 2.15."""
+    """Call the block of a CUDA tensor so in CUDA's history; nothing of another tensor, and before torch 2.14."""
     call = getattr(torch.cuda.memory, "_annotate_tensor", None)
     if call is not None and tensor.is_cuda:
         call(tensor, name)
