@@ -46,6 +46,16 @@ def _left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
+def test_a_home_where_nothing_can_be_written_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_cache.user_cache() == tmp_path / ".cache" / "torch-timeline"
+    monkeypatch.setenv("HOME", str(tmp_path / "not there"))
+    assert user_cache.user_cache() == user_cache.temporary_cache()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    assert user_cache.user_cache() == tmp_path / "mine" / "torch-timeline"
+
+
 def test_the_last_used_stay(builds: list[Path], tmp_path: Path) -> None:
     prune(tmp_path, "torch")
     assert _left(tmp_path) == [build.name for build in builds[2:]]

@@ -23,10 +23,17 @@ UNUSED_SECONDS = 24 * 3600
 
 
 def user_cache() -> Path:
-    """Return the folder of all builds, below $XDG_CACHE_HOME or ~/.cache; below /tmp for a user without a home."""
+    """Return the folder of all builds, below $XDG_CACHE_HOME or ~/.cache.
+
+    It lies below /tmp for a user without a home, or with one where nothing can be written.
+    """
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named, "torch-timeline") if Path(named).is_absolute() else temporary_cache()
     # pathlib's `expanduser` raises where a user has no home.
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
-    return cache_home / "torch-timeline" if cache_home.is_absolute() else temporary_cache()
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111
+    cache_home = home / ".cache"
+    is_writable = home.is_absolute() and os.access(cache_home if cache_home.exists() else home, os.W_OK)
+    return cache_home / "torch-timeline" if is_writable else temporary_cache()
 
 
 def temporary_cache() -> Path:
