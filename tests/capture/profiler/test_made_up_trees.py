@@ -300,6 +300,24 @@ def test_an_address_that_is_handed_out_again_was_freed_unseen() -> None:
 
 
 @pytest.mark.usefixtures("fake_types")
+def test_a_free_that_is_read_before_the_second_allocation_is_of_that_one() -> None:
+    """Another thread's events are read apart: a free by it that came last may be read first."""
+    roots = [
+        FakeEvent(FakeAllocation(64, 100, 5, id=1), 1000),
+        FakeEvent(FakeAllocation(64, -300, 5, id=1), 1040),
+        FakeEvent(FakeAllocation(64, 300, 5, id=1), 1020),
+    ]
+    allocations = read_recording(FakeResults(*roots)).allocations
+    columns = allocations.time_ns, allocations.size_bytes, allocations.allocation_id, allocations.assumed
+    assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == [
+        (1000, 100, 5, False),
+        (1019, -100, 5, True),
+        (1020, 300, -2, False),
+        (1040, -300, -2, False),
+    ]
+
+
+@pytest.mark.usefixtures("fake_types")
 def test_without_numbers_an_address_that_is_handed_out_again_was_freed_unseen_too() -> None:
     """To torch this is no tensor, and its analysis goes on."""
     sizes = [100, 300, -300, 50, -50]

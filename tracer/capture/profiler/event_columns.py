@@ -71,6 +71,7 @@ def to_columns(
         frames_of: Says whose the places in the code are; by default as the files of this process are.
     """
     _number_places(tables)
+    _number_renamed_frees(tables)
     allocations = _columns(tables.allocations, _WIDTH)
     keys, key_of = _keys(tables, *allocations[:4])
     frames = (frames_of or _frame_columns)(tables)
@@ -102,6 +103,26 @@ def _number_places(tables: EventTables) -> None:
         numbered, places = _number_in_time(rows)
         tables.allocations = bytearray(numbered.tobytes())
         tables.storages = {number: tables.storages[place] for number, place in enumerate(places.tolist())}
+
+
+def _number_renamed_frees(tables: EventTables) -> None:
+    """Give frees of numbers that were used twice the number of the allocation before them in time.
+
+    A free may be read before the second allocation though it came later: another thread's events are read apart.
+    """
+    if not tables.original:
+        return
+    rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _WIDTH).copy()
+    first = np.array([tables.original.get(number, number) for number in rows[:, _NUMBER].tolist()], np.int64)
+    for number in set(tables.original.values()):
+        mine = np.flatnonzero(first == number)
+        mine = mine[np.argsort(rows[mine, _TIME], kind="stable")]
+        is_made = rows[mine, _SIZE] > 0
+        numbers = rows[mine[is_made], _NUMBER]
+        behind = np.cumsum(is_made) - 1
+        is_freed = ~is_made & (behind >= 0)
+        rows[mine[is_freed], _NUMBER] = numbers[behind[is_freed]]
+    tables.allocations = bytearray(rows.tobytes())
 
 
 def _number_in_time(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Ints]:
