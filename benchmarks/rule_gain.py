@@ -54,7 +54,8 @@ from tests.truth.on_device import on_device, size_there
 from tests.truth.program import PROGRAMS, Entry, Provable
 from tests.truth.running import first_recorded
 from tests.truth.verdict import instants_of, kinds, knows_batch, proven_kind
-from tracer.answers.recording_findings import CycleFindings, find_in_cycle
+from tracer.answers.findings import CycleFindings
+from tracer.answers.recording_findings import find_in_cycle
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.arrays import Ints
 from tracer.blocks.from_recording import blocks as makers
@@ -329,7 +330,7 @@ def run_noted(name: str, folder: Path) -> tuple[dict[str, Any], Blocks, Blocks]:
         with patch.object(running, "_claims", note):
             _, claims = running.run_watched(name, folder)
         (cycle,) = cycles
-        bare = find_in_cycle(cycle.recording, device=cycle.peak.device)
+        bare = find_in_cycle(cycle.source.recording, device=cycle.peak.device)
     return claims.peak, _blocks_at_peak(cycle, noted), _blocks_at_peak(bare, noted)
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tracer.answers.answer import Answer
 from tracer.answers.answer_of_findings import answer_of_findings
-from tracer.answers.recording_findings import Findings
+from tracer.answers.findings import RunFindings
 from tracer.exporters.screen.answer import print_answer
 
 
@@ -19,6 +19,6 @@ def answer_screen(answer: Answer, *, full: bool = True, width: int = 120, top: i
     return out.getvalue()
 
 
-def peak_screen(findings: Findings) -> str:
+def peak_screen(findings: RunFindings) -> str:
     """Everything that is said of a peak."""
     return answer_screen(answer_of_findings(findings))

@@ -32,7 +32,7 @@ from models.resnet import ResNet
 from tests.training_steps import torch_timeline
 from tracer import MemoryTimeline, profile_training
 from tracer.answers.caveats import compiled_sentences
-from tracer.answers.recording_findings import CycleFindings
+from tracer.answers.findings import CycleFindings
 from tracer.blocks.from_recording.blocks import origin_of
 from tracer.blocks.kinds import Evidence, Kind
 from tracer.capture.profiler.event_tree import read_recording
@@ -344,17 +344,19 @@ def trained(program: Program, call: LossOf, folder: Path) -> tuple[Steps, Any, l
 
 def allocating_lines(cycle: CycleFindings) -> set[tuple[str, int]]:
     """Every line that an allocation of a recording is of."""
-    made = cycle.recording.allocations.size_bytes > 0
-    frames, strings = cycle.recording.frames, cycle.recording.strings
+    made = cycle.source.recording.allocations.size_bytes > 0
+    frames, strings = cycle.source.recording.frames, cycle.source.recording.strings
     rows = np.unique(
-        np.concatenate([cycle.attribution.allocation_frame[made], cycle.attribution.allocation_caller[made]])
+        np.concatenate(
+            [cycle.source.attribution.allocation_frame[made], cycle.source.attribution.allocation_caller[made]]
+        )
     )
     return {(strings[frames.file[row]], int(frames.line[row])) for row in rows.tolist() if row >= 0}
 
 
 def lines_of(cycle: CycleFindings, evidence: Evidence) -> set[tuple[str, int]]:
     """The lines of all blocks that are known in a way."""
-    frames, strings = cycle.recording.frames, cycle.recording.strings
+    frames, strings = cycle.source.recording.frames, cycle.source.recording.strings
     rows = np.unique(cycle.blocks.frame[cycle.blocks.evidence == evidence]).tolist()
     return {(strings[frames.file[row]], int(frames.line[row])) for row in rows if row >= 0}
 
@@ -458,7 +460,7 @@ def _codes(build: Callable[[], Program]) -> list[str]:
 
 def _in_last_step(cycle: CycleFindings, what: Evidence | Kind) -> set[tuple[int, int]]:
     """Address and bytes of the blocks of the last recorded step that are of a kind, or known in a way."""
-    last = cycle.blocks.values.index(cycle.attribution.step_names[-1])
+    last = cycle.blocks.values.index(cycle.source.attribution.step_names[-1])
     column = cycle.blocks.kind if isinstance(what, Kind) else cycle.blocks.evidence
     rows = (column == what) & (cycle.blocks.step == last)
     return set(zip(cycle.blocks.address[rows].tolist(), cycle.blocks.size_bytes[rows].tolist(), strict=True))

@@ -183,14 +183,14 @@ def test_every_output_says_the_same_of_every_block(model: str, place: str, card:
     assert sum(row["bytes"] for row in rows) == peak["peak_bytes"]
     assert (failure is not None) == (place != "end" and card != "cpu")
 
-    devices = explain_snapshot(load_snapshot(folder / "memory_snapshot.pkl")).devices
+    devices = explain_snapshot(load_snapshot(folder / "memory_snapshot.pkl")).parts
     (read,) = (found for found in devices if found.peak.peak_bytes)
     if failure is None or failure["is_peak"]:
         assert of_groups(read.peak.rows, kind_of) == in_kinds(rows)
         assert of_groups(read.peak.rows, place_of) == in_places(rows)
     if failure is not None:
         in_use = failure["rows"] or rows
-        event = read.oom[-1]
+        event = read.failures[-1]
         assert of_groups(event.groups, kind_of) == in_kinds(in_use)
         assert of_groups(event.groups, place_of) == in_places(in_use)
         assert event.advice == failure["advice"]

@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 from models.fno_workload import FnoSettings, build_fno_workload
 from tests.skips import by_default
-from tracer.answers.recording_findings import CycleFindings, find_in_cycle
+from tracer.answers.findings import CycleFindings
+from tracer.answers.recording_findings import find_in_cycle
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 

@@ -20,18 +20,19 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tests.training_steps import ONE_OF_EACH, recorded_workload
 from tests.watched import report_of
-from tracer.answers.allocator.allocator_finding import AllocatorFinding, explain_allocator, with_model
+from tracer.answers.allocator.allocator_finding import with_allocator
 from tracer.answers.answer import Answer, answer_values
 from tracer.answers.answer_of_job import answer_of_job, answer_of_null_job
 from tracer.answers.answer_of_prediction import answer_of_prediction
 from tracer.answers.answer_of_snapshot import answer_of_snapshot, answers_of_devices
 from tracer.answers.difference import diff_peaks, diff_snapshots
+from tracer.answers.findings import SnapshotFindings
 from tracer.answers.paths import shorten_paths
 from tracer.answers.prediction import OutOfMemoryAt, Prediction, Sizes
 from tracer.answers.ranks import explain_job
 from tracer.answers.recording_findings import put_together
 from tracer.answers.run_results import RunResults
-from tracer.answers.snapshot_findings import SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.answers.step_findings import GrowthOverSteps, StepFindings, Trend
 from tracer.answers.watch_report import OutlivedMemory, answer_of_watch
 from tracer.capture.sources.source_line import SourceLine
@@ -53,13 +54,9 @@ FILES = {
     path.stem: path for folder in ("recordings", "repro/why") for path in sorted((SHARED / folder).glob("*.pickle"))
 } | {path.stem: path for path in REAL_FILES}
 
-Found = tuple[SnapshotFinding, tuple[AllocatorFinding, ...]]
 
-
-def explained(loaded: Snapshot, **asked: Any) -> Found:
-    replayed = replay_snapshot(loaded)
-    allocator = explain_allocator(replayed, **asked)
-    return with_model(explain_replayed(replayed), allocator), allocator
+def explained(loaded: Snapshot, **asked: Any) -> SnapshotFindings:
+    return with_allocator(explain_replayed(replay_snapshot(loaded)), **asked)
 
 
 def failing(frames: list[dict[str, Any]]) -> Snapshot:
@@ -87,11 +84,11 @@ def growing() -> Snapshot:
     )
 
 
-def of_file(path: Path) -> Found:
+def of_file(path: Path) -> SnapshotFindings:
     return explained(load_snapshot(path))
 
 
-SNAPSHOTS: dict[str, Callable[[], Found]] = {
+SNAPSHOTS: dict[str, Callable[[], SnapshotFindings]] = {
     "fails in forward": lambda: explained(failing(FORWARD)),
     "fails in backward": lambda: explained(failing(BACKWARD)),
     "fails in the optimizer": lambda: explained(failing(IN_STEP)),
@@ -199,16 +196,16 @@ def test_a_run_says_the_same_on_screen_and_page_in_json_and_in_report(name: str)
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
 def test_a_snapshot_says_the_same_on_screen_and_page_and_in_json(name: str) -> None:
-    finding, allocator = SNAPSHOTS[name]()
-    answer = answer_of_snapshot(finding, allocator, file="s.pickle")
+    finding = SNAPSHOTS[name]()
+    answer = answer_of_snapshot(finding, file="s.pickle")
     check(answer)
-    assert answer.is_alarming == any(device.oom for device in finding.devices)
-    assert snapshot_json(finding, allocator, file="s.pickle")["answer"] == answer_values(answer)
-    for number, (device, of_device) in enumerate(
-        zip(finding.devices, answers_of_devices(finding, allocator), strict=True)
-    ):
+    assert answer.is_alarming == any(device.failures for device in finding.parts)
+    assert snapshot_json(finding, file="s.pickle")["answer"] == answer_values(answer)
+    for device, of_device in zip(finding.parts, answers_of_devices(finding), strict=True):
         said = page_data(snapshot_page(device, of_device, run={}))["said"]
-        assert list(said) == said_by(of_device) and (number != finding.worst or said_by(of_device) == said_by(answer))
+        assert list(said) == said_by(of_device) and (
+            device is not finding.worst or said_by(of_device) == said_by(answer)
+        )
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -222,6 +219,6 @@ def test_there_are_forty_cases() -> None:
 
 
 def test_memory_that_ran_out_is_the_headline() -> None:
-    answer = answer_of_snapshot(*SNAPSHOTS["fails twice"](), file="s.pickle")
+    answer = answer_of_snapshot(SNAPSHOTS["fails twice"](), file="s.pickle")
     assert answer.is_alarming and answer.happened[0].startswith("Out of memory on device 0 at ")
     assert answer_screen(answer, full=False).splitlines()[0].startswith("Out of memory on device 0 at ")

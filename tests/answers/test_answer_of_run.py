@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,9 +20,10 @@ from tests.training_steps import record
 from tests.truth.isolate import value_in_fresh_process
 from tracer.answers.answer_of_prediction import largest_words
 from tracer.answers.answer_tables import categories_table
+from tracer.answers.findings import CycleFindings, RunFindings
 from tracer.answers.parallelism import _of_modules, parallelism_sentences, wide_sentence
 from tracer.answers.prediction import LargestBatch
-from tracer.answers.recording_findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.answers.recording_findings import find_in_cycle, put_together
 from tracer.answers.rows import Row
 from tracer.answers.values_read import values_lines
 from tracer.blocks.kinds import meaning_of, words_of
@@ -46,7 +48,7 @@ def cycle() -> CycleFindings:
     return find_in_cycle(read_recording(results))
 
 
-def screen_of(findings: Findings) -> list[str]:
+def screen_of(findings: RunFindings) -> list[str]:
     return [line.rstrip() for line in peak_screen(findings).splitlines()]
 
 
@@ -65,8 +67,11 @@ def test_the_peaks_phase_is_a_row_in_order_of_time() -> None:
 
 
 def test_a_table_without_rows_is_not_printed() -> None:
-    peak = replace(cycle().peak, phase=None)
-    assert phases_of(screen_of(put_together([replace(cycle(), step_phases=(), peak=peak)]))) == []
+    found = cycle()
+    outside = replace(found.source.attribution, op_step=np.full_like(found.source.attribution.op_step, -1))
+    changed = replace(found.source, attribution=outside)
+    peak = replace(found.peak, phase=None)
+    assert phases_of(screen_of(put_together([replace(found, source=changed, peak=peak)]))) == []
 
 
 def test_peaks_that_read_alike_do_not_differ() -> None:
@@ -79,7 +84,8 @@ def test_peaks_that_read_alike_do_not_differ() -> None:
 
 @pytest.mark.parametrize(("is_whole", "differ"), [(True, True), (False, False)])
 def test_only_whole_cycles_differ(is_whole: bool, differ: bool) -> None:
-    smaller = replace(cycle(), is_whole=is_whole, peak=replace(cycle().peak, peak_bytes=1))
+    found = cycle()
+    smaller = replace(found, source=replace(found.source, is_whole=is_whole), peak=replace(found.peak, peak_bytes=1))
     text = " ".join(screen_of(put_together([cycle(), smaller])))
     assert ("recorded cycles differ" in text) == differ
     assert ("1 cycle was cut short by the end of the run" in text) == (not is_whole)
@@ -93,7 +99,7 @@ def rows_of(lines: list[str], title: str) -> list[tuple[str, int]]:
     return [(row[1], int(row[2].replace(",", ""))) for row in found if row is not None]
 
 
-def with_modules(sizes: dict[str, int]) -> Findings:
+def with_modules(sizes: dict[str, int]) -> RunFindings:
     row = cycle().peak.rows[0]
     rows = tuple(replace(row, module=name, bytes=size, file=None, caller_file=None) for name, size in sizes.items())
     peak = replace(cycle().peak, rows=rows, peak_bytes=sum(sizes.values()))

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tests.training_steps import Recorded, each_workload
 from tracer.answers.caveats import growth_sentences
-from tracer.answers.growth import GrowingPlace, Growth, PlaceInCode, Survivors, find_growth
-from tracer.answers.recording_findings import Findings
+from tracer.answers.findings import RunFindings
+from tracer.answers.growth import GrowingPlace, Growth, PlaceInCode, Survivors, find_growth, find_survivors
 from tracer.blocks.kinds import Kind
 from tracer.exporters.page import timeline_page
 from tracer.sessions.profile_session import ProfileSession
@@ -33,7 +33,7 @@ def line_with(text: str) -> int:
     return number
 
 
-def watched(step: Step, schedule: Schedule = TWO_CYCLES, *, fails_in: int | None = None) -> Findings:
+def watched(step: Step, schedule: Schedule = TWO_CYCLES, *, fails_in: int | None = None) -> RunFindings:
     """A model's training beside what `step` does in each step."""
     gc.collect()
     model = nn.Linear(16, 16)
@@ -269,7 +269,7 @@ LASTING = {Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE}
 @each_workload
 def test_survivors_are_those_of_a_plain_loop(recorded: Callable[[str], Recorded], name: str) -> None:
     for found in recorded(name).cycles:
-        lifetimes, attribution = found.lifetimes, found.attribution
+        lifetimes, attribution = found.source.lifetimes, found.source.attribution
         steps = attribution.allocation_step[lifetimes.events].tolist()
         num_steps = len(attribution.step_names)
         last = [
@@ -297,7 +297,8 @@ def test_survivors_are_those_of_a_plain_loop(recorded: Callable[[str], Recorded]
             if 1 <= freed_in <= num_steps - 1 and made_in < freed_in - 1:
                 expected[freed_in - 1].append(-size)
         survivors: dict[int, list[int]] = defaultdict(list)
-        for step, size in zip(found.survivors.step.tolist(), found.survivors.size_bytes.tolist(), strict=True):
+        left = find_survivors(found.source)
+        for step, size in zip(left.step.tolist(), left.size_bytes.tolist(), strict=True):
             survivors[step].append(size)
         assert {step: sorted(sizes) for step, sizes in survivors.items()} == {
             step: sorted(sizes) for step, sizes in expected.items()

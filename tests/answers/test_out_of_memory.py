@@ -24,6 +24,7 @@ from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
 from tests.snapshot.explained import explain_snapshot
 from tracer.allocator.fragmentation import Fragmentation, Usable
 from tracer.allocator.reserving import OutOfMemoryError
+from tracer.answers.findings import ReplayedFindings
 from tracer.answers.out_of_memory import (
     Cause,
     FailureFacts,
@@ -33,7 +34,6 @@ from tracer.answers.out_of_memory import (
     cause_of,
     in_evaluation,
 )
-from tracer.answers.snapshot_findings import DeviceFinding
 from tracer.answers.why.first_changes import FirstChange, FirstChanges, with_cause
 from tracer.snapshot.load import snapshot_in_memory
 
@@ -44,7 +44,7 @@ def failed(asked: int, device_free: int | None = 0) -> Row:
 
 
 class TestOutOfMemory:
-    def explain(self, tmp_path: Path, asked: int, free: int, **more: Any) -> DeviceFinding:
+    def explain(self, tmp_path: Path, asked: int, free: int, **more: Any) -> ReplayedFindings:
         # Two segments of 4 MiB with 3 MiB in use in each: 2 MiB unallocated, the largest hole 1 MiB.
         segments = [
             segment(BASE + 8 * MIB * i, 4 * MIB, [block(BASE + 8 * MIB * i, 3 * MIB, frames=FORWARD)], **more)
@@ -53,7 +53,7 @@ class TestOutOfMemory:
         return explain(tmp_path / "s", [failed(asked, free)], segments)
 
     def test_fragmentation_is_the_cause(self, tmp_path: Path) -> None:
-        (found,) = self.explain(tmp_path, asked=2 * MIB, free=0).oom
+        (found,) = self.explain(tmp_path, asked=2 * MIB, free=0).failures
         assert (found.asked_bytes, found.device_free_bytes) == (2 * MIB, 0)
         assert (found.allocated_bytes, found.reserved_bytes) == (6 * MIB, 8 * MIB)
         assert (found.unallocated_bytes, found.largest_free_bytes) == (2 * MIB, MIB)
@@ -76,20 +76,20 @@ class TestOutOfMemory:
     def test_what_others_hold_is_said_first_where_the_request_would_fit_without_it(
         self, asked: int, free: int, device: int | None, is_said: bool, tmp_path: Path
     ) -> None:
-        (event,) = self.explain(tmp_path, asked=asked, free=free).oom
+        (event,) = self.explain(tmp_path, asked=asked, free=free).failures
         found = beside_others(event, device)
         assert (found.decisive == "other processes") is is_said
         assert found.advice.endswith(event.advice)
         assert ("Some 78.99 GiB of the device's 80.00 GiB" in found.advice) is is_said
 
     def test_expandable_segments_are_not_advised_twice(self, tmp_path: Path) -> None:
-        (found,) = self.explain(tmp_path, asked=2 * MIB, free=0, expandable=True).oom
+        (found,) = self.explain(tmp_path, asked=2 * MIB, free=0, expandable=True).failures
         assert found.fits_without_fragmentation
         assert "expandable_segments:True" not in found.advice
 
     def test_there_is_too_little_in_any_case(self, tmp_path: Path) -> None:
         # One byte more than the two holes of 1 MiB.
-        (found,) = self.explain(tmp_path, asked=2 * MIB + 1, free=0).oom
+        (found,) = self.explain(tmp_path, asked=2 * MIB + 1, free=0).failures
         assert not found.fits_without_fragmentation
         assert found.missing_bytes == 1 and "1 B are still missing" in found.happened("device 0")
         assert "/home/me/model.py:7" in found.advice
@@ -97,7 +97,7 @@ class TestOutOfMemory:
     def test_what_holds_most_has_a_remedy_of_its_own(self, tmp_path: Path) -> None:
         seen = [entry("alloc", BASE, 6 * MIB, frames=FORWARD), entry("alloc", BASE + 8 * MIB, MIB, frames=BACKWARD)]
         end = [*freed(BASE, 6 * MIB, frames=FREE_BACKWARD), *freed(BASE + 8 * MIB, MIB, frames=BACKWARD[-1:])]
-        (found,) = explain(tmp_path / "s", [*seen, failed(99 * MIB, 0), *end]).oom
+        (found,) = explain(tmp_path / "s", [*seen, failed(99 * MIB, 0), *end]).failures
         assert "86 % of what was in use is activation" in found.advice
         assert "torch.utils.checkpoint" in found.advice
 
@@ -108,19 +108,19 @@ class TestOutOfMemory:
         """19 MiB in use without a stack, beside a line with 1/20 of 20 MiB or a little less."""
         before = [segment(BASE, 32 * MIB, [block(BASE, 19 * MIB), block(BASE + 20 * MIB, small, frames=FORWARD)])]
         seen = entry("alloc", BASE + 20 * MIB, small, frames=FORWARD)
-        (found,) = explain(tmp_path / "s", [seen, failed(99 * MIB, 0)], before).oom
+        (found,) = explain(tmp_path / "s", [seen, failed(99 * MIB, 0)], before).failures
         assert ("Look first at" in found.advice) == is_named
 
     def test_alone_and_too_large(self, tmp_path: Path) -> None:
-        (found,) = explain(tmp_path / "s", [failed(99 * MIB, 0)]).oom
+        (found,) = explain(tmp_path / "s", [failed(99 * MIB, 0)]).failures
         assert "the request alone is too large" in found.advice
 
     def test_free_on_the_device_counts(self, tmp_path: Path) -> None:
-        (found,) = self.explain(tmp_path, asked=3 * MIB, free=MIB).oom
+        (found,) = self.explain(tmp_path, asked=3 * MIB, free=MIB).failures
         assert found.fits_without_fragmentation
 
     def test_a_block_that_is_large_enough_belongs_to_somebody_else(self, tmp_path: Path) -> None:
-        (found,) = self.explain(tmp_path, asked=MIB, free=0).oom
+        (found,) = self.explain(tmp_path, asked=MIB, free=0).failures
         assert found.largest_free_bytes == found.asked_bytes
         assert "another stream" in found.advice and "expandable" not in found.advice
 
@@ -130,10 +130,10 @@ class TestOutOfMemory:
     )
     def test_a_limit_of_the_process(self, tmp_path: Path, asked: int, reserved: int) -> None:
         """Only where the device had room for the whole segment that the request needs."""
-        (limited,) = explain(tmp_path / "s", [failed(asked, reserved)]).oom
+        (limited,) = explain(tmp_path / "s", [failed(asked, reserved)]).failures
         assert "set_per_process_memory_fraction" in limited.advice and "with 0 B reserved" in limited.advice
         assert limited.advice.startswith("Nothing else was in use")  # where to look comes first
-        (short,) = explain(tmp_path / "s", [failed(asked, reserved - 1)]).oom
+        (short,) = explain(tmp_path / "s", [failed(asked, reserved - 1)]).failures
         assert "set_per_process_memory_fraction" not in short.advice
 
     def test_each_line_is_shown_once_and_before_the_peak(self, tmp_path: Path) -> None:
@@ -146,12 +146,12 @@ class TestOutOfMemory:
 
     def test_the_moment_counts_and_not_the_end(self, tmp_path: Path) -> None:
         trace = [entry("alloc", BASE, 700, frames=FORWARD), failed(99, 1), *freed(BASE, 700, frames=FREE_FORWARD)]
-        (found,) = explain(tmp_path / "s", trace, [segment(BASE, 2048, [])]).oom
+        (found,) = explain(tmp_path / "s", trace, [segment(BASE, 2048, [])]).failures
         assert (found.requested_bytes, found.allocated_bytes, found.largest_free_bytes) == (700, 1024, 1024)
 
     def test_a_program_that_tries_forever(self, tmp_path: Path) -> None:
         device = explain(tmp_path / "s", [failed(9, 1)] * 60)
-        assert len(device.oom) == 50
+        assert len(device.failures) == 50
         assert any("60 out-of-memory events" in note for note in device.notes)
 
 
@@ -162,8 +162,8 @@ class TestModelled:
         with pytest.raises(OutOfMemoryError):
             program.allocator.allocate(size, stream)
         loaded = snapshot_in_memory(program.snapshot())
-        (device,) = explain_snapshot(loaded).devices
-        (event,) = device.oom
+        (device,) = explain_snapshot(loaded).parts
+        (event,) = device.failures
         return event
 
     def test_memory_of_another_stream_is_no_fragmentation(self) -> None:
@@ -207,11 +207,11 @@ class TestModelled:
 
 def test_a_block_of_its_own_that_is_large_enough_was_kept_whole(tmp_path: Path) -> None:
     trace, held = [failed(12 * MIB)], [segment(BASE, 40 * MIB, [block(BASE, 20 * MIB)])]
-    (event,) = explain(tmp_path / "s", trace, held).oom
+    (event,) = explain(tmp_path / "s", trace, held).failures
     assert (event.cause, event.usable_largest_free_bytes) == ("kept whole", 20 * MIB)
     assert "max_split_size_mb" in event.advice and "Take that setting away" not in event.advice
     said = {"allocator_settings": {"max_split_size": -1}}
-    (event,) = explain(tmp_path / "t", trace, held, **said).oom
+    (event,) = explain(tmp_path / "t", trace, held, **said).failures
     assert event.cause == "kept whole" and "max_split_size_mb" not in event.advice
 
 
@@ -223,14 +223,14 @@ def test_what_waits_for_another_stream_is_named_as_the_cause(tmp_path: Path) -> 
         failed(40 * MIB),
         entry("free_completed", BASE, 40 * MIB),
     ]
-    (event,) = explain(tmp_path / "s", trace, [segment(BASE, 40 * MIB, [])]).oom
+    (event,) = explain(tmp_path / "s", trace, [segment(BASE, 40 * MIB, [])]).failures
     assert (event.cause, event.pending_free_bytes, event.usable_free_bytes) == ("pending frees", 40 * MIB, 0)
     assert "waiting for another stream" in event.advice and "expandable" not in event.advice
 
 
 def test_a_pending_free_of_the_end_state_counts_too(tmp_path: Path) -> None:
     held = block(BASE, 40 * MIB, state="active_pending_free")
-    (event,) = explain(tmp_path / "s", [failed(40 * MIB)], [segment(BASE, 40 * MIB, [held])]).oom
+    (event,) = explain(tmp_path / "s", [failed(40 * MIB)], [segment(BASE, 40 * MIB, [held])]).failures
     assert event.cause == "pending frees"
 
 
@@ -238,7 +238,7 @@ def test_a_missing_number_is_not_zero(tmp_path: Path) -> None:
     oom = failed(40 * MIB, 0)
     del oom["device_free"]
     held = segment(BASE, 40 * MIB, [block(BASE, 40 * MIB)])
-    (event,) = explain(tmp_path / "s", [oom], [held]).oom
+    (event,) = explain(tmp_path / "s", [oom], [held]).failures
     assert (event.cause, event.device_free_bytes) == ("not known", None)
     assert "does not say how much the device had free" in event.advice and "missing" not in event.advice
     text = printed(explain_snapshot(load(tmp_path / "t", snapshot([oom], [held]))))
@@ -247,7 +247,7 @@ def test_a_missing_number_is_not_zero(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kept", "is_said"), [(20, True), (19, False)])
 def test_what_an_evaluation_keeps_is_said_from_a_fifth_on(kept: int, is_said: bool, tmp_path: Path) -> None:
-    (event,) = TestOutOfMemory().explain(tmp_path, asked=2 * MIB, free=0).oom
+    (event,) = TestOutOfMemory().explain(tmp_path, asked=2 * MIB, free=0).failures
     (group,) = event.groups
     kinds = (("ACTIVATION", kept), ("PARAMETER", 100 - kept))
     groups = tuple(replace(group, category=kind, bytes=size) for kind, size in kinds)
@@ -263,7 +263,7 @@ def test_a_change_that_saves_what_was_missing_is_said_where_the_replay_fails_now
 ) -> None:
     """As it began before the recording; where the replay fails too, the change has to serve the request."""
     failure = entry("oom", 0, 80 * MIB, time_us=9, frames=FORWARD)
-    (event,) = explain(tmp_path / "s", [entry("alloc", BASE, MIB, frames=FORWARD), failure]).oom
+    (event,) = explain(tmp_path / "s", [entry("alloc", BASE, MIB, frames=FORWARD), failure]).failures
     change = FirstChange(
         "keep less", None, 100 * MIB, 10 * MIB, 100 * MIB, 10 * MIB, cause="graphs kept", sentence="Memory grows."
     )

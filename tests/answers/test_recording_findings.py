@@ -32,18 +32,12 @@ from tracer.answers.caveats import (
     unseen,
 )
 from tracer.answers.failed_allocation import failed_allocation, held_at_failure, held_now
+from tracer.answers.findings import CycleFindings, GraphPool, RunFindings
 from tracer.answers.graph_pools import graph_pools
 from tracer.answers.line_memory import line_memory
 from tracer.answers.out_of_memory import OutOfMemory
 from tracer.answers.peak import Peak
-from tracer.answers.recording_findings import (
-    CycleFindings,
-    Findings,
-    GraphPool,
-    counted_blocks,
-    find_in_cycle,
-    put_together,
-)
+from tracer.answers.recording_findings import counted_blocks, find_in_cycle, put_together
 from tracer.answers.rows import Row, group_rows
 from tracer.answers.run_history import RunHistory
 from tracer.answers.snapshot_findings import replay_snapshot
@@ -89,7 +83,7 @@ def cycle(peak_bytes: int, *, is_whole: bool = True) -> CycleFindings:
 
 
 def test_without_a_history_no_entry_is_joined() -> None:
-    assert cycle(100).history is None
+    assert cycle(100).source.history is None
 
 
 def test_means_are_of_whole_cycles_and_the_worst_is_any() -> None:
@@ -126,13 +120,13 @@ def test_a_parameter_from_before_has_the_allocators_size() -> None:
     allocator.free(allocator.alloc(512))
     known = known_of((-5, weight, 900, Role.PARAMETER, "w"), device="cuda:0")
     cycle = joined(allocator, known=known).worst
-    levels = counted_blocks(cycle).levels(len(cycle.lifetimes.events))
+    levels = counted_blocks(cycle).levels(len(cycle.source.lifetimes.events))
     assert levels[Kind.PARAMETER].tolist() == [2048, 2048, 2048]
     assert {
         kind.name: int(level[cycle.peak.position + 1]) for kind, level in levels.items()
     } == cycle.peak.by_category()
     total = np.sum([level[1:] for level in levels.values()], axis=0)
-    assert total.tolist() == cycle.lifetimes.allocator_bytes.tolist()
+    assert total.tolist() == cycle.source.lifetimes.allocator_bytes.tolist()
 
 
 def test_an_example_by_hand() -> None:
@@ -140,7 +134,7 @@ def test_an_example_by_hand() -> None:
     events = [Event(500, 7, 2), Event(600, 5, 3), Event(500, -7, 2)]
     known = known_of((-5, 10, 100, Role.PARAMETER, "w"), (1, 600, 5, Role.INPUT, "batch"))
     found = find_in_cycle(recording_of(events, [Key(10, 100, 1)]), known=known)
-    levels = counted_blocks(found).levels(len(found.lifetimes.events))
+    levels = counted_blocks(found).levels(len(found.source.lifetimes.events))
     assert [(kind, level.tolist()) for kind, level in levels.items()] == [
         (Kind.PARAMETER, [100, 100, 100, 100]),
         (Kind.INPUT, [0, 0, 5, 5]),
@@ -151,8 +145,8 @@ def test_an_example_by_hand() -> None:
 @each_workload
 def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str], Recorded]) -> None:
     for found in recorded(name).cycles:
-        lifetimes, kinds = found.lifetimes, found.blocks.kind.tolist()
-        levels = counted_blocks(found).levels(len(found.lifetimes.events))
+        lifetimes, kinds = found.source.lifetimes, found.blocks.kind.tolist()
+        levels = counted_blocks(found).levels(len(found.source.lifetimes.events))
         assert set(levels) == set(kinds)
         total = [sum(values) for values in zip(*(level[1:].tolist() for level in levels.values()), strict=True)]
         assert total == levels_of(lifetimes) == lifetimes.allocator_bytes.tolist()
@@ -165,7 +159,7 @@ def test_a_plain_loop_agrees_and_kinds_add_up(name: str, recorded: Callable[[str
 
 # ---- Phases of steps: in order, without overlap, micro-batches as stretches of one phase, the peak in its own.
 def stretches(findings: CycleFindings) -> list[tuple[int, int, str]]:
-    return sorted((start, end, one.phase) for one in findings.step_phases for start, end in one.stretches_ns)
+    return sorted((start, end, one.phase) for one in findings.source.step_phases for start, end in one.stretches_ns)
 
 
 @pytest.mark.parametrize("name", ["lbfgs", "gradient_accumulation", "zero_grad_at_start", "convnet"])
@@ -174,19 +168,19 @@ def test_stretches_do_not_overlap_and_times_sum_to_no_more_than_the_step(name: s
     laid_out = stretches(findings)
     for (_, end, _), (start, _, _) in pairwise(laid_out):
         assert end <= start
-    spans = findings.recording.spans
-    for step in findings.attribution.step_names:
-        row = [findings.recording.strings[name] for name in spans.name.tolist()].index(step)
-        total = sum(one.duration_ns for one in findings.step_phases if one.step == step)
+    spans = findings.source.recording.spans
+    for step in findings.source.attribution.step_names:
+        row = [findings.source.recording.strings[name] for name in spans.name.tolist()].index(step)
+        total = sum(one.duration_ns for one in findings.source.step_phases if one.step == step)
         assert 0 < total <= spans.end_ns[row] - spans.start_ns[row]
 
 
 def test_micro_batches_are_stretches_of_one_phase() -> None:
     findings = find_in_cycle(recorded(build_workload("gradient_accumulation").step), device="cpu")
-    counts = {(one.step, one.phase): len(one.stretches_ns) for one in findings.step_phases}
-    for step in findings.attribution.step_names:
+    counts = {(one.step, one.phase): len(one.stretches_ns) for one in findings.source.step_phases}
+    for step in findings.source.attribution.step_names:
         assert [counts[step, phase] for phase in ("forward", "backward", "optimizer")] == [3, 3, 1]
-    order = [one.phase for one in findings.step_phases]
+    order = [one.phase for one in findings.source.step_phases]
     assert order == ["forward", "backward", "optimizer"] * 2
 
 
@@ -194,11 +188,11 @@ def test_phases_of_a_step_come_in_order_and_the_peak_is_in_its_own() -> None:
     workload = build_workload("fno_2d_new_zeros")
     assert workload.model is not None
     findings = profiled(workload.model, workload.step, workload.optimizer)
-    names = [phase.phase for phase in findings.step_phases]
+    names = [phase.phase for phase in findings.source.step_phases]
     assert names == ["forward", "backward", "optimizer"] * 3
-    for before, after in zip(findings.step_phases, findings.step_phases[1:], strict=False):
+    for before, after in zip(findings.source.step_phases, findings.source.step_phases[1:], strict=False):
         assert before.end_ns <= after.start_ns
-    peaks = {(phase.step, phase.phase): phase.peak_bytes for phase in findings.step_phases}
+    peaks = {(phase.step, phase.phase): phase.peak_bytes for phase in findings.source.step_phases}
     assert peaks[findings.peak.step, findings.peak.phase] == findings.peak.peak_bytes  # type: ignore[index]
 
 
@@ -212,8 +206,8 @@ def test_a_phase_that_only_frees_has_what_is_in_use_when_it_begins() -> None:
         optimizer.zero_grad()
 
     findings = profiled(model, step, optimizer)
-    peaks = {(phase.step, phase.phase): phase.peak_bytes for phase in findings.step_phases}
-    more = {peaks[step, "optimizer"] - peaks[step, "forward"] for step in findings.attribution.step_names}
+    peaks = {(phase.step, phase.phase): phase.peak_bytes for phase in findings.source.step_phases}
+    more = {peaks[step, "optimizer"] - peaks[step, "forward"] for step in findings.source.attribution.step_names}
     # Gradients, where forward has input, output and their sum.
     assert more == {(64 * 64 + 64) * 4 - (8 * 64 + 8 * 64 + 1) * 4}
 
@@ -246,15 +240,15 @@ def test_a_slow_count_agrees_on_a_lines_own_peak_and_on_where_it_was_freed(
     """Block by block and event by event, for the largest lines."""
     cycle = recorded("transformer").cycles[-1]
     rows, group = group_rows(cycle.blocks, merged=("step",))
-    lifetimes, sizes = cycle.lifetimes, cycle.blocks.size_bytes.tolist()
+    lifetimes, sizes = cycle.source.lifetimes, cycle.blocks.size_bytes.tolist()
     made, freed, end = lifetimes.made_at.tolist(), lifetimes.freed_at.tolist(), len(lifetimes.events)
 
     def place(block: int) -> tuple[str | None, SourceLine | None]:
         if freed[block] == end:
             return None, None
         event = lifetimes.events[freed[block]]
-        phase = Phase(int(cycle.attribution.allocation_phase[event])).name.lower()
-        return phase, line_of_frame(cycle.recording, int(cycle.attribution.allocation_frame[event]))
+        phase = Phase(int(cycle.source.attribution.allocation_phase[event])).name.lower()
+        return phase, line_of_frame(cycle.source.recording, int(cycle.source.attribution.allocation_frame[event]))
 
     for one in line_memory(cycle)[:8]:
         mine = [at for at, number in enumerate(group.tolist()) if one.at in _lines(rows[number])]
@@ -282,7 +276,7 @@ def made(size_kib: int) -> torch.Tensor:
     return torch.empty(size_kib * KIB, dtype=torch.uint8)
 
 
-def captured() -> tuple[Findings, list[Capture]]:
+def captured() -> tuple[RunFindings, list[Capture]]:
     """Two captures in one recording: 100 and 200 KiB at once, of which 100 stay; then 400, freed before 250."""
     marks: list[int] = []
     kept: list[torch.Tensor] = []
@@ -310,7 +304,7 @@ def captured() -> tuple[Findings, list[Capture]]:
     return put_together([find_in_cycle(read_recording(results))]), begins
 
 
-def explained(findings: Findings, *captures: Capture) -> GraphPool:
+def explained(findings: RunFindings, *captures: Capture) -> GraphPool:
     pools = [LivePool(captures, PoolBytes(900 * KIB, 350 * KIB))]
     (pool,) = graph_pools(pools, findings, known=None, module_names={})
     assert pool.peak_bytes == sum(row.bytes for row in pool.rows)
@@ -454,7 +448,7 @@ def findings_of(recording: Recording) -> CycleFindings:
 def test_a_recording_that_shows_everything_needs_no_sentence() -> None:
     recording = recording_of([Event(0, 100, 1)])
     found = findings_of(recording)
-    assert unseen(recording, found.lifetimes) == ()
+    assert unseen(recording, found.source.lifetimes) == ()
     assert not_recorded(found.peak) is None
     assert left_out(put_together([found])) == ()
 
@@ -462,7 +456,7 @@ def test_a_recording_that_shows_everything_needs_no_sentence() -> None:
 def test_assumed_frees_and_reused_addresses_are_said_with_their_number() -> None:
     # 100 bytes from before lie where event 0 gets memory; event 1 is a free that was put in.
     recording = recording_of([Event(10, 100, 2), Event(10, -100, 2, assumed=True)], [Key(10, 100, 1)])
-    lifetimes = findings_of(recording).lifetimes
+    lifetimes = findings_of(recording).source.lifetimes
     freed, before = unseen(recording, lifetimes)
     assert freed.startswith("1 block was freed by a thread that the profiler does not record")
     assert before.startswith("1 block from before the recording, freed without a record: each counts until its address")
@@ -509,8 +503,8 @@ def test_cycles_that_were_cut_are_said_and_whether_the_peak_is_in_one() -> None:
         findings_of(recording_of([Event(0, 100, 1)])),
         findings_of(recording_of([Event(0, 50, 1)])),
     )
-    cut = replace(cut, is_whole=False)
-    larger = replace(findings_of(recording_of([Event(0, 500, 1)])), is_whole=False)
+    larger = findings_of(recording_of([Event(0, 500, 1)]))
+    cut, larger = (replace(one, source=replace(one.source, is_whole=False)) for one in (cut, larger))
     assert left_out(put_together([whole, cut])) == (
         "1 cycle was cut short by the end of the run: means (max_mem.txt) leave that out.",
     )
@@ -524,7 +518,7 @@ LINE = SourceLine("/home/somebody/net.py", 7)
 GRAPHS = (CompiledGraph("a", ""), CompiledGraph("b", "", is_backward=True))
 
 
-def found(code: CompiledCode, *, is_compiled: bool = True) -> Findings:
+def found(code: CompiledCode, *, is_compiled: bool = True) -> RunFindings:
     """Findings in which everything is of a compiled region of which no more is known."""
     (results,) = record(lambda: torch.zeros(1024))
     recording = read_recording(results)
@@ -532,10 +526,11 @@ def found(code: CompiledCode, *, is_compiled: bool = True) -> Findings:
     region = (Origin("region"),)
     origins = CompiledOrigins(region, np.zeros(num, np.int64), np.full(num, -1))
     cycle = find_in_cycle(recording)
-    attribution = replace(cycle.attribution, origins=origins if is_compiled else None)
+    attribution = replace(cycle.source.attribution, origins=origins if is_compiled else None)
     blocks, none = cycle.peak.blocks, np.full(len(cycle.peak.blocks.frame), -1)
     blocks = replace(blocks, frame=none, origin=none + is_compiled, values=region)
-    changed = replace(cycle, attribution=attribution, peak=replace(cycle.peak, blocks=blocks))
+    source = replace(cycle.source, attribution=attribution)
+    changed = replace(cycle, source=source, peak=replace(cycle.peak, blocks=blocks))
     return put_together([changed], compiled=code)
 
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from tests.histories import Event, Key, known_of, recording_of
 from tests.pieces import Pieces, tiny_fno
 from tests.training_steps import Recorded, each_workload
+from tracer.answers.findings import RunFindings
 from tracer.answers.peak import Peak
-from tracer.answers.recording_findings import Findings, find_in_cycle
+from tracer.answers.recording_findings import find_in_cycle
 from tracer.answers.rows import Row, group_rows
 from tracer.blocks.from_recording.source_lines import recorded_op_name
 from tracer.capture.objects.known_storages import Role
@@ -65,7 +66,7 @@ def test_on_every_workload_rows_blocks_and_allocator_agree_to_the_byte(
     name: str, recorded: Callable[[str], Recorded]
 ) -> None:
     for cycle in recorded(name).cycles:
-        recording, peak = cycle.recording, cycle.peak
+        recording, peak = cycle.source.recording, cycle.peak
         assert sum(row.bytes for row in peak.rows) == int(peak.blocks.size_bytes.sum()) == peak.peak_bytes
         assert sum(row.count for row in peak.rows) == len(peak.blocks.size_bytes)
         assert peak.peak_bytes == peak.allocator_peak_bytes
@@ -122,7 +123,7 @@ class SpectralModel(nn.Module):
 WEIGHT_BYTES = 32 * 32 * 5 * 8
 
 
-def run_alone(workload: Any, schedule: Schedule) -> Findings | None:
+def run_alone(workload: Any, schedule: Schedule) -> RunFindings | None:
     """A run that does not see what other tests of this process keep alive."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tracer.sessions.observations.live_tensors", lambda models: LiveTensors((), is_complete=True))

@@ -74,7 +74,7 @@ def test_a_history_becomes_columns_once(calls: Counter[str]) -> None:
     results = on_cuda(oom=True)
     assert results.findings is not None
     history = RunHistory(results.snapshot)
-    assert history.joined(results.findings, results.known).cycles[-1].history is not None
+    assert history.joined(results.findings, results.known).parts[-1].source.history is not None
     failed = history.failed_allocation(results.findings, results.known, "cuda:0")
     assert failed is not None
     assert failed.event.asked_bytes == 1 << 40
@@ -112,7 +112,7 @@ def test_the_files_join_nothing_anew_and_find_the_invocations_of_each_cycle_once
     monkeypatch.setattr("tracer.blocks.from_recording.allocator_join.join_entries", None)
     assert [one.error for one in write_outputs(results, tmp_path)] == [None] * 8
     # Once as it is, and once more with what the blocks are.
-    assert calls == {"op_instances": len(results.findings.cycles), "snapshot_in_memory": 2}
+    assert calls == {"op_instances": len(results.findings.parts), "snapshot_in_memory": 2}
 
 
 # ------------------------------------------------------------------------------------------------------------- null run

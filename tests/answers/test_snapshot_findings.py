@@ -29,7 +29,8 @@ from tests.snapshot.dumps import (
 from tests.snapshot.explained import explain_snapshot, real_replayed
 from tracer.answers.answer_of_snapshot import answer_of_snapshot
 from tracer.answers.difference import PeakDiff, diff_snapshots, differing, match_stacks
-from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.answers.findings import ReplayedFindings, SnapshotFindings
+from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.blocks.kinds import Kind
 from tracer.errors import SnapshotError
 from tracer.exporters.diff import answer_of_diffs
@@ -71,32 +72,34 @@ def load(path: Path, objects: Any) -> Snapshot:
     return load_snapshot(write(path, objects), isolated=False)
 
 
-def explain(path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> DeviceFinding:
-    (device,) = explain_snapshot(load(path, snapshot(trace, segments, **more))).devices
+def explain(path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> ReplayedFindings:
+    (device,) = explain_snapshot(load(path, snapshot(trace, segments, **more))).parts
     return device
 
 
-def check_sums(finding: SnapshotFinding) -> None:
-    for device in finding.devices:
+def check_sums(finding: SnapshotFindings) -> None:
+    for device in finding.parts:
         peak = device.peak
         for parts in (peak.rows, peak.by_kind, peak.by_annotation, peak.by_stream):
             assert sum(part.bytes for part in parts) == peak.peak_bytes
         assert sum(g.bytes for g in peak.rows if g.is_before_recording) == peak.before_recording_bytes
         assert all(isinstance(group.kind, Kind) for group in peak.rows)
-        for event in device.oom:
+        for event in device.failures:
             assert sum(group.bytes for group in event.groups) == event.requested_bytes
-        assert device.end_requested_bytes - device.start_requested_bytes == device.growth_bytes
+        level, blocks = device.source.replay.requested_bytes, device.blocks
+        gone = blocks.size_bytes[(blocks.made_at < 0) & (blocks.freed_at < device.source.num_events)].sum()
+        assert level[-1] - level[0] == sum(row.bytes for row in device.never_freed) - gone
 
 
 def test_an_unknown_device_is_an_error_that_names_the_known(tmp_path: Path) -> None:
     loaded = load(tmp_path / "s", [segment(BASE, 512, [block(BASE, 5)], device=2)])
-    assert len(explain_snapshot(loaded, device=2).devices) == 1
+    assert len(explain_snapshot(loaded, device=2).parts) == 1
     with pytest.raises(SnapshotError) as caught:
         explain_snapshot(loaded, device=0)
     assert "2" in caught.value.hint
 
 
-def printed(finding: SnapshotFinding, *, top: int = 10) -> str:
+def printed(finding: SnapshotFindings, *, top: int = 10) -> str:
     return answer_screen(answer_of_snapshot(finding, file="a[red]b.pickle"), width=160, top=top)
 
 
@@ -126,7 +129,7 @@ def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objects", [[], snapshot([]), snapshot([entry("alloc", BASE, 1)]), [segment(BASE, 512, [])]])
 def test_anything_can_be_printed(tmp_path: Path, objects: Any) -> None:
     finding = explain_snapshot(load(tmp_path / "s", objects))
-    assert ("a[red]b.pickle" in printed(finding)) is (not finding.devices)
+    assert ("a[red]b.pickle" in printed(finding)) is (not finding.parts)
     check_sums(finding)
     json.loads(json.dumps(snapshot_json(finding, file="s")))
 
@@ -205,11 +208,11 @@ def test_a_recording_that_contradicts_itself_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_entries_that_are_lost_give_no_wrong_peak_in_silence(seed: int) -> None:
     whole = Program(seed).run(150).snapshot()
-    (right,) = explain_snapshot(snapshot_in_memory(whole)).devices
+    (right,) = explain_snapshot(snapshot_in_memory(whole)).parts
     rng, trace = random.Random(seed), whole["device_traces"][0]
     for _ in range(rng.randint(1, 10)):
         del trace[rng.randrange(len(trace))]
-    (found,) = explain_snapshot(snapshot_in_memory(whole)).devices
+    (found,) = explain_snapshot(snapshot_in_memory(whole)).parts
     assert found.peak.peak_bytes == right.peak.peak_bytes or found.notes
 
 
@@ -245,13 +248,13 @@ def test_parameters_and_state_from_before_are_a_ratio(tmp_path: Path) -> None:
     held = [block(BASE + 4 * MIB * i, size * MIB) for i, size in enumerate((1, 1, 1, 2, 2, 2), start=2)]
     blocks = [block(BASE, MIB), block(BASE + 2 * MIB, 2 * MIB), *held]
     loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, blocks)]))
-    (device,) = explain_snapshot(loaded).devices
+    (device,) = explain_snapshot(loaded).parts
     said = "3 blocks for each gradient size, 9.00 MiB: probably the parameters (3.00 MiB) and the optimizer state (6.00"
     assert any(said in note for note in device.notes)
     assert {group.kind.words for group in device.peak.rows if group.is_before_recording} == {"before recording"}
     # Whoever recorded it knew what it held: then something does tell them apart.
     known = {each["address"]: Kind.PARAMETER if i % 3 == 0 else Kind.OPTIMIZER_STATE for i, each in enumerate(held)}
-    (device,) = explain_replayed(replay_snapshot(loaded, held=known)).devices
+    (device,) = explain_replayed(replay_snapshot(loaded, held=known)).parts
     assert {group.kind for group in device.peak.rows if group.is_before_recording} == set(known.values())
     assert not any("gradient of their size" in note for note in device.notes)
 

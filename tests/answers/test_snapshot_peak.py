@@ -25,9 +25,9 @@ from tests.blocks.from_snapshot.autograd_recorder import record
 from tests.snapshot.dumps import Row, block, each_real_file, entry, frame, freed, segment, snapshot, write
 from tests.snapshot.explained import explain_snapshot
 from tracer.allocator.fragmentation import AddressRanges, address_ranges
+from tracer.answers.findings import SnapshotFindings
 from tracer.answers.rows import CallerShare
 from tracer.answers.rows import Row as PeakRow
-from tracer.answers.snapshot_findings import SnapshotFinding
 from tracer.exporters.json_documents.header import record_values
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
@@ -168,7 +168,7 @@ def in_model(line: int) -> Row:
     return frame("forward", "/home/me/model.py", line)
 
 
-def finding_of(path: Path, *stacks: list[Row]) -> SnapshotFinding:
+def finding_of(path: Path, *stacks: list[Row]) -> SnapshotFindings:
     """Of blocks of 1, 2, 3 ... MiB that these stacks made."""
     places = [BASE + 64 * MIB * number for number in range(len(stacks))]
     trace = [
@@ -180,7 +180,7 @@ def finding_of(path: Path, *stacks: list[Row]) -> SnapshotFinding:
 
 
 def group_of(path: Path, *stacks: list[Row]) -> PeakRow:
-    (group,) = finding_of(path, *stacks).devices[0].peak.rows
+    (group,) = finding_of(path, *stacks).parts[0].peak.rows
     return group
 
 
@@ -253,7 +253,7 @@ def test_gradients_have_the_callers_of_forward(tmp_path: Path) -> None:
 
     line = program.__code__.co_firstlineno
     loaded = load_snapshot(write(tmp_path / "snapshot.pickle", record(program, times=1).snapshot()))
-    groups = explain_snapshot(loaded).devices[0].never_freed
+    groups = explain_snapshot(loaded).parts[0].never_freed
     (group,) = (group for group in groups if group.site.frame == "backward of project")
     assert {_line(share): share.count for share in group.callers} == {line + 2: 2, line + 3: 2}
 
@@ -262,20 +262,20 @@ def test_gradients_have_the_callers_of_forward(tmp_path: Path) -> None:
 def test_holes_end_at_segments_and_pass_over_mapped_ranges(tmp_path: Path) -> None:
     # Segment A of 4096 with 512 in the middle: holes 1024 and 2560. Segment B follows at once, wholly free: 2048.
     a, b = segment(BASE, 4096, [block(BASE + 1024, 500)]), segment(BASE + 4096, 2048, [])
-    found = explain(tmp_path / "s", [], [a, b]).end_fragmentation
+    found = explain(tmp_path / "s", [], [a, b]).source.end_memory
     assert (found.reserved_bytes, found.allocated_bytes, found.free_bytes) == (6144, 512, 5632)
     assert found.largest_free_bytes == 2560
     # An expandable segment of 4096 whose second half was mapped after the peak: before, the hole ends there.
     trace = [entry("alloc", BASE, 900), *freed(BASE, 900), entry("segment_map", BASE + 2048, 2048)]
     device = explain(tmp_path / "t", trace, [segment(BASE, 4096, [], expandable=True)])
     assert device.peak.fragmentation.largest_free_bytes == 1024
-    assert device.end_fragmentation.largest_free_bytes == 4096
+    assert device.source.end_memory.largest_free_bytes == 4096
 
 
 def test_a_segment_that_was_given_back_later_was_there_at_the_peak(tmp_path: Path) -> None:
     trace = [entry("alloc", BASE, 900), *freed(BASE, 900), entry("segment_free", BASE + MIB, 8192)]
     device = explain(tmp_path / "s", trace, [segment(BASE, 2048, [])])
-    at_peak, at_end = device.peak.fragmentation, device.end_fragmentation
+    at_peak, at_end = device.peak.fragmentation, device.source.end_memory
     assert (at_peak.reserved_bytes, at_peak.free_bytes, at_peak.largest_free_bytes) == (10240, 9216, 8192)
     assert (at_end.reserved_bytes, at_end.free_bytes, at_end.largest_free_bytes) == (2048, 2048, 2048)
 

@@ -18,8 +18,9 @@ from torch.cuda import _memory_viz
 
 from tests.histories import Event, History, Key, histories, recording_of
 from tests.training_steps import ONE_OF_EACH, Recorded
+from tracer.answers.findings import CycleFindings
 from tracer.answers.python_stacks import PythonStacks, stacks_of_rows
-from tracer.answers.recording_findings import CycleFindings, find_in_cycle
+from tracer.answers.recording_findings import find_in_cycle
 from tracer.blocks.from_recording.block_lifetimes import follow_blocks
 from tracer.capture.recording import Recording
 from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
@@ -37,7 +38,7 @@ def converted(recorded: Callable[[str], Recorded]) -> Convert:
     @cache
     def convert(name: str) -> tuple[CycleFindings, Snapshot]:
         findings = recorded(name).cycles[-1]
-        return findings, snapshot_of_recording(findings.recording, findings.lifetimes)
+        return findings, snapshot_of_recording(findings.source.recording, findings.source.lifetimes)
 
     return convert
 
@@ -274,7 +275,7 @@ def test_on_a_workload_of_each_kind_the_line_of_a_row_is_in_its_stack(
     name: str, recorded: Callable[[str], Recorded]
 ) -> None:
     found = recorded(name).cycles[-1]
-    stacks = stacks_of_rows(found.recording, found.peak, num_rows=1000, num_frames=1000)
+    stacks = stacks_of_rows(found.source.recording, found.peak, num_rows=1000, num_frames=1000)
     assert len(stacks) == len(found.peak.rows)
     made = [(row, stack) for row, stack in zip(found.peak.rows, stacks, strict=True) if stack is not None]
     assert made, "forward has stacks"

@@ -16,7 +16,6 @@ from tests.answers.operators.test_run_times import times
 from tests.exporters.report_readers import R1, R2, R3, R4, dump, query, shape
 from tests.skips import by_default
 from tests.training_steps import ONE_OF_EACH, REPORT_QUICK, REPORT_WORKLOADS, record
-from tracer.answers.operators.invocations import op_instances
 from tracer.answers.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
 from tracer.answers.operators.run_times import RunTimeRow
 from tracer.answers.recording_findings import find_in_cycle, put_together
@@ -161,8 +160,7 @@ def test_sequential_in_a_script_has_rows_with_lines(tmp_path: Path) -> None:
     with ParameterOrigins():
         exec(compile(script.read_text(), str(script), "exec"), module.__dict__)
     found = put_together([find_in_cycle(read_recording(one)) for one in record(module.step)])
-    instances = op_instances(found.worst.recording, found.worst.attribution)
-    what = memory_report(found, instances, parameters=describe_parameters(module.model))
+    what = memory_report(found, parameters=describe_parameters(module.model))
     path = memory_written(what, tmp_path, root=tmp_path)
     assert query(path, R1) == [("0.weight", 128, 128, "script.py", 3), ("0.bias", 32, 32, "script.py", 3)]
     assert query(path, R2) == [("linear", 32, "script.py", 7), ("relu", 64, "script.py", 7)]

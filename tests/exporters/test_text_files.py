@@ -186,7 +186,7 @@ def test_peak_json_is_about_the_cycle_with_the_largest_peak(recorded: Callable[[
     document = peak_document(RunResults(findings))
     assert (document["cycle"], document["peak_bytes"]) == (1, large.peak_bytes)
     assert document["time_us"] == large.time_ns / 1000
-    first, last = findings.cycles
+    first, last = findings.parts
     assert peak_document(RunResults(put_together([last, first])))["cycle"] == 0
     assert peak_document(RunResults(put_together([first, first])))["cycle"] == 0, "the first of equals"
 

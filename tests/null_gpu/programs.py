@@ -398,7 +398,7 @@ def a_gradient_in_a_larger_block_is_explained() -> None:
                 optimizer.step()
                 session.step()
         assert session.results is not None and session.results.findings is not None
-    lives = session.results.findings.cycles[0].lifetimes
+    lives = session.results.findings.parts[0].source.lifetimes
     assert (12 << 20) in lives.size_bytes[lives.made_at < 0].tolist()
     levels = in_use(lives.size_bytes, lives.made_at, lives.freed_at, len(lives.events))[1:]
     assert levels.tolist() == lives.allocator_bytes.tolist()

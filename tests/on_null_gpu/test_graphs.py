@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.answer_screens import peak_screen
 from tests.truth.isolate import runs_elsewhere
-from tracer.answers.recording_findings import Findings
+from tracer.answers.findings import RunFindings
 from tracer.capture.torch_private.torch_cuda import are_workspaces_kept
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.sessions.schedule import Schedule
@@ -30,7 +30,7 @@ Replay = Callable[[], object]
 Make = Callable[[nn.Module, torch.optim.Optimizer, Tensor], Replay]
 
 
-def profiled(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> Findings:
+def profiled(make: Make, schedule: Schedule = LATE, num_steps: int = 9) -> RunFindings:
     """Profile a loop whose step is what `make` returns, which captures graphs when it is called, and assert the laws.
 
     The rows sum to the allocator's count and those of a pool to its peak, a kept recording says the same, and torch's

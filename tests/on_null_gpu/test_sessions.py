@@ -31,8 +31,8 @@ from tests.truth.isolate import Elsewhere, runs_elsewhere
 from tracer import TimelineTracer
 from tracer.answers.answer_of_findings import headline
 from tracer.answers.failure_lines import failure_lines
+from tracer.answers.findings import CycleFindings, RunFindings
 from tracer.answers.parallelism import parallelism_sentences
-from tracer.answers.recording_findings import CycleFindings, Findings
 from tracer.answers.run_results import RunResults
 from tracer.blocks.from_recording.allocator_join import reserved_ranges
 from tracer.capture.device.allocator_history import record_from_start
@@ -56,7 +56,7 @@ class Trained:
     """A profile, and the allocators' counts over the recorded steps."""
 
     session: TrainingProfile
-    findings: Findings
+    findings: RunFindings
     counted: tuple[int, int]
     files: set[str]
     pages: list[tuple[str, int, bool]]
@@ -69,7 +69,7 @@ class Trained:
         assert sum(row.bytes for row in peak.rows) == peak.allocator_peak_bytes == self.counted[device]
         assert history is None or history.num_joined == history.num_blocks
         # The history's segments are what the profiler counts as reserved, at every event.
-        same, of = reserved_over(self.findings.cycles[-1])
+        same, of = reserved_over(self.findings.parts[-1])
         assert same == of and (of > 0) == (history is not None)
         assert [written.error for written in self.session.written if written.error is not None] == []
         written = {"max_mem.txt", "peak.json", "memory_timeline.html", "memory_snapshot.pkl", "memory_report.sqlite"}
@@ -78,14 +78,15 @@ class Trained:
 
 def reserved_over(cycle: CycleFindings) -> tuple[int, int]:
     """At how many events the history's segments sum to what the profiler says is reserved, and of how many."""
-    found = reserved_ranges(cycle.history, cycle.lifetimes) if cycle.history is not None else None
+    history = cycle.source.history
+    found = reserved_ranges(history, cycle.source.lifetimes) if history is not None else None
     if found is None:
         return 0, 0
-    events = cycle.lifetimes.events
+    events = cycle.source.lifetimes.events
     level = np.zeros(len(events) + 1, np.int64)
     np.add.at(level, np.maximum(found.begin, 0), found.size_bytes)
     np.add.at(level, found.end, -found.size_bytes)
-    counted = cycle.recording.allocations.total_reserved_bytes[events]
+    counted = cycle.source.recording.allocations.total_reserved_bytes[events]
     same = np.cumsum(level)[:-1] == counted
     return int(same[found.known_from :].sum()), len(events) - found.known_from
 
@@ -478,7 +479,7 @@ def test_a_failure_behind_a_recording_that_was_dropped_is_explained() -> None:
                 import_module(f"no_module_{index}")
         torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
     failed = session.failed_allocation
-    assert len(session.findings.cycles) == 1 and failed is not None and failed.event.asked_bytes == 1 << 40
+    assert len(session.findings.parts) == 1 and failed is not None and failed.event.asked_bytes == 1 << 40
 
 
 @pytest.mark.slow
@@ -612,7 +613,7 @@ def rows_and_count(schedule: Schedule) -> list[tuple[int, int, int]]:
     del behind
     length = schedule.num_wait_steps + schedule.num_warmup_steps + schedule.num_active_steps
     found = []
-    for number, cycle in enumerate(session.findings.cycles):
+    for number, cycle in enumerate(session.findings.parts):
         recorded = counted[(number + 1) * length - schedule.num_active_steps : (number + 1) * length]
         rows = sum(row.bytes for row in cycle.peak.rows)
         found.append((rows, cycle.peak.allocator_peak_bytes, max(recorded)))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.skips import by_default
 from tests.snapshot.explained import explain_snapshot
 from tests.truth.isolate import Elsewhere
-from tracer.answers.allocator.allocator_finding import explain_allocator, with_model
+from tracer.answers.allocator.allocator_finding import with_allocator
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.blocks.kinds import Kind
 from tracer.snapshot.load import load_snapshot
@@ -56,7 +56,7 @@ def history_with_frames_of_cpp() -> dict[str, Any]:
         path = Path(folder) / "snapshot.pkl"
         torch.cuda.memory._dump_snapshot(str(path))
         traced = torch.cuda.memory._snapshot()["device_traces"][0]
-        (device,) = explain_snapshot(load_snapshot(path)).devices
+        (device,) = explain_snapshot(load_snapshot(path)).parts
     torch.cuda.memory._record_memory_history(None)
     return {
         "peak_bytes": device.peak.fragmentation.allocated_bytes,
@@ -118,8 +118,8 @@ def peak_with_a_rest_that_is_not_split_off() -> tuple[int, int, int]:
         torch.cuda.memory._record_memory_history(None)
         replayed = replay_snapshot(load_snapshot(path))
     finding = explain_replayed(replayed)
-    (device,) = with_model(finding, explain_allocator(replayed)).devices
-    rounded_bytes = finding.devices[0].peak.fragmentation.allocated_bytes
+    (device,) = with_allocator(finding).parts
+    rounded_bytes = finding.parts[0].peak.fragmentation.allocated_bytes
     return counted_bytes, device.peak.fragmentation.allocated_bytes - before_bytes, rounded_bytes - before_bytes
 
 

@@ -131,7 +131,7 @@ def test_a_leak_of_a_mebibyte_a_step_is_named_with_line_holder_growth_and_end(nu
     text = found["text"]
     assert "In-use memory grows by 1.00 MiB a step" in text and "held by history[...]" in text
     assert sum(group["bytes"] for group in found["in_use"]) == sum(found["by_kind"].values())
-    assert len(explain_snapshot(load_snapshot(tmp_path / "memory_snapshot.pkl")).devices[0].oom) == 1
+    assert len(explain_snapshot(load_snapshot(tmp_path / "memory_snapshot.pkl")).parts[0].failures) == 1
     # It was told long before, when the run had hardly begun, with the step in which it would end.
     assert [event["what"] for event in found["events"]] == [
         "memory grows from step to step", "out of memory",

@@ -74,7 +74,7 @@ def profiled(name: str, device: str) -> tuple[ProfileSession, int, int]:
 def blocks_of(name: str, device: str) -> Counter[Block]:
     """A workload's own blocks, as a reader of the outputs would tell them apart."""
     cycle = profiled(name, device)[0].findings.worst
-    recording = cycle.recording
+    recording = cycle.source.recording
     made: Counter[Block] = Counter()
     blocks = cycle.blocks
     columns = (blocks.kind, blocks.phase, blocks.module, blocks.frame, blocks.row)

@@ -96,7 +96,7 @@ def steps_found(step: Step, num_steps: int, folder: str, schedule: Schedule) -> 
         region.__exit__(None, None, None)
     (session,) = sessions
     findings = session.results.findings if session.results is not None else None
-    cycles = findings.cycles if findings is not None else ()
+    cycles = [part.source for part in findings.parts] if findings is not None else []
     return {
         "steps": [sorted({int(phase.step.partition("#")[2]) + 1 for phase in cycle.step_phases}) for cycle in cycles],
         "peak": cycles and findings is not None and (findings.worst.peak.step, findings.worst.peak.phase),

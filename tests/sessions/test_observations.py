@@ -47,7 +47,9 @@ def bytes_by_kind(session: ProfileSession) -> Counter[Kind]:
     """Bytes at the peak, which are as many as the independent count has."""
     peak, found = session.findings.worst.peak, Counter[Kind]()
     assert (
-        int(peak.blocks.size_bytes.sum()) == peak.peak_bytes == session.findings.worst.lifetimes.allocator_bytes.max()
+        int(peak.blocks.size_bytes.sum())
+        == peak.peak_bytes
+        == session.findings.worst.source.lifetimes.allocator_bytes.max()
     )
     for kind, size_bytes in zip(peak.blocks.kind.tolist(), peak.blocks.size_bytes.tolist(), strict=True):
         found[Kind(kind)] += size_bytes

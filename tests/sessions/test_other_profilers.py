@@ -51,8 +51,8 @@ def beside(begins: int, kind: str) -> tuple[int, list[int]]:
                     number += 1
             events += len(theirs.key_averages()) if theirs is not None else 0
     assert session.fault is None
-    (cycle,) = session.findings.cycles
-    return events, [int(name.removeprefix(STEP_PREFIX)) for name in cycle.attribution.step_names]
+    (cycle,) = session.findings.parts
+    return events, [int(name.removeprefix(STEP_PREFIX)) for name in cycle.source.attribution.step_names]
 
 
 def beside_each(kind: str) -> list[tuple[int, list[int]]]:
@@ -81,8 +81,8 @@ def warming_up() -> tuple[int, list[int]]:
             theirs.step()
             session.step()
     assert session.fault is None
-    (cycle,) = session.findings.cycles
-    return found[0], [int(name.removeprefix(STEP_PREFIX)) for name in cycle.attribution.step_names]
+    (cycle,) = session.findings.parts
+    return found[0], [int(name.removeprefix(STEP_PREFIX)) for name in cycle.source.attribution.step_names]
 
 
 def test_one_that_warms_up_is_not_cancelled() -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.pieces import Pieces, raising
 from tracer.answers import recording_findings as findings_module
 from tracer.answers import run_results as results_module
+from tracer.answers.operators import run_times as run_times_module
 from tracer.answers.run_results import RunResults
 from tracer.capture.run_facts import RunOrigin
 from tracer.errors import OutputError
@@ -156,7 +157,7 @@ def test_what_several_files_are_made_of_is_worked_out_once(tmp_path: Path, monke
     assert found is not None
     run = dataclasses.replace(results(), findings=dataclasses.replace(found))
     calls: list[str] = []
-    counted_names = ((findings_module, "blocks_of_recording"), (findings_module, "run_times"))
+    counted_names = ((findings_module, "blocks_of_recording"), (run_times_module, "run_times"))
     for module, name in (*counted_names, (results_module, "answer_of_run")):
         work = getattr(module, name)
 

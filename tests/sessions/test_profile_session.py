@@ -135,7 +135,7 @@ def test_what_a_run_brings_to_light() -> None:
     assert results.num_steps == SHORT.num_steps == 5
     assert len(results.losses) == 5
     assert results.findings is not None
-    assert len(results.findings.cycles) == 2
+    assert len(results.findings.parts) == 2
     assert results.unused_parameters == ()
     assert results.timings is not None
     assert results.timings.clock == "CPU"
@@ -165,7 +165,7 @@ def test_any_schedule_gives_its_cycles_and_exact_parameters(schedule: Schedule) 
     workload = Pieces()
     results = run_profile(workload, schedule=schedule, timing=False)
     assert results.findings is not None
-    assert len(results.findings.cycles) == schedule.num_repeats
+    assert len(results.findings.parts) == schedule.num_repeats
     parameter_bytes = sum(p.numel() * p.element_size() for p in workload.model.parameters())
     for peak in results.findings.peaks:
         assert peak.by_category()["PARAMETER"] == parameter_bytes
@@ -264,7 +264,7 @@ def test_what_was_recorded_before_a_failure_is_explained(piece: str, step: int, 
     else:
         assert results.findings is not None
         cut = step == 3 and piece != "next_batch"
-        assert len(results.findings.cycles) == cycles + cut
+        assert len(results.findings.parts) == cycles + cut
         for peak in results.findings.peaks:
             assert sum(row.bytes for row in peak.rows) == peak.peak_bytes == peak.allocator_peak_bytes
 
@@ -295,7 +295,7 @@ def test_out_of_memory_is_told_apart_and_explained(error: BaseException | None) 
     assert results.failure.step == 3
     assert results.failure.allocator == {}
     assert results.findings is not None
-    assert len(results.findings.cycles) == 2, "the step that failed is explained as far as it came"
+    assert len(results.findings.parts) == 2, "the step that failed is explained as far as it came"
 
 
 @pytest.mark.parametrize(
@@ -429,8 +429,8 @@ def test_what_we_look_at_in_a_recorded_step_is_hardly_in_the_recording() -> None
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
             session.step()
-    (cycle,) = session.findings.cycles
-    recording = cycle.recording
+    (cycle,) = session.findings.parts
+    recording = cycle.source.recording
     ours = recording.frames.own[recording.calls.frame]
     assert 10 < np.count_nonzero(ours) < 1_000
 

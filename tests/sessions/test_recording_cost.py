@@ -65,7 +65,7 @@ def train(
     assert session.fault is None
     assert session.results is not None
     assert session.results.findings is not None
-    assert all(cycle.breakdown is not None for cycle in session.results.findings.cycles)
+    assert all(cycle.source.breakdown is not None for cycle in session.results.findings.parts)
     return session
 
 
@@ -73,7 +73,7 @@ def recorded(session: TrainingProfile) -> list[int]:
     """How many steps each cycle has."""
     assert session.results is not None
     assert session.results.findings is not None
-    return [len(cycle.attribution.step_names) for cycle in session.results.findings.cycles]
+    return [len(cycle.source.attribution.step_names) for cycle in session.results.findings.parts]
 
 
 def takes(*seconds: float, clock: Clock) -> Callable[[int, nn.Module], None]:
@@ -133,7 +133,9 @@ def test_no_more_events_are_recorded_than_can_be_read_soon(
     whole = train(tmp_path / "whole", takes(0.0, clock=clock)).results
     assert whole is not None
     assert whole.findings is not None
-    monkeypatch.setattr(recording_cost, "MOST_EVENTS", int(cycles * whole.findings.cycles[0].recording.num_events))
+    monkeypatch.setattr(
+        recording_cost, "MOST_EVENTS", int(cycles * whole.findings.parts[0].source.recording.num_events)
+    )
     session = train(tmp_path, takes(0.0, clock=clock))
     assert recorded(session) == steps
     assert ("in all would take long to read" in "".join(session.notes)) == (steps != [2, 2])
@@ -223,7 +225,7 @@ def test_what_costs_much_in_the_first_recorded_step_has_later_ones_recorded(
     assert sys.meta_path == before
     assert len(recorded(session)) == len(cycles) and session.is_complete
     # The wait and the warmup of the schedule come anew: 2, 5 and 8 are dropped.
-    first = session.findings.cycles[0].attribution.step_names[0]
+    first = session.findings.parts[0].source.attribution.step_names[0]
     assert int(first.removeprefix("ProfilerStep#")) == {2: 5, 3: 2, 0: 11}[at.start]
     does = "loads more than 10 Python modules" if kind == "loads" else "calls models without gradients"
     assert (does in "".join(session.notes)) == (at.start != 2)
@@ -245,7 +247,7 @@ def test_a_recording_that_was_dropped_is_used_where_no_other_is_made(
         model(torch.ones(1, 64))
     session = profile.session
     assert isinstance(session, TrainingProfile) and session.num_steps_done == 2
-    (cycle,) = session.findings.cycles
-    assert not cycle.is_whole
+    (cycle,) = session.findings.parts
+    assert not cycle.source.is_whole
     assert (cycle.peak.rows[0].bytes, cycle.peak.rows[0].name) == (1 << 20, "cache")
     assert any("was recorded loads more than 10 Python modules" in note for note in session.notes)

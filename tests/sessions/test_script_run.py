@@ -381,8 +381,8 @@ def training_without_ends_of_steps(folder: Path, may_end_early: bool) -> tuple[b
             now_s += 1
     session = profile.session
     assert isinstance(session, TrainingProfile) and session.findings is not None
-    calls = session.findings.worst.recording.ops.name.tolist()
-    strings = session.findings.worst.recording.strings
+    calls = session.findings.worst.source.recording.ops.name.tolist()
+    strings = session.findings.worst.source.recording.strings
     num_calls = sum(strings[name] == "aten::linear" for name in calls)
     peak = session.findings.worst.peak
     rest = sum(row.bytes for row in peak.rows) - peak.allocator_peak_bytes

@@ -226,7 +226,7 @@ def test_a_loop_that_catches_what_its_handler_raises_goes_on_and_is_recorded(
     assert (caught, running.fault) == (PLAN.num_steps - 1, None)
     assert running.results is not None
     assert running.results.findings is not None
-    assert len(running.results.findings.cycles) == PLAN.num_repeats
+    assert len(running.results.findings.parts) == PLAN.num_repeats
 
 
 def test_a_handler_that_the_loop_sets_meanwhile_stays(tmp_path: Path) -> None:

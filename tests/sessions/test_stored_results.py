@@ -109,7 +109,7 @@ def test_a_run_that_failed_tells_so_again(tmp_path: Path) -> None:
     results = run_profile(failing, schedule=SHORT)
     again = assert_written_again(results, tmp_path)
     assert again.findings is not None
-    assert [cycle.is_whole for cycle in again.findings.cycles] == [True, False]
+    assert [cycle.source.is_whole for cycle in again.findings.parts] == [True, False]
     kept = through_a_file(results, tmp_path)
     assert kept.failure == tuple(failure_lines(results))
     assert kept.failure[0].startswith("Error: Step 4 raised ValueError: no such batch")
@@ -177,7 +177,7 @@ def test_a_report_reads_the_lines_again(own_model: RunResults, tmp_path: Path) -
     cycle = dataclasses.replace(kept.cycles[0], recording=dataclasses.replace(recording, ops=unread))
     again = results_of(dataclasses.replace(kept, cycles=(cycle,)))
     assert again.findings is not None
-    assert np.array_equal(again.findings.cycles[0].recording.ops.inline_frame, recording.ops.inline_frame)
+    assert np.array_equal(again.findings.parts[0].source.recording.ops.inline_frame, recording.ops.inline_frame)
     assert not np.array_equal(recording.ops.inline_frame, recording.ops.last_frame)
 
 

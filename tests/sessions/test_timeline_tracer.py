@@ -85,9 +85,8 @@ def test_only_whole_cycles_are_averaged_unless_none_is_whole(
     sizes = [(index + 1) * 1000 for index in range(num_batches)]
     tracer = TimelineTracer(file)
     train(tracer, num_batches, step=lambda index: torch.zeros(sizes[index]).add(1))
-    assert [cycle.is_whole for cycle in tracer.findings.cycles] == [True] * (averaged - (num_batches == 3)) + [
-        False
-    ] * (left_out + (num_batches == 3))
+    whole = [cycle.source.is_whole for cycle in tracer.findings.parts]
+    assert whole == [True] * (averaged - (num_batches == 3)) + [False] * (left_out + (num_batches == 3))
     text = file.read_text()
     assert f"Means over {averaged} cycle" in text
     assert ("left out: 1 cycle" in text) == (left_out == 1)
@@ -247,7 +246,7 @@ def test_findings_may_be_asked_for_between_cycles(file: Path) -> None:
 
     def on_trace_ready(prof: Any) -> None:
         tracer(prof)
-        seen.append(len(tracer.findings.cycles))
+        seen.append(len(tracer.findings.parts))
 
     train(on_trace_ready, 11)
     assert seen == [1, 2]
@@ -259,7 +258,7 @@ def test_a_cycle_without_results_is_left_out() -> None:
     tracer = TimelineTracer()
     train(tracer, 11)
     tracer._add(_Cycle(None, was_cut=True, reading=None))
-    assert len(tracer.findings.cycles) == tracer.num_cycles == 2
+    assert len(tracer.findings.parts) == tracer.num_cycles == 2
 
 
 def test_torchs_results_are_let_go_once_read(file: Path) -> None:
@@ -279,6 +278,6 @@ def test_torchs_results_are_let_go_once_read(file: Path) -> None:
         tracer(results)
 
     train(on_trace_ready, 11)
-    assert tracer.findings.cycles
+    assert tracer.findings.parts
     gc.collect()
     assert [ref() for ref in refs] == [None, None]

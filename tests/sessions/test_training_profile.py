@@ -177,7 +177,7 @@ def test_a_loop_that_is_too_short_says_so_at_the_users_own_line(tmp_path: Path) 
 
 def test_a_loop_may_go_on_after_the_last_recorded_step(tmp_path: Path) -> None:
     session = profiled(tmp_path, 9)
-    assert len(session.results.findings.cycles) == 1
+    assert len(session.results.findings.parts) == 1
 
 
 @pytest.mark.parametrize("screen", by_default(["none", "short", "full", False, True], {"none", True}))
@@ -232,8 +232,8 @@ def test_what_an_optimizer_keeps_between_its_evaluations_is_its_state(tmp_path: 
     assert session.results.findings is not None
     cycle = session.results.findings.worst
     is_entry = cycle.blocks.size_bytes == 4 * (32 * 16 + 16)
-    went = cycle.lifetimes.freed_at < len(cycle.lifetimes.events)
-    second = cycle.blocks.values.index(cycle.attribution.step_names[1])
+    went = cycle.source.lifetimes.freed_at < len(cycle.source.lifetimes.events)
+    second = cycle.blocks.values.index(cycle.source.attribution.step_names[1])
     made = is_entry & went & (cycle.blocks.phase == Phase.OPTIMIZER) & (cycle.blocks.step == second)
     kinds = {Kind(kind).name for kind in cycle.blocks.kind[made].tolist()}
     assert kinds == {"OPTIMIZER_STATE", "TEMPORARY"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.answers.findings import SnapshotFindings
+from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.replay import Replay
@@ -17,7 +18,7 @@ def real_replayed(path: Path) -> ReplayedSnapshot:
     return replay_snapshot(load_snapshot(path, isolated=False))
 
 
-def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> SnapshotFinding:
+def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> SnapshotFindings:
     return explain_replayed(replay_snapshot(snapshot, device=device))
 
 

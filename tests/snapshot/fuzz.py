@@ -31,10 +31,11 @@ import numpy as np
 from tests.answer_screens import answer_screen
 from tests.snapshot.allocator_model import AllocatorModel
 from tests.snapshot.dumps import block, segment
-from tracer.answers.allocator.allocator_finding import explain_allocator
+from tracer.answers.allocator.allocator_finding import with_allocator
 from tracer.answers.answer_of_snapshot import answer_of_snapshot
 from tracer.answers.difference import diff_snapshots
-from tracer.answers.snapshot_findings import SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.answers.findings import SnapshotFindings
+from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.exporters.page.data import page_data, page_json
@@ -148,27 +149,28 @@ def explain(path: Path, *, isolated: bool) -> str:
     try:
         snapshot = load_snapshot(path, isolated=isolated)
         replayed = replay_snapshot(snapshot)
-        allocator = explain_allocator(replayed, settings=("expandable_segments:True",), gpu_memory=1 << 21)
         finding = explain_replayed(replayed)
-        answer_screen(answer_of_snapshot(finding, allocator, file="file"))
-        json.dumps(snapshot_json(finding, allocator, file="file"))
+        tried = with_allocator(finding, settings=("expandable_segments:True",), gpu_memory=1 << 21)
+        answer_screen(answer_of_snapshot(tried, file="file"))
+        json.dumps(snapshot_json(tried, file="file"))
         diff_snapshots(snapshot, snapshot)
         draw_and_report(finding, path.with_suffix(".sqlite"))
     except SnapshotError as error:
         if len(str(error)) > 1000 or "\n" in str(error):
             raise AssertionError(f"not one sentence: {str(error)[:2000]}") from error
         return "error"
-    for device in finding.devices:
+    for device in finding.parts:
         assert sum(group.bytes for group in device.peak.rows) == device.peak.peak_bytes
-    for found in allocator:
+    for found in (device.allocator for device in tried.parts):
+        assert found is not None
         for moment in (found.at_peak, found.at_end):
             assert moment is None or sum(row.bytes for row in moment.rows) == moment.bytes
     return "result"
 
 
-def draw_and_report(finding: SnapshotFinding, path: Path) -> None:
+def draw_and_report(finding: SnapshotFindings, path: Path) -> None:
     """The page's data and the database of every device."""
-    for device in finding.devices:
+    for device in finding.parts:
         page = snapshot_page(device, run={})
         page_json({"pages": [page_data(page)]})
         peak_bytes = sum(page.breakdown.values())

@@ -10,7 +10,7 @@ import pytest
 
 from tests.truth.isolate import value_in_fresh_process
 from tests.truth.running import run_watched
-from tracer.answers.allocator.allocator_finding import explain_allocator
+from tracer.answers.allocator.allocator_finding import with_allocator
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.blocks.from_snapshot.sites import Sites
 from tracer.capture import recording as wrapper
@@ -36,8 +36,7 @@ def files_in(value: Any) -> set[str]:
 
 
 def explained(snapshot: Snapshot) -> dict[str, Any]:
-    replayed = replay_snapshot(snapshot)
-    return snapshot_json(explain_replayed(replayed), explain_allocator(replayed), file="")
+    return snapshot_json(with_allocator(explain_replayed(replay_snapshot(snapshot))), file="")
 
 
 def _recorded_files(name: str, folder: str) -> list[str]:

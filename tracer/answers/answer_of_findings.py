@@ -30,13 +30,13 @@ from tracer.capture.torch_names import step_words
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
+    from tracer.answers.findings import RunFindings
     from tracer.answers.peak import AllocatorPeak, Peak
-    from tracer.answers.recording_findings import Findings
 
 _MORE_POOLS: Final = 3  # Of CUDA graphs that get tables of their own
 
 
-def answer_of_findings(findings: Findings, caveat: str = "") -> Answer:
+def answer_of_findings(findings: RunFindings, caveat: str = "") -> Answer:
     """Return the answer on a device of a run from its recorded steps alone."""
     peak = findings.worst.peak
     return Answer(
@@ -48,7 +48,7 @@ def answer_of_findings(findings: Findings, caveat: str = "") -> Answer:
     )
 
 
-def headline(findings: Findings, *, of: str = "") -> str:
+def headline(findings: RunFindings, *, of: str = "") -> str:
     """Return the peak in one sentence.
 
     Args:
@@ -66,7 +66,7 @@ def headline(findings: Findings, *, of: str = "") -> str:
     )
 
 
-def finding_sentences(findings: Findings) -> Iterator[str]:
+def finding_sentences(findings: RunFindings) -> Iterator[str]:
     """Yield what a reader of the peak has to know beside it."""
     cycle, peak = findings.worst, findings.worst.peak
     if (missed := not_recorded(peak)) is not None:
@@ -78,10 +78,10 @@ def finding_sentences(findings: Findings) -> Iterator[str]:
     yield from graph_sentences(findings)
     yield from parallelism_sentences(cycle)
     yield from compiled_sentences(findings)
-    yield from unseen(cycle.recording, cycle.lifetimes)
+    yield from unseen(cycle.source.recording, cycle.source.lifetimes)
 
 
-def peak_sections(findings: Findings, *, has_parts: bool = True, room: tuple[str, ...] = ()) -> Iterator[Section]:
+def peak_sections(findings: RunFindings, *, has_parts: bool = True, room: tuple[str, ...] = ()) -> Iterator[Section]:
     """Yield the peak with all its tables, and the memory of CUDA graphs."""
     peak = findings.worst.peak
     if peak.rows:
@@ -92,7 +92,7 @@ def peak_sections(findings: Findings, *, has_parts: bool = True, room: tuple[str
         yield from _graphs(findings)
 
 
-def _graphs(findings: Findings) -> Iterator[Section]:
+def _graphs(findings: RunFindings) -> Iterator[Section]:
     explained = [pool for pool in findings.graph_pools if pool.rows]
     for pool in explained[:_MORE_POOLS]:
         of = "a CUDA graph at its" if pool.num_graphs == 1 else f"{pool.num_graphs} CUDA graphs at the"
@@ -106,19 +106,19 @@ def _graphs(findings: Findings) -> Iterator[Section]:
         )
 
 
-def _counts(findings: Findings) -> Iterator[str]:
+def _counts(findings: RunFindings) -> Iterator[str]:
     peak = findings.worst.peak
     if not peak.unexplained_bytes:
         yield counted(peak)
     if not any(row.file for row in peak.rows):
         yield "By line: no line of your code made any of it."
-    spread = [cycle.peak.peak_bytes for cycle in findings.cycles if cycle.is_whole]
+    spread = [cycle.peak.peak_bytes for cycle in findings.parts if cycle.source.is_whole]
     least, most = format_bytes(min(spread, default=0)), format_bytes(max(spread, default=0))
     if least != most:
         yield f"The peaks of the recorded cycles differ: from {least} to {most}."
 
 
-def _reserved(findings: Findings) -> Iterator[str]:
+def _reserved(findings: RunFindings) -> Iterator[str]:
     """Yield the bytes requested, allocated and reserved at the peak, as far as they are known."""
     peak = findings.worst.peak
     if peak.allocator is not None:

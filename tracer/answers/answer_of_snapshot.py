@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 from tracer.answers.allocator.allocator_finding import AS_RECORDED, AllocatorFinding, SettingsOutcome, WhatIf
 from tracer.answers.allocator.modelled import Modelled
 from tracer.answers.answer import Answer, cause_and_change, failure_words
 from tracer.answers.answer_tables import blocks_table
+from tracer.answers.findings import ReplayedFindings, SnapshotFindings
 from tracer.answers.history_sections import (
     by_kind_table,
     device_sections,
@@ -19,8 +20,6 @@ from tracer.answers.history_sections import (
     host_sections,
     since_start,
 )
-from tracer.answers.peak import Peak
-from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
 from tracer.answers.tables import Cell, Section, Table, columns, signed
 from tracer.blocks.from_snapshot.timeline import StepLevel, step_levels
 from tracer.units import format_bytes, some
@@ -29,53 +28,43 @@ MAX_DEVICES = 32
 """Shown in full; no machine has more, but a file may claim thousands."""
 
 
-def answer_of_snapshot(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding] = (), *, file: str) -> Answer:
-    """Return the answer of the worst device, with the sections of all devices.
-
-    Args:
-        allocator: What the allocator's model says of each device; empty where it was not asked.
-    """
-    if finding.worst is None:
-        said = (f"{file} has no device with memory.",)
-        return Answer(said, remarks=finding.notes, sections=host_sections(finding.pinned_bytes))
-    answers = answers_of_devices(finding, allocator)
+def answer_of_snapshot(findings: SnapshotFindings, *, file: str) -> Answer:
+    """Return the answer of the worst device, with the sections of all devices."""
+    on_host = host_sections(findings.pinned_bytes)
+    if not findings.parts:
+        return Answer((f"{file} has no device with memory.",), remarks=findings.notes, sections=on_host)
+    answers = answers_of_devices(findings)
     order = sorted(range(len(answers)), key=lambda number: not answers[number].is_alarming)
     sections = [section for number in order[:MAX_DEVICES] for section in answers[number].sections]
     if others := order[MAX_DEVICES:]:
-        peak = format_bytes(max(finding.devices[number].peak.peak_bytes for number in others))
+        peak = format_bytes(max(findings.parts[number].peak.peak_bytes for number in others))
         sections.append(
             Section(f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
         )
-    return replace(answers[finding.worst], sections=(*sections, *host_sections(finding.pinned_bytes)))
+    worst = answers[findings.parts.index(findings.worst)]
+    return replace(worst, sections=(*sections, *on_host))
 
 
-def answers_of_devices(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding] = ()) -> tuple[Answer, ...]:
+def answers_of_devices(findings: SnapshotFindings) -> tuple[Answer, ...]:
     """Return the answer of each device."""
-    return tuple(
-        answer_of_device(device, tried, notes=finding.notes, is_worst=number == finding.worst)
-        for number, (device, tried) in enumerate(zip_longest(finding.devices, allocator))
-    )
+    worst, notes = findings.worst if findings.parts else None, findings.notes
+    return tuple(answer_of_device(device, notes=notes, is_worst=device is worst) for device in findings.parts)
 
 
-def answer_of_device(
-    device: DeviceFinding,
-    tried: AllocatorFinding | None = None,
-    *,
-    notes: tuple[str, ...] = (),
-    is_worst: bool = True,
-) -> Answer:
+def answer_of_device(device: ReplayedFindings, *, notes: tuple[str, ...] = (), is_worst: bool = True) -> Answer:
     """Return what filled a device at its peak, or as it ran out of memory.
 
     Args:
         notes: Sentences on the whole snapshot.
         is_worst: Whether the sentences are said of the device, and not its sections alone.
     """
+    tried, failures = device.allocator, device.failures
     first = None if tried is None else tried.first
     why, change = cause_and_change(first)
     tables: tuple[Table, ...] = (by_kind_table(device.peak), blocks_table(device.peak.rows, "At the peak"))
-    if device.oom:
-        why, change = failure_words(device.oom[-1], first)
-        tables = (blocks_table(device.oom[-1].groups),)
+    if failures:
+        why, change = failure_words(failures[-1], first)
+        tables = (blocks_table(failures[-1].groups),)
     asked: tuple[str, ...] = ()
     if tried is not None and tried.modelled is None:
         asked = tuple(tried.agreement)
@@ -84,23 +73,23 @@ def answer_of_device(
         tables = (_what_if_table(tried.what_if), *tables)
         change = (*change, *settings_advice(tried.what_if))
     return Answer(
-        happened=(happened_on(device) if device.oom else peak_sentence(device),),
+        happened=(happened_on(device) if failures else peak_sentence(device),),
         why=why,
         change=change,
         remarks=(*asked, *notes, *device.notes),
         in_use=tables,
-        sections=tuple(_sections(device, tried, is_said=is_worst)),
-        is_alarming=bool(device.oom),
+        sections=tuple(_sections(device, is_said=is_worst)),
+        is_alarming=bool(failures),
     )
 
 
-def happened_on(device: DeviceFinding) -> str:
+def happened_on(device: ReplayedFindings) -> str:
     """The last failure of a device, and how many there were."""
-    words = device.oom[-1].happened(f"device {device.device}")
-    return words if len(device.oom) == 1 else f"{words} It is the last of {len(device.oom)} failures."
+    words, number = device.failures[-1].happened(device.peak.device), len(device.failures)
+    return words if number == 1 else f"{words} It is the last of {number} failures."
 
 
-def peak_sentence(device: DeviceFinding) -> str:
+def peak_sentence(device: ReplayedFindings) -> str:
     """The peak of a device, which counts requested bytes, and what torch reports beside it."""
     peak = device.peak
     sizes = f"{format_bytes(peak.peak_bytes)} requested"
@@ -111,11 +100,11 @@ def peak_sentence(device: DeviceFinding) -> str:
     before = f"; {format_bytes(peak.before_recording_bytes)} are from before the recording" * bool(
         peak.before_recording_bytes
     )
-    return f"Peak of device {device.device}: {sizes}, {_when(peak, device)}{before}."
+    return f"Peak of {peak.device}: {sizes}, {_when(device)}{before}."
 
 
-def _sections(device: DeviceFinding, tried: AllocatorFinding | None, *, is_said: bool) -> Iterator[Section]:
-    peak, steps = device.peak, step_levels(device.replayed)
+def _sections(device: ReplayedFindings, *, is_said: bool) -> Iterator[Section]:
+    peak, tried, steps = device.peak, device.allocator, step_levels(device.source)
     exact = [("requested", peak.peak_bytes)]
     if (memory := peak.fragmentation) is not None:
         exact += [("allocated, after the allocator's rounding", memory.allocated_bytes)]
@@ -124,28 +113,31 @@ def _sections(device: DeviceFinding, tried: AllocatorFinding | None, *, is_said:
         exact.append(("requested before the recording", peak.before_recording_bytes))
     heads = (*columns("text", ""), *columns("bytes", "", adds_up=False), *columns("count", "bytes", adds_up=False))
     sizes = Table("", heads, tuple((name, size, size) for name, size in exact))
-    history = f"{some(device.entries, 'entry')} of history"
-    title = f"Device {device.device}: {history}, peak {_when(peak, device)}"
+    history = f"{some(device.source.num_events, 'entry')} of history"
+    name = peak.device.capitalize()
+    title = f"{name}: {history}, peak {_when(device)}"
     yield Section(title, device.notes, (sizes,), is_drawn=True)
-    yield from failure_sections(device.oom, first_time_us=device.first_time_us, at_peak=peak.rows, is_advised=is_said)
+    since = device.source.first_time_us
+    yield from failure_sections(device.failures, first_time_us=since, at_peak=peak.rows, is_advised=is_said)
     yield from first_changes_sections(None if tried is None else tried.first)
     filled = groups_table("What filled it, by line and kind", peak.rows)
     yield Section("At the peak", (), (filled,), is_drawn=True)
     yield from device_sections(device)
     if len(steps) > 1:
-        yield _steps_section(device.device, steps)
+        yield _steps_section(name, steps)
     if tried is not None:
-        yield from allocator_sections(tried, is_said=is_said)
+        yield from allocator_sections(tried, peak.device, is_said=is_said)
 
 
-def _when(peak: Peak, device: DeviceFinding) -> str:
+def _when(device: ReplayedFindings) -> str:
+    peak = device.peak
     if peak.position < 0:
-        return "at the start of the recording" if device.entries else "as the snapshot was taken"
+        return "at the start of the recording" if device.source.num_events else "as the snapshot was taken"
     phase = f", in {peak.phase}" if peak.phase else ""
-    return f"after entry {peak.position:,}{since_start(peak.time_us, device.first_time_us)}{phase}"
+    return f"after entry {peak.position:,}{since_start(peak.time_us, device.source.first_time_us)}{phase}"
 
 
-def _steps_section(device: int, steps: Sequence[StepLevel]) -> Section:
+def _steps_section(device: str, steps: Sequence[StepLevel]) -> Section:
     """Tabulate the bytes in use at the end of each step."""
     changes: list[int | str] = ["", *(step.end_bytes - before.end_bytes for before, step in pairwise(steps))]
     rows = tuple(
@@ -156,15 +148,15 @@ def _steps_section(device: int, steps: Sequence[StepLevel]) -> Section:
     heads = (*heads, *columns("change", "change"), *columns("bytes", "peak", adds_up=False))
     whole = signed(steps[-1].end_bytes - steps[0].end_bytes)
     said = f"{some(len(steps), 'step')}; from the first to the last: {whole}."
-    return Section(f"Device {device}, step by step of the optimizer", (said,), (Table("", heads, rows),))
+    return Section(f"{device}, step by step of the optimizer", (said,), (Table("", heads, rows),))
 
 
-def allocator_sections(finding: AllocatorFinding, *, is_said: bool = False) -> Iterator[Section]:
+def allocator_sections(finding: AllocatorFinding, device: str, *, is_said: bool = False) -> Iterator[Section]:
     """Yield how far the model agrees, why so much is reserved, and what was asked about settings."""
     if not finding.agreement and not finding.at_end.rows:
         return
     tables = tuple(_reserved_tables(finding))
-    yield Section(f"Allocator of device {finding.device}", tuple(finding.agreement), tables)
+    yield Section(f"Allocator of {device}", tuple(finding.agreement), tables)
     if finding.what_if is not None and finding.modelled is not None:
         what_if = finding.what_if
         said = () if is_said else tuple(_explanations(what_if, finding.modelled))

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tracer.answers.findings import CycleFindings
 from tracer.answers.paths import source_place
-from tracer.answers.recording_findings import CycleFindings
 from tracer.answers.rows import Row, module_tree
 from tracer.answers.tables import Place, Table, columns
 from tracer.arrays import totals_by
@@ -99,7 +99,7 @@ def phases_tables(cycle: CycleFindings) -> tuple[Table, ...]:
     peak = cycle.peak
     rows = [
         (phase.end_ns, phase.step, phase.phase, phase.peak_bytes)
-        for phase in cycle.step_phases
+        for phase in cycle.source.step_phases
         if phase.step == (peak.step or phase.step)
     ]
     if peak.phase and not any((peak.step, peak.phase) == row[1:3] for row in rows):

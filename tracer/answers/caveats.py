@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tracer.answers.difference import SavedPeak
+from tracer.answers.findings import RunFindings
 from tracer.answers.growth import Growth
 from tracer.answers.peak import Peak
-from tracer.answers.recording_findings import Findings
 from tracer.answers.why.first_changes import is_small
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.blocks.kinds import Kind
@@ -49,7 +49,7 @@ def asleep_sentences(peak: Peak) -> tuple[str, ...]:
     )
 
 
-def graph_sentences(findings: Findings) -> tuple[str, ...]:
+def graph_sentences(findings: RunFindings) -> tuple[str, ...]:
     """Sentences on the memory of CUDA graphs, which no row has; none without a graph."""
     pools, peak = findings.graph_pools, findings.worst.peak
     if not pools:
@@ -129,23 +129,23 @@ def growth_sentences(growth: Growth | None) -> tuple[str, ...]:
     )
 
 
-def left_out(findings: Findings) -> tuple[str, ...]:
+def left_out(findings: RunFindings) -> tuple[str, ...]:
     """A sentence on cycles that were cut short, if means leave some out."""
     count = findings.breakdown.num_left_out
     if not count:
         return ()
     cycles = some(count, "cycle", "was/were")
-    of_peak = "" if findings.worst.is_whole else ", and the peak shown is in one that was cut"
+    of_peak = "" if findings.worst.source.is_whole else ", and the peak shown is in one that was cut"
     return (f"{cycles} cut short by the end of the run: means (max_mem.txt) leave that out{of_peak}.",)
 
 
 _NUM_SHOWN = 3
 
 
-def compiled_sentences(findings: Findings) -> tuple[str, ...]:
+def compiled_sentences(findings: RunFindings) -> tuple[str, ...]:
     """Sentences on compiled code; none where nothing compiled ran."""
     code = findings.compiled
-    if findings.worst.attribution.origins is None:
+    if findings.worst.source.attribution.origins is None:
         return ()
     num_backward = sum(graph.is_backward for graph in code.graphs)
     num_forward = len(code.graphs) - num_backward
@@ -178,7 +178,7 @@ def _cuda_graphs(code: CompiledCode, *, is_explained: bool) -> list[str]:
     return [*reserved, missing] if size_bytes else [missing]
 
 
-def _recomputed(findings: Findings) -> list[str]:
+def _recomputed(findings: RunFindings) -> list[str]:
     """Return sentences on what backward computes again: by checkpointing, or by torch's own choice."""
     backward = [node for graph in findings.compiled.graphs if graph.is_backward for node in graph.nodes]
     again = sum(node.is_recomputed for node in backward)
@@ -193,7 +193,7 @@ def _recomputed(findings: Findings) -> list[str]:
     ]
 
 
-def _without_line(findings: Findings) -> list[str]:
+def _without_line(findings: RunFindings) -> list[str]:
     """How much of the peak has no line in compiled regions, and, if the run came too late for it, how to get it."""
     blocks = findings.worst.peak.blocks
     total_bytes = int(blocks.size_bytes[(blocks.frame < 0) & (blocks.origin >= 0)].sum())
@@ -212,7 +212,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
-def saved_peak(findings: Findings) -> SavedPeak:
+def saved_peak(findings: RunFindings) -> SavedPeak:
     """The largest peak of a run, as it is compared with another run's."""
     peak = findings.worst.peak
     return SavedPeak(peak.device, peak.peak_bytes, peak.phase, peak.rows)

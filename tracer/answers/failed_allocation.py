@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tracer.answers.findings import RunFindings
 from tracer.answers.out_of_memory import (
     OutOfMemory,
     beside_others,
@@ -16,7 +17,6 @@ from tracer.answers.out_of_memory import (
     last_out_of_memory,
 )
 from tracer.answers.peak import Peak
-from tracer.answers.recording_findings import Findings
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.why.first_changes import FirstChanges, first_changes, with_cause
 from tracer.arrays import Rows
@@ -52,7 +52,7 @@ class FailedAllocation:
 
 def failed_allocation(
     snapshot: Snapshot,
-    findings: Findings | None,
+    findings: RunFindings | None,
     known: KnownStorages,
     objects: ObjectsAtFailure | None = None,
     *,
@@ -72,7 +72,7 @@ def failed_allocation(
     now = held_at_failure(known, device, findings)
     (one,) = replay_snapshot(snapshot, device=index, held=last_seen(known, device), held_now={index: now}).devices
     event, first, objects = explain_failure(one, objects, device_bytes=device_bytes)
-    cycles = findings.cycles if findings is not None and findings.device == device else ()
+    cycles = findings.parts if findings is not None and findings.device == device else ()
     in_use = next((cycle.at_failure for cycle in cycles if cycle.at_failure is not None), None)
     return FailedAllocation(event, first, in_use, objects)
 
@@ -134,11 +134,11 @@ def held_now(known: KnownStorages, device: str, rows: Rows | None = None) -> Hel
     return HeldNow(named, frozenset(saved), frozenset(reached))
 
 
-def held_at_failure(known: KnownStorages, device: str, findings: Findings | None) -> HeldNow:
+def held_at_failure(known: KnownStorages, device: str, findings: RunFindings | None) -> HeldNow:
     """Memory that the program held when a step that was not recorded failed; nothing where nobody looked then."""
     if not len(known.walks_ns):
         return NOTHING_HELD
     walk_ns = known.walks_ns[-1]
-    if findings is not None and walk_ns <= findings.cycles[-1].recording.allocations.time_ns.max(initial=0):
+    if findings is not None and walk_ns <= findings.parts[-1].source.recording.allocations.time_ns.max(initial=0):
         return NOTHING_HELD
     return held_now(known, device, (known.time_ns == walk_ns).nonzero()[0])

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.answers.recording_findings import CycleFindings, Findings, GraphPool, find_in_cycle
+from tracer.answers.findings import GraphPool, RunFindings
+from tracer.answers.recording_findings import find_in_cycle
 from tracer.answers.rows import Row, group_rows
 from tracer.arrays import Rows, in_use
+from tracer.blocks.from_recording.cycle import Cycle
 from tracer.blocks.from_recording.origins import with_lines_of_nodes
 from tracer.blocks.table import Phase
 from tracer.capture.graph_captures import Capture, LivePool
@@ -23,7 +25,7 @@ from tracer.errors import RecordingError
 
 def graph_pools(
     pools: Iterable[LivePool],
-    findings: Findings,
+    findings: RunFindings,
     *,
     known: KnownStorages | None,
     module_names: Mapping[int, str],
@@ -39,7 +41,7 @@ def graph_pools(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    cycle: CycleFindings
+    cycle: Cycle
     rows: Rows
 
     @property
@@ -49,7 +51,7 @@ class _Blocks:
 
 class _Pool:
     def __init__(
-        self, pool: LivePool, findings: Findings, known: KnownStorages | None, module_names: Mapping[int, str]
+        self, pool: LivePool, findings: RunFindings, known: KnownStorages | None, module_names: Mapping[int, str]
     ) -> None:
         self._pool, self._findings, self._known, self._module_names = pool, findings, known, module_names
         self._has_backward = False
@@ -83,10 +85,11 @@ class _Pool:
             rows=tuple(sorted(rows, key=lambda row: -row.bytes)),
         )
 
-    def _cycle(self, capture: Capture) -> CycleFindings | None:
+    def _cycle(self, capture: Capture) -> Cycle | None:
         """The recording that has a capture; None if nobody recorded it, or it allocated nothing."""
         if capture.recording is None:
-            times = ((cycle, cycle.recording.allocations.time_ns) for cycle in self._findings.cycles)
+            cycles = [part.source for part in self._findings.parts]
+            times = ((cycle, cycle.recording.allocations.time_ns) for cycle in cycles)
             began_ns, ended_ns = capture.began_ns, capture.ended_ns
             return next((of for of, at in times if len(at) and at.min() <= ended_ns and began_ns <= at.max()), None)
         graphs = self._findings.compiled.graphs
@@ -97,11 +100,11 @@ class _Pool:
                 module_names=self._module_names,
                 device=self._findings.device,
                 graphs=graphs,
-            )
+            ).source
         except RecordingError:
             return None
 
-    def _made_in(self, cycle: CycleFindings, capture: Capture) -> Rows:
+    def _made_in(self, cycle: Cycle, capture: Capture) -> Rows:
         lifetimes = cycle.lifetimes
         made = lifetimes.allocation >= 0
         made_ns = cycle.recording.allocations.time_ns[np.maximum(lifetimes.allocation, 0)]
@@ -119,7 +122,7 @@ def _in_use(blocks: _Blocks, capture: Capture) -> _Blocks:
     return _Blocks(blocks.cycle, np.array(sorted(kept), np.int64))
 
 
-def _alive_at_most(cycle: CycleFindings, mine: Rows, *, until_ns: int) -> Rows:
+def _alive_at_most(cycle: Cycle, mine: Rows, *, until_ns: int) -> Rows:
     """Of some blocks those that are alive when most bytes of them are."""
     lifetimes = cycle.lifetimes
     size_bytes, made_at, freed_at = lifetimes.size_bytes[mine], lifetimes.made_at[mine], lifetimes.freed_at[mine]

@@ -16,7 +16,7 @@ import numpy as np
 from tracer.arrays import Ints, grouped
 from tracer.blocks.from_recording.attribution import Attribution
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
-from tracer.blocks.from_recording.blocks import Cycle
+from tracer.blocks.from_recording.cycle import Cycle
 from tracer.blocks.from_recording.source_lines import line_of_frame
 from tracer.blocks.kinds import Kind
 
@@ -62,14 +62,14 @@ class Survivors:
         return bytes_, blocks
 
 
-def find_survivors(cycle: Cycle, *, is_whole: bool = True) -> Survivors:
+def find_survivors(cycle: Cycle) -> Survivors:
     """Find what the steps of one cycle leave behind.
 
     A step's survivors are known at the end of the step after it, so the last one is not judged, and where the cycle
     was cut short, the one before neither: its last step let go of nothing yet.
     """
     attribution, lifetimes, blocks = cycle.attribution, cycle.lifetimes, cycle.blocks
-    ends = _last_events(attribution, lifetimes)[: len(attribution.step_names) - (not is_whole)]
+    ends = _last_events(attribution, lifetimes)[: len(attribution.step_names) - (not cycle.is_whole)]
     num_judged = max(0, len(ends) - 1)
     before = lifetimes.made_at < 0
     made_in = np.where(before, -1, np.searchsorted(ends, lifetimes.made_at))

@@ -13,10 +13,10 @@ from tracer.blocks.kinds import BEFORE_RECORDING, meaning_of
 from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
+    from tracer.answers.findings import ReplayedFindings
     from tracer.answers.out_of_memory import OutOfMemory
     from tracer.answers.peak import Peak, Share
     from tracer.answers.rows import CallerShare, Row
-    from tracer.answers.snapshot_findings import DeviceFinding
     from tracer.answers.why.first_changes import FirstChange, FirstChanges
     from tracer.blocks.from_snapshot.sites import Site
 
@@ -195,7 +195,7 @@ def place(site: Site) -> str:
     return place_text(site_place(site))
 
 
-def device_sections(device: DeviceFinding) -> Iterator[Section]:
+def device_sections(device: ReplayedFindings) -> Iterator[Section]:
     """Yield what else there is to say of a snapshot's device: reserved memory, growth, named parts of the peak."""
     peak = device.peak
     tables = [
@@ -205,15 +205,16 @@ def device_sections(device: DeviceFinding) -> Iterator[Section]:
         *([_shares_table("By stream and pool", "stream, pool", peak.by_stream)] if len(peak.by_stream) > 1 else []),
     ]
     yield Section("The peak", (), tuple(tables))
-    moments = [("at the peak", peak.fragmentation), ("at the end", device.end_fragmentation)]
+    at_end, has_history = device.source.end_memory, device.source.num_events > 0
+    moments = [("at the peak", peak.fragmentation), ("at the end", at_end)]
     rows = [
         (name, state.reserved_bytes, state.allocated_bytes, state.free_bytes, state.largest_free_bytes)
-        for name, state in (moments if device.entries else [("when it was taken", device.end_fragmentation)])
+        for name, state in (moments if has_history else [("when it was taken", at_end)])
         if state is not None
     ]
     if rows:
         yield reserved_section(rows)
-    if device.entries:
+    if has_history:
         yield _growth(device)
 
 
@@ -222,8 +223,9 @@ def by_kind_table(peak: Peak) -> Table:
     return _shares_table("By kind", "kind", peak.by_kind)
 
 
-def _growth(device: DeviceFinding) -> Section:
-    start, end, grown = device.start_requested_bytes, device.end_requested_bytes, device.growth_bytes
+def _growth(device: ReplayedFindings) -> Section:
+    start, end = device.source.replay.requested_bytes[[0, -1]].tolist()
+    grown = end - start
     sentence = (
         f"Memory in use {'grew' if grown >= 0 else 'shrank'} by {format_bytes(abs(grown))} over the recording, from "
         f"{format_bytes(start)} to {format_bytes(end)}."

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.answers.recording_findings import CycleFindings, counted_blocks
+from tracer.answers.findings import CycleFindings
+from tracer.answers.recording_findings import counted_blocks
 from tracer.answers.rows import Row, group_rows
 from tracer.arrays import Grouped, Ints, grouped
 from tracer.blocks.from_recording.source_lines import line_of_frame
@@ -29,13 +30,14 @@ class LineMemory:
     freed_at: SourceLine | None  # The line that freed most of it; None where no Python code did
 
 
-def line_memory(cycle: CycleFindings) -> tuple[LineMemory, ...]:
+def line_memory(found: CycleFindings) -> tuple[LineMemory, ...]:
     """Sum up the blocks of a cycle by the lines that allocated them, the largest at the peak first.
 
     A block counts once in each file: on the innermost line that led to it, which is the user's line where a library
     allocated it.
     """
-    blocks, position, num_events = counted_blocks(cycle), cycle.peak.position, len(cycle.lifetimes.events)
+    blocks, position, cycle = counted_blocks(found), found.peak.position, found.source
+    num_events = cycle.num_events
     rows, group = group_rows(blocks, merged=("step",))
     number = {line: at for at, line in enumerate(dict.fromkeys(line for row in rows for line in _lines(row)))}
     # Pairs of a block and a line: columns [pairs].
@@ -57,7 +59,7 @@ def line_memory(cycle: CycleFindings) -> tuple[LineMemory, ...]:
     places = grouped([line, phase, frame], lambda *of: of)
     counted_bytes = np.where(np.array(peak_bytes, np.int64)[line] > 0, at_peak_bytes, size_bytes)
     freed = {of: place for _, (of, *place) in sorted(zip(places.sums(counted_bytes), places.keys, strict=True))}
-    found = [
+    lines = [
         LineMemory(
             of,
             peak_bytes[at],
@@ -68,7 +70,7 @@ def line_memory(cycle: CycleFindings) -> tuple[LineMemory, ...]:
         )
         for of, at in number.items()
     ]
-    return tuple(sorted(found, key=lambda one: (-one.peak_bytes, -one.own_peak_bytes, one.at)))
+    return tuple(sorted(lines, key=lambda one: (-one.peak_bytes, -one.own_peak_bytes, one.at)))
 
 
 def _lines(row: Row) -> Iterator[SourceLine]:

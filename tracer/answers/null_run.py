@@ -10,7 +10,7 @@ from tracer.null_gpu import process
 if TYPE_CHECKING:
     import torch
 
-    from tracer.answers.recording_findings import Findings
+    from tracer.answers.findings import RunFindings
 
 CAVEAT = "Null GPU: memory is torch's own, nothing was computed."
 USE_CUDA = "Make it use cuda, by its own options or by torch.set_default_device."
@@ -36,17 +36,17 @@ _NO_CUDNN = (
 )
 
 
-def notes_of(findings: Findings | None) -> tuple[str, ...]:
+def notes_of(findings: RunFindings | None) -> tuple[str, ...]:
     """Sentences for a run that computed nothing: memory of a real GPU that is not counted."""
     return tuple(_unknown(findings))
 
 
-def _unknown(findings: Findings | None) -> Iterator[str]:
+def _unknown(findings: RunFindings | None) -> Iterator[str]:
     """Sentences on further memory of a real GPU, with its usual size where that is known."""
     from tracer.null_gpu.cudnn import answered_version, said_of_workspaces
     from tracer.null_gpu.nccl_buffers import NcclBuffers
 
-    recordings = [cycle.recording for cycle in findings.cycles] if findings is not None else []
+    recordings = [cycle.source.recording for cycle in findings.parts] if findings is not None else []
     names = {recording.strings[name] for recording in recordings for name in set(recording.ops.name.tolist())}
     if any("convolution" in name for name in names):
         version = answered_version()

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
+from tracer.answers.findings import CycleFindings
 from tracer.answers.paths import whole_place
 from tracer.answers.python_stacks import PythonStacks
-from tracer.answers.recording_findings import CycleFindings
 from tracer.answers.rows import Row
 from tracer.blocks.from_recording.blocks import CUBLAS_WORKSPACE
 from tracer.blocks.kinds import Evidence, Kind
@@ -49,7 +49,7 @@ def _communication(cycle: CycleFindings) -> str | None:
     total = sum(row.bytes for row, is_chosen in zip(peak.rows, chosen, strict=True) if is_chosen)
     if total * 100 < peak.peak_bytes * LEAST_PERCENT:
         return None
-    stacks = PythonStacks(cycle.recording)
+    stacks = PythonStacks(cycle.source.recording)
     modules: dict[str, Counter[str]] = {}
     columns = (peak.row_of, peak.blocks.row, peak.blocks.size_bytes)
     for row, allocation, size_bytes in zip(*(column.tolist() for column in columns), strict=True):

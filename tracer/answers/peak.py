@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracer.allocator.fragmentation import Fragmentation, fragmentation_after
-from tracer.answers.rows import BY_LINE, Row, group_rows, rows_of_lines
+from tracer.answers.rows import BY_LINE, Row, group_rows
 from tracer.arrays import Column, Int, Ints, PerBlock, grouped, totals_by
 from tracer.blocks.from_snapshot.sites import pool_words, pools_of_graphs
 from tracer.blocks.from_snapshot.timeline import innermost_region
@@ -21,9 +21,8 @@ from tracer.snapshot.replay import BEFORE
 from tracer.units import NS_PER_US
 
 if TYPE_CHECKING:
-    from tracer.blocks.from_recording.allocator_join import JoinedHistory
     from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
-    from tracer.blocks.from_recording.blocks import Cycle
+    from tracer.blocks.from_recording.cycle import Cycle
     from tracer.blocks.from_snapshot.blocks import ReplayedDevice
     from tracer.capture.objects.known_storages import KnownStorages
 
@@ -126,9 +125,9 @@ class Peak:
         return any(share.name not in (BEFORE_RECORDING, NO_NAME) for share in self.by_name)
 
 
-def worst_of(peaks: Sequence[Peak]) -> int:
-    """Index of the largest peak; of equal ones the one with allocator history, else the first."""
-    return max(range(len(peaks)), key=lambda index: (peaks[index].peak_bytes, peaks[index].allocator is not None))
+def size_of_peak(peak: Peak) -> tuple[int, bool]:
+    """The key by which the largest of several peaks is found: of equal ones that with allocator history."""
+    return peak.peak_bytes, peak.allocator is not None
 
 
 def peak_position(lifetimes: BlockLifetimes) -> int:
@@ -140,19 +139,19 @@ def peak_of_cycle(
     cycle: Cycle,
     *,
     known: KnownStorages | None = None,
-    history: JoinedHistory | None = None,
     entry: int | None = None,
 ) -> Peak:
     """Explain the peak of a cycle, in which there is at least one event.
 
     Args:
-        entry: Explain what was in use after this entry of the history, in place of the peak.
+        entry: Explain what was in use after this entry of the cycle's history, in place of the peak.
     """
     # Whoever explains a snapshot does not wait for torch.
     from tracer.blocks.from_recording.allocator_join import in_use_after, in_use_at, last_events
     from tracer.blocks.from_recording.blocks import as_in_history
 
     recording, attribution, lifetimes, blocks = cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks
+    history = cycle.history
     made_at = position = peak_position(lifetimes)
     in_use = None
     if history is not None and entry is not None:
@@ -225,12 +224,6 @@ def peak_of_device(device: ReplayedDevice) -> Peak:
         by_name=_by_name(device, blocks, entry),
         by_stream=_by_stream(device, blocks),
     )
-
-
-def never_freed(device: ReplayedDevice) -> tuple[Row, ...]:
-    """Blocks that the recording allocated and did not free, by line and kind, largest first."""
-    blocks = device.blocks
-    return rows_of_lines(blocks.take((blocks.made_at > BEFORE) & (blocks.freed_at == len(device.state.trace))))
 
 
 def _entries(device: ReplayedDevice, blocks: Blocks) -> tuple[Ints, Ints]:

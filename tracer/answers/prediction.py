@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tracer.answers.findings import RunFindings
 from tracer.answers.fit import FitTrial
-from tracer.answers.recording_findings import Findings
 from tracer.answers.run_results import RunResults
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import Card
@@ -76,6 +76,6 @@ class Prediction:
         return (room, room) if self.rank is not None else (room - self.nccl.most_bytes, room - self.nccl.least_bytes)
 
     @property
-    def findings(self) -> Findings | None:
+    def findings(self) -> RunFindings | None:
         """What fills the device at the peak; None if nothing was recorded."""
         return self.results.findings

@@ -154,23 +154,22 @@ class JobFinding:
 def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> RankPeak:
     """Sum up one rank's recording: its worst device."""
     replayed = replay_snapshot(snapshot, device=device)
-    finding = explain_replayed(replayed)
-    if finding.worst is None:
+    found = explain_replayed(replayed)
+    if not found.parts:
         return RankPeak(file, rank_of(file), stage=stage_of(file))
-    worst = finding.devices[finding.worst]
-    oom = worst_failure(replayed, finding)
+    worst, oom = found.worst, worst_failure(found)
     where = "" if oom is None else oom.site.frame + (f" ({oom.site.file}:{oom.site.line})" if oom.site.file else "")
     return RankPeak(
         file=file,
         rank=rank_of(file),
-        device=worst.device,
-        entries=worst.entries,
+        device=worst.source.state.device,
+        entries=worst.source.num_events,
         peak_bytes=worst.peak.peak_bytes,
         reserved_bytes=0 if worst.peak.fragmentation is None else worst.peak.fragmentation.reserved_bytes,
         kinds=tuple((share.name, share.bytes) for share in worst.peak.by_kind),
         out_of_memory="" if oom is None else f"{where}: {oom.advice}",
         stage=stage_of(file),
-        held=tuple(map(_held, replayed.devices, (found.peak for found in finding.devices))),
+        held=tuple(map(_held, replayed.devices, found.peaks)),
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tracer.answers.findings import RunFindings
 from tracer.answers.labels import label_snapshot, labels_of
-from tracer.answers.recording_findings import CycleFindings, Findings, with_allocator_history
+from tracer.answers.recording_findings import with_allocator_history
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.errors import SnapshotError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tracer.answers.failed_allocation import FailedAllocation
     from tracer.answers.ranks import HeldOnDevice
     from tracer.answers.why.first_changes import FirstChanges
+    from tracer.blocks.from_recording.cycle import Cycle
     from tracer.capture.objects.at_failure import ObjectsAtFailure
     from tracer.snapshot.columns import Snapshot
 
@@ -38,8 +40,8 @@ class RunHistory:
     def __init__(self, snapshot: dict[str, Any] | None, num_later: int | None = 0) -> None:
         """Prepare; nothing is read."""
         self.snapshot, self.num_later = snapshot, num_later
-        self._labelled: tuple[CycleFindings, dict[str, Any]] | None = None
-        self._first: tuple[Findings, FirstChanges | None] | None = None
+        self._labelled: tuple[Cycle, dict[str, Any]] | None = None
+        self._first: tuple[RunFindings, FirstChanges | None] | None = None
         self.notes: list[str] = []
 
     @cached_property
@@ -52,16 +54,16 @@ class RunHistory:
         objects = self.snapshot
         return self._or_note(lambda: snapshot_in_memory(objects))
 
-    def joined(self, findings: Findings, known: KnownStorages) -> Findings:
+    def joined(self, findings: RunFindings, known: KnownStorages) -> RunFindings:
         """Findings with the peak of one cycle by the allocator's own books, where there is a history of it."""
         columns, num_later = self.columns, self.num_later
         if columns is None or num_later is None:
             return findings
         return self._or_note(lambda: with_allocator_history(findings, columns, num_later, known=known)) or findings
 
-    def labelled(self, findings: Findings | None, known: KnownStorages) -> dict[str, Any] | None:
+    def labelled(self, findings: RunFindings | None, known: KnownStorages) -> dict[str, Any] | None:
         """The snapshot, whose entries say what the recording knows of their blocks; None where there is none."""
-        cycles = findings.cycles if findings is not None else ()
+        cycles = [part.source for part in findings.parts] if findings is not None else []
         cycle = next((cycle for cycle in cycles if cycle.history is not None), None)
         if self.snapshot is None or cycle is None or cycle.history is None:
             return self.snapshot
@@ -83,7 +85,7 @@ class RunHistory:
 
     def failed_allocation(
         self,
-        findings: Findings | None,
+        findings: RunFindings | None,
         known: KnownStorages,
         device: str,
         objects: ObjectsAtFailure | None = None,
@@ -108,7 +110,7 @@ class RunHistory:
         return self._or_note(explained)
 
     def first_changes(
-        self, findings: Findings, known: KnownStorages, *, device_bytes: int | None = None
+        self, findings: RunFindings, known: KnownStorages, *, device_bytes: int | None = None
     ) -> FirstChanges | None:
         """The first changes to try against the largest peak, replayed; None if the history is of another peak.
 
@@ -143,7 +145,7 @@ class RunHistory:
         return self._or_note(lambda: held_on_devices(replay_snapshot(columns))) or ()
 
     def _changes_at_peak(
-        self, findings: Findings, known: KnownStorages, device_bytes: int | None
+        self, findings: RunFindings, known: KnownStorages, device_bytes: int | None
     ) -> FirstChanges | None:
         from tracer.answers.failed_allocation import last_seen
         from tracer.answers.snapshot_findings import replay_snapshot
@@ -158,7 +160,7 @@ class RunHistory:
             return None
         return first_changes(device, device_bytes=device_bytes)
 
-    def _as_written(self, findings: Findings | None, known: KnownStorages) -> Snapshot:
+    def _as_written(self, findings: RunFindings | None, known: KnownStorages) -> Snapshot:
         """The columns of what memory_snapshot.pkl has, so that the file tells the same."""
         from tracer.snapshot.load import snapshot_in_memory
 

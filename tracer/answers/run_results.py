@@ -14,8 +14,8 @@ from tracer.answers.answer_of_findings import finding_sentences, headline, peak_
 from tracer.answers.answer_tables import blocks_table, in_use_tables, parts_tables, timings_table
 from tracer.answers.caveats import growth_sentences, room_sentences, share_sentence
 from tracer.answers.failure import Failure
+from tracer.answers.findings import RunFindings
 from tracer.answers.history_sections import failure_section, first_changes_sections, host_sections
-from tracer.answers.recording_findings import Findings
 from tracer.answers.rows import ROW_FIELDS, Row
 from tracer.answers.run_history import RunHistory
 from tracer.answers.tables import Section, Table
@@ -37,7 +37,7 @@ _NUM_NAMED: Final = 8
 class RunResults(RunFacts):
     """Everything that a run brought to light."""
 
-    findings: Findings | None  # Findings of the recorded cycles; None if not one step was recorded
+    findings: RunFindings | None  # Findings of the recorded cycles; None if not one step was recorded
     # The allocator's own, on CUDA; elsewhere one without a snapshot.
     history: RunHistory = field(default_factory=lambda: RunHistory(None))
     failure: Failure | None = None  # What ended the run early, or None
@@ -177,7 +177,7 @@ def _remarks(results: RunResults) -> Iterator[str]:
     yield from results.notes
 
 
-def _in_use(failed: FailedAllocation | None, findings: Findings | None) -> Iterator[Table]:
+def _in_use(failed: FailedAllocation | None, findings: RunFindings | None) -> Iterator[Table]:
     if failed is not None:
         yield blocks_table(failed.in_use.rows if failed.in_use is not None else failed.event.groups)
     elif findings is not None and findings.worst.peak.rows:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.allocator.fragmentation import Fragmentation, fragmentation_after
-from tracer.answers.out_of_memory import MAX_EXPLAINED, OutOfMemory, explain_ooms
-from tracer.answers.peak import Peak, never_freed, peak_of_device
-from tracer.answers.rows import Row
+from tracer.answers.findings import DeviceFindings, Findings, ReplayedFindings, SnapshotFindings
+from tracer.answers.out_of_memory import MAX_EXPLAINED, explain_ooms
+from tracer.answers.peak import peak_of_device
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.counting import BlockFacts
 from tracer.blocks.from_snapshot.kind_finder import NOTHING_HELD, HeldNow, KindFinder
@@ -18,7 +17,7 @@ from tracer.blocks.from_snapshot.sites import Sites
 from tracer.blocks.kinds import Kind
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.replay import Replay, replay
 from tracer.units import format_bytes, some
 
@@ -28,46 +27,6 @@ _MAX_NAMED = 7
 _LEAST_RING = 1000
 """Entries: people ask for thousands."""
 _STATES_AND_PARAMETERS = 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceFinding:
-    """A device of a snapshot, explained."""
-
-    replayed: ReplayedDevice
-    device: int  # Its index
-    entries: int
-    peak: Peak
-    start_requested_bytes: int
-    end_requested_bytes: int
-    end_fragmentation: Fragmentation | None  # None where no caching allocator served the requests
-    never_freed: tuple[Row, ...]  # Allocated in the recording and in use at its end; groups of blocks
-    oom: tuple[OutOfMemory, ...]
-    notes: tuple[str, ...]  # What does not fit together or is not known, one sentence each
-    first_time_us: int = -1  # Time of the first entry, microseconds since 1970, or -1
-
-    @property
-    def growth_bytes(self) -> int:
-        """How much more was in use at the end than at the start."""
-        return self.end_requested_bytes - self.start_requested_bytes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SnapshotFinding:
-    """A snapshot, explained device by device; devices without any memory or entry are left out."""
-
-    devices: tuple[DeviceFinding, ...]
-    notes: tuple[str, ...]
-    pinned_bytes: int = 0  # Pinned host memory at the end
-
-    @property
-    def worst(self) -> int | None:
-        """Position of the device with the largest peak among those that ran out of memory, or else among all.
-
-        The first of equals; None if there is no device.
-        """
-        badness = [(len(device.oom) > 0, device.peak.peak_bytes) for device in self.devices]
-        return badness.index(max(badness)) if badness else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,44 +68,35 @@ def replay_snapshot(
     return ReplayedSnapshot(snapshot, sites, tuple(devices))
 
 
-def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
-    """Explain the devices of a replayed snapshot, in their order."""
-    devices = tuple(map(_explain_device, replayed.devices))
+def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFindings:
+    """Explain the devices of a replayed snapshot, in their order; those without memory and entries are left out."""
+    parts = tuple(map(_explain_device, replayed.devices))
     empty = ("The snapshot is empty: no device has a segment or an entry.",) * (not replayed.snapshot.devices)
-    notes = (*imbalance(devices), *empty, *replayed.snapshot.remarks)
-    return SnapshotFinding(devices, notes, replayed.snapshot.pinned_bytes)
+    notes = (*imbalance(parts), *empty, *replayed.snapshot.remarks)
+    return Findings(parts, notes=notes, pinned_bytes=replayed.snapshot.pinned_bytes)
 
 
-def _explain_device(device: ReplayedDevice) -> DeviceFinding:
-    state, replayed = device.state, device.replay
-    last = len(state.trace) - 1
-    return DeviceFinding(
-        replayed=device,
-        device=state.device,
-        entries=len(state.trace),
-        peak=peak_of_device(device),
-        start_requested_bytes=int(replayed.requested_bytes[0]),
-        end_requested_bytes=int(replayed.requested_bytes[-1]),
-        end_fragmentation=fragmentation_after(state, replayed, last) if device.snapshot.has_allocator else None,
-        never_freed=never_freed(device),
-        oom=explain_ooms(device),
-        notes=(*_device_notes(state, replayed, has_allocator=device.snapshot.has_allocator), *_copies(device.kinds)),
-        first_time_us=int(state.trace.time_us[0]) if len(state.trace) else -1,
+def _explain_device(device: ReplayedDevice) -> ReplayedFindings:
+    return DeviceFindings(
+        device,
+        peak_of_device(device),
+        failures=explain_ooms(device),
+        notes=(*_device_notes(device), *_copies(device.kinds)),
     )
 
 
-def imbalance(devices: Sequence[DeviceFinding]) -> tuple[str, ...]:
+def imbalance(devices: Sequence[ReplayedFindings]) -> tuple[str, ...]:
     """A sentence if one device of the process uses far more memory than the others."""
-    ranked = sorted(devices, key=lambda device: (-device.peak.peak_bytes, device.device))
+    ranked = sorted(devices, key=lambda found: (-found.peak.peak_bytes, found.source.state.device))
     if len(ranked) < 2 or ranked[1].peak.peak_bytes * _UNEVEN >= ranked[0].peak.peak_bytes:
         return ()
     worst, *others = ranked
-    named = sorted(others, key=lambda device: device.device)[:_MAX_NAMED]
-    peaks = ", ".join(f"{format_bytes(device.peak.peak_bytes)} on device {device.device}" for device in named)
+    named = sorted(others, key=lambda found: found.source.state.device)[:_MAX_NAMED]
+    peaks = ", ".join(f"{format_bytes(found.peak.peak_bytes)} on {found.peak.device}" for found in named)
     more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
-    ran_out = ", and it ran out of memory" if worst.oom else ""
+    ran_out = ", and it ran out of memory" if worst.failures else ""
     return (
-        f"The devices are used unevenly: device {worst.device} holds {format_bytes(worst.peak.peak_bytes)} at its "
+        f"The devices are used unevenly: {worst.peak.device} holds {format_bytes(worst.peak.peak_bytes)} at its "
         f"peak{ran_out}, beside {peaks}{more}.",
     )
 
@@ -173,8 +123,9 @@ def _overlap(replayed: Replay, entry: int) -> tuple[int, int] | None:
     return (len(inside), int(lives.requested_bytes[rows[inside]].sum())) if len(inside) else None
 
 
-def _device_notes(state: DeviceState, replayed: Replay, *, has_allocator: bool) -> list[str]:
-    odd, notes = replayed.oddities, []
+def _device_notes(device: ReplayedDevice) -> list[str]:
+    state, replayed = device.state, device.replay
+    odd, notes = replayed.oddities, list[str]()
     if not len(state.trace):
         notes.append("It has no history (no trace entries): what follows is the state when the snapshot was taken.")
     elif state.trace.time_us[0] < 0:
@@ -211,6 +162,6 @@ def _device_notes(state: DeviceState, replayed: Replay, *, has_allocator: bool) 
         notes.append(f"{entries} an action that this version does not know, and are ignored.")
     if (num_ooms := len(state.trace.where(Action.OOM))) > MAX_EXPLAINED:
         notes.append(f"Of {num_ooms} out-of-memory events the first {MAX_EXPLAINED} are explained.")
-    if has_allocator and (replayed.reserved_bytes < replayed.requested_bytes).any():
+    if device.snapshot.has_allocator and (replayed.reserved_bytes < replayed.requested_bytes).any():
         notes.append("At times less is reserved than in use: the recording lacks segment entries.")
     return notes

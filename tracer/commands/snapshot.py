@@ -29,8 +29,7 @@ from tracer.snapshot.actions import Action
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
-    from tracer.answers.allocator.allocator_finding import AllocatorFinding
-    from tracer.answers.snapshot_findings import SnapshotFinding
+    from tracer.answers.findings import SnapshotFindings
     from tracer.capture.objects.at_failure import ObjectsAtFailure
     from tracer.exporters.facts_file import FailureFactsFile
     from tracer.snapshot.columns import Snapshot
@@ -92,36 +91,35 @@ def snapshot(
         (path,) = file
         if html is not None:
             check_output(html, [snapshot_path(path)])
-        finding, allocator = _explained(path, device, settings or (), gpu_memory)
+        found = _explained(path, device, settings or (), gpu_memory)
         if html is not None:
-            _write_page(finding, allocator, html, path)
+            _write_page(found, html, path)
         from tracer.answers.answer_of_snapshot import answer_of_snapshot
         from tracer.exporters.json_documents.snapshot import snapshot_json
         from tracer.exporters.screen.answer import print_answer
 
-        devices = sorted(finding.devices, key=lambda device: not device.oom)
+        parts = sorted(found.parts, key=lambda part: not part.failures)
+        tried = [part.allocator for part in parts if part.allocator is not None]
         last = after_snapshot(
             path,
-            [device.device for device in devices],
-            has_failed=any(device.oom for device in devices),
+            [part.source.state.device for part in parts],
+            has_failed=any(part.failures for part in parts),
             has_page=html is not None,
-            has_settings=all(one.modelled is None or one.what_if is not None for one in allocator),
+            has_settings=all(one.modelled is None or one.what_if is not None for one in tried),
         )
         last = () if as_json else last
         with screen() as console:
             if as_json:
-                print_json(snapshot_json(finding, allocator, file=str(path)), console)
+                print_json(snapshot_json(found, file=str(path)), console)
             else:
-                print_answer(
-                    answer_of_snapshot(finding, allocator, file=str(path)), console, full=full, last=last, top=10
-                )
+                print_answer(answer_of_snapshot(found, file=str(path)), console, full=full, last=last, top=10)
             if html is not None:
                 say(f"Wrote {html}  (open with {PAGE.read_with})")
         if html is not None and open_:
             _show_page(html)
         say_all(last)
     # Each device of the recording has to run on the GPU of --gpu-memory.
-    if not all(one.what_if is None or one.what_if.runs for one in allocator):
+    if not all(one.what_if is None or one.what_if.runs for one in tried):
         raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
@@ -160,26 +158,23 @@ def is_job(paths: Sequence[Path]) -> bool:
     )
 
 
-def _explained(
-    path: Path, device: int | None, settings: Sequence[str], gpu_memory: str | None
-) -> tuple[SnapshotFinding, Sequence[AllocatorFinding]]:
-    """Return what was found in a snapshot, and what the allocator's model says of each device."""
+def _explained(path: Path, device: int | None, settings: Sequence[str], gpu_memory: str | None) -> SnapshotFindings:
+    """Return what was found in a snapshot, with what the allocator's model says of each device."""
     from tracer.allocator.settings import parse_settings
 
     memory = checked_size(gpu_memory)
     for text in settings:  # before a large file is read
         parse_settings(text)
     snapshot = load_snapshot(snapshot_path(path))
-    from tracer.answers.allocator.allocator_finding import explain_allocator, with_model
+    from tracer.answers.allocator.allocator_finding import with_allocator
     from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
     from tracer.exporters.facts_file import facts_path, read_facts
 
-    replayed = replay_snapshot(snapshot, device=device)
     facts = facts_path(snapshot_path(path))
     objects = _objects(read_facts(facts), facts, snapshot) if facts.is_file() else {}
     settings = list(dict.fromkeys(settings))
-    allocator = explain_allocator(replayed, settings=settings, gpu_memory=memory, objects=objects)
-    return with_model(explain_replayed(replayed), allocator), allocator
+    found = explain_replayed(replay_snapshot(snapshot, device=device))
+    return with_allocator(found, settings=settings, gpu_memory=memory, objects=objects)
 
 
 def _objects(facts: FailureFactsFile, path: Path, snapshot: Snapshot) -> dict[int, ObjectsAtFailure]:
@@ -194,18 +189,19 @@ def _objects(facts: FailureFactsFile, path: Path, snapshot: Snapshot) -> dict[in
     return {}
 
 
-def _write_page(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding], page: Path, file: Path) -> None:
+def _write_page(found: SnapshotFindings, page: Path, file: Path) -> None:
     from tracer.exporters.page.snapshot_page import write_snapshot_page
 
-    if finding.worst is None:
+    if not found.parts:
         raise SnapshotError(
             f"{file} has no device with memory, so there is nothing to draw.",
             hint="Take the snapshot while the program runs.",
         )
-    devices = ", ".join(str(device.device) for device in finding.devices)
-    run = {"file": str(file), "devices": devices, "entries": f"{sum(one.entries for one in finding.devices):,}"}
+    devices = ", ".join(str(part.source.state.device) for part in found.parts)
+    num_entries = sum(part.source.num_events for part in found.parts)
+    run = {"file": str(file), "devices": devices, "entries": f"{num_entries:,}"}
     with signals_deferred():
-        write_snapshot_page(finding, page, allocator, run=run)
+        write_snapshot_page(found, page, run=run)
 
 
 def _show_page(page: Path) -> None:

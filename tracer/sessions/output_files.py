@@ -9,9 +9,10 @@ from pathlib import Path
 from tracer.answers import files
 from tracer.answers.answer_of_findings import answer_of_findings
 from tracer.answers.files import OutputFile
+from tracer.answers.findings import RunFindings
 from tracer.answers.labels import labels_of
 from tracer.answers.operators.memory_report import memory_report
-from tracer.answers.recording_findings import Findings, find_on_other_device
+from tracer.answers.recording_findings import find_on_other_device
 from tracer.answers.run_results import RunResults
 from tracer.answers.values_read import values_lines
 from tracer.capture.device.allocator_history import snapshot_without_times
@@ -47,7 +48,7 @@ def _can_be_kept(results: RunResults) -> bool:
     return _has_snapshot(results) or results.timings is not None
 
 
-def _findings(results: RunResults) -> Findings:
+def _findings(results: RunResults) -> RunFindings:
     """The findings, without which an output is not due."""
     if results.findings is None:
         raise ValueError("this output needs findings")
@@ -84,7 +85,7 @@ def run_description(results: RunResults) -> dict[str, str | int | float]:
         "python": results.origin.python,
     }
     if (findings := results.findings) is not None:
-        described |= {"device": findings.device, "cycles": len(findings.cycles)}
+        described |= {"device": findings.device, "cycles": len(findings.parts)}
         if results.origin.device_name:
             described["device name"] = results.origin.device_name
     if results.parameters:
@@ -135,19 +136,17 @@ def _write_page_of_history(results: RunResults, path: Path) -> None:
         state.device: held_at_failure(results.known, f"{kind}:{state.device}", results.findings)
         for state in columns.devices
     }
-    finding = explain_replayed(replay_snapshot(columns, held=last_seen(results.known), held_now=now))
-    if finding.worst is None:
+    found = explain_replayed(replay_snapshot(columns, held=last_seen(results.known), held_now=now))
+    if not found.parts:
         raise OutputError(
             "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
         )
-    write_snapshot_page(finding, path, run=run_description(results), worst=results.answer)
+    write_snapshot_page(found, path, run=run_description(results), worst=results.answer)
 
 
 def _write_memory_report(results: RunResults, path: Path) -> None:
     findings = _findings(results)
-    by_cycle = zip(findings.cycles, findings.instances, strict=True)
-    instances = next(instances for cycle, instances in by_cycle if cycle is findings.worst)
-    report = memory_report(findings, instances, parameters=results.parameters, known=results.known)
+    report = memory_report(findings, parameters=results.parameters, known=results.known)
     write_memory_report(report, path, relative=results.name_in_project)
 
 
@@ -170,7 +169,7 @@ def _write_snapshot(results: RunResults, path: Path) -> None:
     findings = _findings(results)
     snapshot = results.history.labelled(findings, results.known)
     if snapshot is None:
-        cycle = findings.worst
+        cycle = findings.worst.source
         labels = labels_of(cycle.recording, cycle.blocks)
         snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
     snapshot = snapshot if results.computed else snapshot_without_times(snapshot)

@@ -67,8 +67,8 @@ def _rows(history: AllocatorHistory, size_bytes: int, seen: tuple[SeenTensor, ..
     if history.snapshot is not None and size_bytes:
         columns = snapshot_in_memory(_with_roles(history.snapshot, history.device, seen))
         if any(state.device == history.device.index for state in columns.devices):
-            finding = explain_replayed(replay_snapshot(columns, device=history.device.index))
-            groups = finding.devices[0].peak.rows
+            found = explain_replayed(replay_snapshot(columns, device=history.device.index))
+            groups = found.worst.peak.rows
     rows = [replace(group, category=group.kind.words, phase="", stack=None, callers=()) for group in groups]
     rest = size_bytes - sum(row.bytes for row in rows)
     return (*rows, Row(rest, 1, ROUNDING, None, "", "", None, None, None, None)) if rest else tuple(rows)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tracer.answers.failure import is_out_of_memory
-from tracer.answers.recording_findings import Findings
+from tracer.answers.findings import RunFindings
 from tracer.capture.compile_watch import CompileWatch
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.graph_captures import GRAPH_CAPTURES
@@ -269,7 +269,7 @@ class ProfileSession(Session):
         return self.cycles.number > 0
 
     @property
-    def findings(self) -> Findings:
+    def findings(self) -> RunFindings:
         """The analysis of the recorded cycles; it runs when first asked for.
 
         Raises:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tracer.answers.failure import is_out_of_memory
+from tracer.answers.findings import RunFindings
 from tracer.answers.graph_pools import graph_pools
-from tracer.answers.recording_findings import Findings, without_wrapped
+from tracer.answers.recording_findings import without_wrapped
 from tracer.answers.run_history import RunHistory
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
@@ -75,7 +76,7 @@ class RecordedCycles:
         self._graph_pools: tuple[LivePool, ...] = ()
         # Adds the recording that was dropped last, and the allocator's history at its end; None if a later one was made
         self._dropped: tuple[Callable[[], None], dict[str, Any] | None] | None = None
-        self._findings: tuple[Findings, RunHistory, Findings] | None = None  # Those joined, and the result
+        self._findings: tuple[RunFindings, RunHistory, RunFindings] | None = None  # Those joined, and the result
 
     @property
     def number(self) -> int:
@@ -189,7 +190,7 @@ class RecordedCycles:
         return self._run_history
 
     @property
-    def findings(self) -> Findings:
+    def findings(self) -> RunFindings:
         """The analysis of the recorded cycles; it runs when first asked for.
 
         Raises:
@@ -208,13 +209,13 @@ class RecordedCycles:
         return self._findings[2]
 
     @property
-    def found(self) -> Findings | None:
+    def found(self) -> RunFindings | None:
         """The findings, or None where nothing was recorded."""
         with suppress(RecordingError):
             return self.findings
         return None
 
-    def device_of(self, findings: Findings | None) -> torch.device:
+    def device_of(self, findings: RunFindings | None) -> torch.device:
         """The device that findings are about; where there are none, the one that the run is likely to be about."""
         return self.device if findings is None else torch.device(findings.device)
 

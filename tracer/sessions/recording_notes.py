@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tracer.answers.recording_findings import Findings
+from tracer.answers.findings import RunFindings
 from tracer.capture.compile_watch import CompileWatch
 from tracer.capture.device import devices
 from tracer.capture.graph_captures import GRAPH_CAPTURES
@@ -71,10 +71,10 @@ def recording_notes(
         yield "More graphs are alive than were examined: part of what they keep may be missing."
 
 
-def _of_devices(cycles: RecordedCycles, findings: Findings | None) -> Iterator[str]:
+def _of_devices(cycles: RecordedCycles, findings: RunFindings | None) -> Iterator[str]:
     """Sentences on what the device does not tell, and on the other devices of the run."""
-    device, recorded = cycles.device_of(findings), findings.cycles if findings is not None else ()
-    has_kernels = not recorded or any(cycle.recording.kernels is not None for cycle in recorded)
+    device, recorded = cycles.device_of(findings), findings.parts if findings is not None else ()
+    has_kernels = not recorded or any(part.source.recording.kernels is not None for part in recorded)
     has_kernels |= not cycles.history.is_timed
     lacking = devices.lacks(device, has_history=cycles.history.is_offered, has_kernels=has_kernels)
     if lacking is not None:

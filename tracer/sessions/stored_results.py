@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from tracer.answers.failure_lines import failure_lines
-from tracer.answers.recording_findings import Findings, find_in_cycle, put_together
+from tracer.answers.findings import RunFindings
+from tracer.answers.recording_findings import find_in_cycle, put_together
 from tracer.answers.run_history import RunHistory
 from tracer.answers.run_results import RunResults
 from tracer.blocks.from_recording.origins import with_lines_of_nodes
@@ -22,10 +23,10 @@ from tracer.exporters.recording_file.kept_run_file import KeptCycle, KeptRun, So
 def kept_run(results: RunResults) -> KeptRun:
     """Return the observations that the results were concluded from."""
     findings, failure, failed = results.findings, results.failure, results.failed_allocation
-    cycles = findings.cycles if findings is not None else ()
+    parts = findings.parts if findings is not None else ()
     return KeptRun(
         **results.run_facts,
-        cycles=tuple(KeptCycle(cycle.recording, cycle.is_whole) for cycle in cycles),
+        cycles=tuple(KeptCycle(part.source.recording, part.source.is_whole) for part in parts),
         snapshot=results.snapshot,
         num_later=results.history.num_later,
         failure=tuple(failure_lines(results)),
@@ -43,8 +44,8 @@ def kept_run(results: RunResults) -> KeptRun:
 def _sources(results: RunResults) -> Iterator[SourceFile]:
     """Every file that the recordings and the parameters name, with the source of the user's, as lines were read."""
     is_users_by_file: dict[str, bool] = {}
-    for cycle in results.findings.cycles if results.findings is not None else ():
-        frames, strings = cycle.recording.frames, cycle.recording.strings
+    for part in results.findings.parts if results.findings is not None else ():
+        frames, strings = part.source.recording.frames, part.source.recording.strings
         user = set(np.unique(frames.file[frames.user]).tolist())
         is_users_by_file |= {strings[file]: file in user for file in np.unique(frames.file).tolist() if strings[file]}
     for line in (*(line for each in results.parameters for line in each.lines), *results.known.lines.values()):
@@ -75,7 +76,7 @@ def results_of(run: KeptRun) -> RunResults:
     )
 
 
-def _findings(run: KeptRun, history: RunHistory) -> Findings | None:
+def _findings(run: KeptRun, history: RunHistory) -> RunFindings | None:
     if not run.cycles:
         return None
     texts = {source.path: source.text for source in run.sources}

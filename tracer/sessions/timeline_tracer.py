@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from tracer.answers.recording_findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.answers.findings import CycleFindings, RunFindings
+from tracer.answers.recording_findings import find_in_cycle, put_together
 from tracer.blocks.from_recording.allocator_count import default_device, most_held_bytes
 from tracer.blocks.from_recording.origins import with_lines_of_nodes
 from tracer.capture.compile_watch import CompileWatch
@@ -93,7 +94,7 @@ class TimelineTracer:
         self._compiled = compiled or CompileWatch().code
         self._known = known
         self._kept: list[_Cycle] = []
-        self._findings: Findings | None = None
+        self._findings: RunFindings | None = None
         self._watched: Any = None
 
     def __call__(self, prof: Any) -> None:
@@ -178,7 +179,7 @@ class TimelineTracer:
             in_flight.add_note(f"{self.out_file} was not written: {problem}")
 
     @property
-    def findings(self) -> Findings:
+    def findings(self) -> RunFindings:
         """Everything known of the cycles so far.
 
         Raises:
@@ -233,7 +234,7 @@ class TimelineTracer:
             allocations if reading is None else with_reading(allocations, reading) for allocations, reading in pairs
         ]
 
-    def finish(self) -> Findings:
+    def finish(self) -> RunFindings:
         """Analyse what was kept and write the files.
 
         Raises:

@@ -31,7 +31,13 @@ from tracer.allocator.replay import smallest_capacity
 from tracer.allocator.reproduce import reproduce
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
-from tracer.answers.allocator.allocator_finding import NO_HISTORY, Explanation, explain_allocator, explanation_of
+from tracer.answers.allocator.allocator_finding import (
+    NO_HISTORY,
+    Explanation,
+    explain_allocator,
+    explanation_of,
+    with_allocator,
+)
 from tracer.answers.allocator.changed_requests import (
     Changed,
     Trial,
@@ -433,8 +439,8 @@ def test_the_smallest_gpu_is_the_one_from_which_on_it_runs(monkeypatch: pytest.M
 def test_json_has_all_of_it() -> None:
     objects = fragmented().snapshot()
     replayed = replay_snapshot(snapshot_in_memory(objects))
-    found = explain_allocator(replayed, settings=("expandable_segments:True",), gpu_memory=GIB)
-    (device,) = json.loads(json.dumps(snapshot_json(explain_replayed(replayed), found, file="s")))["devices"]
+    found = with_allocator(explain_replayed(replayed), settings=("expandable_segments:True",), gpu_memory=GIB)
+    (device,) = json.loads(json.dumps(snapshot_json(found, file="s")))["devices"]
     allocator = device["allocator"]
     assert allocator["reproduced"]["is_exact"] is True
     assert allocator["reproduced"]["addresses"] == {"equal": 40, "recorded": 40}
@@ -448,10 +454,9 @@ def test_json_has_all_of_it() -> None:
 def test_without_a_history_what_is_asked_of_settings_is_said_to_have_no_answer() -> None:
     objects = {**fragmented().snapshot(), "device_traces": []}
     replayed = replay_snapshot(snapshot_in_memory(objects))
-    (asked,) = explain_allocator(replayed, settings=("expandable_segments:True",))
+    asked = explain_allocator(replayed.devices[0], settings=("expandable_segments:True",))
     assert (asked.agreement, asked.what_if) == ((NO_HISTORY,), None)
-    (unasked,) = explain_allocator(replayed)
-    assert unasked.agreement == ()
+    assert explain_allocator(replayed.devices[0]).agreement == ()
 
 
 def explained(capacity: int | None = None, *, fails: bool = False) -> Explanation:

@@ -27,6 +27,7 @@ from tests.training_steps import (
     record,
     recorded_workload,
 )
+from tracer.answers.findings import RunFindings
 from tracer.answers.operators.invocations import OpInstances, op_instances
 from tracer.answers.operators.memory_report import (
     MemoryReport,
@@ -36,7 +37,8 @@ from tracer.answers.operators.memory_report import (
     saved_activations,
     weights,
 )
-from tracer.answers.recording_findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.answers.recording_findings import find_in_cycle, put_together
+from tracer.blocks.from_recording.cycle import Cycle
 from tracer.capture.objects.known_storages import Parameter, Role
 from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.objects.storage_observer import StorageObserver, input_tensors
@@ -46,7 +48,7 @@ from tracer.capture.sources.source_line import SourceLine
 NAMES = by_default([*WORKLOADS, *REPORT_WORKLOADS], {*ONE_OF_EACH, *REPORT_QUICK})
 
 
-def findings_of(run: Recorded) -> Findings:
+def findings_of(run: Recorded) -> RunFindings:
     model = run.workload.model
     names = {id(module): path for path, module in model.named_modules()} if model is not None else {}
     return put_together([find_in_cycle(recording, module_names=names) for recording in run.recordings])
@@ -56,8 +58,7 @@ def findings_of(run: Recorded) -> Findings:
 def report(name: str) -> MemoryReport:
     run = recorded_workload(name)
     found, model = findings_of(run), run.workload.model
-    instances = op_instances(found.worst.recording, found.worst.attribution)
-    return memory_report(found, instances, parameters=describe_parameters(model) if model is not None else ())
+    return memory_report(found, parameters=describe_parameters(model) if model is not None else ())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,7 +68,7 @@ def test_laws(name: str) -> None:
     weights = [(name, p.numel() * p.element_size()) for name, p in model.named_parameters()] if model else []
     assert [(weight.name, weight.size_bytes) for weight in what.weights] == weights
     assert what.peak_bytes == worst.peak.peak_bytes
-    instances, saved = saved_in(worst)
+    instances, saved = saved_in(worst.source)
     if not len(instances.op):
         assert what.activations == ()
         return
@@ -104,7 +105,7 @@ def test_gradients_that_were_observed_decide() -> None:
     observer = StorageObserver()
     names = {"0.weight", "0.bias", "1.weight", "1.bias"}
     observer.observe((Role.GRADIENT, name, p) for name, p in model.named_parameters() if name in names)
-    cycles = [(cycle.recording, cycle.attribution) for cycle in findings_of(run).cycles]
+    cycles = [(cycle.source.recording, cycle.source.attribution) for cycle in findings_of(run).parts]
     found = weights(describe_parameters(model), cycles, observer.observations())
     assert {weight.name for weight in found if weight.grad_size_bytes} == names
 
@@ -119,11 +120,11 @@ NO_BACKWARD = {"growing_list", "auxiliary_head"}
 
 
 @cache
-def findings(name: str) -> CycleFindings:
-    return find_in_cycle(recorded_workload(name).recordings[0])
+def findings(name: str) -> Cycle:
+    return find_in_cycle(recorded_workload(name).recordings[0]).source
 
 
-def saved_in(cycle: CycleFindings) -> tuple[OpInstances, SavedActivations]:
+def saved_in(cycle: Cycle) -> tuple[OpInstances, SavedActivations]:
     instances = op_instances(cycle.recording, cycle.attribution)
     return instances, saved_activations(cycle, instances)
 
@@ -241,7 +242,7 @@ def test_a_batch_from_before_the_recording_counts_if_it_was_observed() -> None:
     observer.observe(input_tensors((inputs, target)))
     recording = read_recording(record(step, n_active=2)[0])
     for known, input_bytes in ((None, 0), (observer.observations(), 2048 + 512)):
-        cycle = find_in_cycle(recording, known=known)
+        cycle = find_in_cycle(recording, known=known).source
         instances = op_instances(recording, cycle.attribution)
         both = saved_activations(cycle, instances)
         for number in range(len(cycle.attribution.step_names)):  # the same batch is saved in each step

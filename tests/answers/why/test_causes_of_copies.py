@@ -482,6 +482,6 @@ def test_a_few_megabytes_in_pieces_are_no_reason_for_a_setting(scale: int, is_sa
         program.allocator.free(piece)
     program.allocator.allocate(36 * scale * MIB)
     replayed = replay_snapshot(snapshot_in_memory(program.snapshot()))
-    (finding,) = explain_allocator(replayed)
+    finding = explain_allocator(replayed.devices[0])
     assert finding.first is not None
     assert any(change.cause == "fragmentation" for change in finding.first.changes) is is_said

@@ -21,15 +21,9 @@ from tests.histories import Event, Key, known_of, levels_of, recording_of
 from tests.snapshot.allocator_model import SEGMENT_BYTES, AllocatorModel, rounded
 from tests.snapshot.explained import explain_snapshot
 from tests.training_steps import Recorded, build_workload, each_workload
+from tracer.answers.findings import CycleFindings, RunFindings
 from tracer.answers.labels import Labels, label_snapshot, labels_of
-from tracer.answers.recording_findings import (
-    CycleFindings,
-    Findings,
-    counted_blocks,
-    find_in_cycle,
-    put_together,
-    with_allocator_history,
-)
+from tracer.answers.recording_findings import counted_blocks, find_in_cycle, put_together, with_allocator_history
 from tracer.arrays import Int, PerBlock
 from tracer.blocks.from_recording.allocator_join import join_entries, join_history, reserved_ranges
 from tracer.blocks.from_recording.block_lifetimes import follow_blocks
@@ -96,13 +90,13 @@ class WatchedAllocator(AllocatorModel):
             self.events.append(Event(address, size, self._numbers[address], total_bytes=truth.allocated))
             self.truths.append(truth)
 
-    def findings(self, keys: Iterable[Key] = (), **given: Any) -> Findings:
+    def findings(self, keys: Iterable[Key] = (), **given: Any) -> RunFindings:
         """The recording's alone."""
         recording = recording_of(self.events, tuple(keys), devices=("cuda:0",))
         return put_together([find_in_cycle(recording, **given)])
 
 
-def joined(allocator: WatchedAllocator, *, keep: int | None = None, **given: Any) -> Findings:
+def joined(allocator: WatchedAllocator, *, keep: int | None = None, **given: Any) -> RunFindings:
     findings = allocator.findings(**given)
     known = given.get("known")
     return with_allocator_history(findings, snapshot_in_memory(allocator.dump(keep=keep)), known=known)
@@ -153,7 +147,7 @@ def test_where_memory_ran_out_behind_the_peak_the_count_is_of_that_moment() -> N
     snapshot: Any = allocator.dump()
     failed = {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}
     snapshot["device_traces"][0].append(failed)
-    cycle = with_allocator_history(allocator.findings(), snapshot_in_memory(snapshot)).cycles[-1]
+    cycle = with_allocator_history(allocator.findings(), snapshot_in_memory(snapshot)).parts[-1]
     assert cycle.at_failure is not None
     assert cycle.at_failure.allocator_peak_bytes == cycle.at_failure.counted.counter_bytes == 1024
     assert cycle.peak.allocator_peak_bytes == cycle.peak.counted.counter_bytes == 1024 + 5120
@@ -247,10 +241,10 @@ def test_memory_that_no_block_shows_is_in_the_timeline() -> None:
     allocator.alloc(2048)
     allocator.free(gone)
     cycle = allocator.findings().worst
-    levels = counted_blocks(cycle).levels(len(cycle.lifetimes.events))
+    levels = counted_blocks(cycle).levels(len(cycle.source.lifetimes.events))
     assert levels[Kind.BEFORE_RECORDING].tolist() == [1536, 1536, 1024]
     total = np.sum([level[1:] for level in levels.values()], axis=0)
-    assert total.tolist() == cycle.lifetimes.allocator_bytes.tolist()
+    assert total.tolist() == cycle.source.lifetimes.allocator_bytes.tolist()
 
 
 def test_the_page_and_the_screen_have_the_three_sizes() -> None:
@@ -333,8 +327,9 @@ def test_the_historys_surplus_is_at_its_head(num_surplus: int) -> None:
 
 def reserved_at(cycle: CycleFindings) -> tuple[list[int], int]:
     """Bytes reserved at each event, and the first event of which that is known."""
-    found = reserved_ranges(cycle.history, cycle.lifetimes) if cycle.history is not None else None
-    num_events = len(cycle.lifetimes.events)
+    history = cycle.source.history
+    found = reserved_ranges(history, cycle.source.lifetimes) if history is not None else None
+    num_events = len(cycle.source.lifetimes.events)
     if found is None:
         return [0] * num_events, num_events
     at = np.arange(num_events)[:, None]
@@ -425,7 +420,7 @@ def cycle() -> CycleFindings:
 
 @pytest.fixture(scope="module")
 def labels(cycle: CycleFindings) -> Labels:
-    return labels_of(cycle.recording, cycle.blocks)
+    return labels_of(cycle.source.recording, cycle.blocks)
 
 
 def entries(snapshot: dict[str, Any], action: str) -> list[dict[str, Any]]:
@@ -434,13 +429,13 @@ def entries(snapshot: dict[str, Any], action: str) -> list[dict[str, Any]]:
 
 def unmade(cycle: CycleFindings) -> PerBlock[Int]:
     """[B] for a history that has made none of the blocks."""
-    return np.full(len(cycle.lifetimes.address), -1)
+    return np.full(len(cycle.source.lifetimes.address), -1)
 
 
 def test_every_allocation_of_ours_has_a_category_and_a_line_of_text(cycle: CycleFindings, labels: Labels) -> None:
-    snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
+    snapshot = snapshot_of_recording(cycle.source.recording, cycle.source.lifetimes, labels=labels)
     allocations = entries(snapshot, "alloc")
-    assert len(allocations) == (cycle.lifetimes.allocation >= 0).sum()
+    assert len(allocations) == (cycle.source.lifetimes.allocation >= 0).sum()
     assert {entry["category"] for entry in allocations} >= {"activation", "workspace", "gradient"}
     assert all(entry["frames"][0]["filename"].startswith("<explained as ") for entry in allocations)
     assert any("activation in forward, " in entry["frames"][0]["name"] for entry in allocations)
@@ -450,11 +445,12 @@ def test_every_allocation_of_ours_has_a_category_and_a_line_of_text(cycle: Cycle
 
 def test_blocks_that_live_on_have_a_line_of_text_too(cycle: CycleFindings, labels: Labels) -> None:
     """It is all that the viewer has to show of a parameter, which no entry allocates."""
-    snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
+    snapshot = snapshot_of_recording(cycle.source.recording, cycle.source.lifetimes, labels=labels)
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     living = [block for block in blocks if block["state"] == "active_allocated"]
     address = {
-        int(cycle.lifetimes.address[row]): row for row in cycle.lifetimes.alive_at(len(cycle.lifetimes.events) - 1)
+        int(cycle.source.lifetimes.address[row]): row
+        for row in cycle.source.lifetimes.alive_at(len(cycle.source.lifetimes.events) - 1)
     }
     assert len(living) > 10
     for block in living:
@@ -467,7 +463,7 @@ def test_blocks_that_live_on_have_a_line_of_text_too(cycle: CycleFindings, label
 
 def joined_with(snapshot: dict[str, Any], cycle: CycleFindings) -> PerBlock[Int]:
     """Entry of device 1 of the history that made each block."""
-    history = join_history(snapshot_in_memory(snapshot), "cuda:1", cycle.lifetimes)
+    history = join_history(snapshot_in_memory(snapshot), "cuda:1", cycle.source.lifetimes)
     assert history is not None
     return history.entry
 
@@ -477,7 +473,7 @@ def test_labels_reach_the_allocators_own_entries_by_address_and_order(cycle: Cyc
 
     All entries share one microsecond, so a join by time could not tell them apart.
     """
-    theirs = snapshot_of_recording(cycle.recording, cycle.lifetimes)
+    theirs = snapshot_of_recording(cycle.source.recording, cycle.source.lifetimes)
     earlier = [
         {"action": action, "addr": entry["addr"], "size": 512, "stream": 0, "time_us": 1, "frames": []}
         for entry in entries(theirs, "alloc")[:50]
@@ -487,13 +483,15 @@ def test_labels_reach_the_allocators_own_entries_by_address_and_order(cycle: Cyc
     theirs["device_traces"] = [[], trace]
     before = copy.deepcopy(theirs)
     entry_of = joined_with(theirs, cycle)
-    labelled = label_snapshot(theirs, cycle.lifetimes, labels, entry_of, device_index=1)
+    labelled = label_snapshot(theirs, cycle.source.lifetimes, labels, entry_of, device_index=1)
     assert theirs == before, "the allocator's own snapshot is left as it is"
-    assert (entry_of >= 0).sum() == (cycle.lifetimes.allocation >= 0).sum()
+    assert (entry_of >= 0).sum() == (cycle.source.lifetimes.allocation >= 0).sum()
     with pytest.raises(SnapshotError, match="joined with another history"):
-        label_snapshot(theirs, cycle.lifetimes, labels, np.where(entry_of >= 0, entry_of - 1, -1), device_index=1)
+        label_snapshot(
+            theirs, cycle.source.lifetimes, labels, np.where(entry_of >= 0, entry_of - 1, -1), device_index=1
+        )
     named = [entry for entry in labelled["device_traces"][1] if entry["frames"][:1] and "category" in entry]
-    expected = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
+    expected = snapshot_of_recording(cycle.source.recording, cycle.source.lifetimes, labels=labels)
     assert Counter(entry["category"] for entry in named if entry["action"] == "alloc") == Counter(
         entry["category"] for entry in entries(expected, "alloc")
     )
@@ -504,14 +502,14 @@ def test_labels_reach_the_allocators_own_entries_by_address_and_order(cycle: Cyc
 
 def test_a_snapshot_of_other_devices_stays_as_it_is(cycle: CycleFindings, labels: Labels) -> None:
     other: dict[str, Any] = {"segments": [], "device_traces": [[]]}
-    assert label_snapshot(other, cycle.lifetimes, labels, unmade(cycle), device_index=3) == other
+    assert label_snapshot(other, cycle.source.lifetimes, labels, unmade(cycle), device_index=3) == other
 
 
 def test_blocks_that_live_on_are_labelled_in_their_segments(cycle: CycleFindings, labels: Labels) -> None:
-    theirs = snapshot_of_recording(cycle.recording, cycle.lifetimes)
+    theirs = snapshot_of_recording(cycle.source.recording, cycle.source.lifetimes)
     damaged = {**theirs, "segments": [*theirs["segments"], {"address": 0}]}  # By a segment without blocks
-    labelled = label_snapshot(damaged, cycle.lifetimes, labels, unmade(cycle), device_index=0)
-    expected = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
+    labelled = label_snapshot(damaged, cycle.source.lifetimes, labels, unmade(cycle), device_index=0)
+    expected = snapshot_of_recording(cycle.source.recording, cycle.source.lifetimes, labels=labels)
     assert labelled["segments"][:-1] == expected["segments"] != theirs["segments"]
 
 
@@ -519,7 +517,7 @@ def test_a_parameter_is_labelled_with_its_name() -> None:
     session = profiled("convnet", Schedule(0, 1, 1, 1))
     cycle = session.findings.worst
     blocks = cycle.blocks
-    texts = [frame["name"] for frame in labels_of(cycle.recording, blocks).frame]
+    texts = [frame["name"] for frame in labels_of(cycle.source.recording, blocks).frame]
     names = [name for name, _ in build_workload("convnet").model.named_parameters()]
     assert names
     for name in names:
@@ -531,10 +529,10 @@ def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None
     session = profiled("convnet", Schedule(0, 1, 1, 1))
     cycle = session.findings.worst
     blocks = cycle.blocks
-    labels = labels_of(cycle.recording, blocks)
+    labels = labels_of(cycle.source.recording, blocks)
     path = tmp_path / "memory_snapshot.pkl"
-    write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels), path)
-    (device,) = explain_snapshot(load_snapshot(path)).devices
+    write_memory_snapshot(snapshot_of_recording(cycle.source.recording, cycle.source.lifetimes, labels=labels), path)
+    (device,) = explain_snapshot(load_snapshot(path)).parts
     by_kind = {share.name: share.bytes for share in device.peak.by_kind}
     by_category = cycle.peak.by_category()
     for kind, category in (("parameter", "PARAMETER"), ("buffer", "BUFFER"), ("activation", "ACTIVATION")):
@@ -552,10 +550,10 @@ def test_a_snapshot_of_ours_gives_the_same_bytes_by_kind(
 ) -> None:
     """Whoever reads it back is told what peak.json says, of every workload, to the byte."""
     cycle = recorded(name).cycles[0]
-    labels = labels_of(cycle.recording, cycle.blocks)
+    labels = labels_of(cycle.source.recording, cycle.blocks)
     path = tmp_path / "memory_snapshot.pkl"
-    write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels), path)
-    (device,) = explain_snapshot(load_snapshot(path)).devices
+    write_memory_snapshot(snapshot_of_recording(cycle.source.recording, cycle.source.lifetimes, labels=labels), path)
+    (device,) = explain_snapshot(load_snapshot(path)).parts
     assert dict(device.peak.by_category()) == cycle.peak.by_category()
 
 
@@ -564,7 +562,7 @@ def test_no_rule_of_the_reader_goes_against_a_label_that_says_only_since_when(
 ) -> None:
     """What the profiler found nothing out about has the sizes of parameters here, and is not taken for one."""
     cycle = recorded("lbfgs").cycles[0]
-    labels = labels_of(cycle.recording, cycle.blocks)
+    labels = labels_of(cycle.source.recording, cycle.blocks)
     is_parameter = cycle.blocks.kind == Kind.PARAMETER
     unknown = [
         {**frame, "filename": f"<explained as {Kind.BEFORE_RECORDING.name.lower()}>"} if taken else frame
@@ -574,9 +572,11 @@ def test_no_rule_of_the_reader_goes_against_a_label_that_says_only_since_when(
         "unknown" if taken else word for word, taken in zip(labels.category, is_parameter.tolist(), strict=True)
     ]
     path = tmp_path / "memory_snapshot.pkl"
-    snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=Labels(category, unknown, labels.line))
+    snapshot = snapshot_of_recording(
+        cycle.source.recording, cycle.source.lifetimes, labels=Labels(category, unknown, labels.line)
+    )
     write_memory_snapshot(snapshot, path)
-    (device,) = explain_snapshot(load_snapshot(path)).devices
+    (device,) = explain_snapshot(load_snapshot(path)).parts
     expected = cycle.peak.by_category()
     parameters_bytes = expected.pop("PARAMETER")
     expected["BEFORE_RECORDING"] = expected.get("BEFORE_RECORDING", 0) + parameters_bytes
@@ -588,5 +588,5 @@ def test_what_was_made_unseen_is_in_the_snapshot_from_where_it_counts(tmp_path: 
     lifetimes = follow_blocks(recording, WALK, 0)
     path = tmp_path / "memory_snapshot.pkl"
     write_memory_snapshot(snapshot_of_recording(recording, lifetimes), path)
-    (device,) = explain_snapshot(load_snapshot(path)).devices
+    (device,) = explain_snapshot(load_snapshot(path)).parts
     assert device.peak.peak_bytes == max(levels_of(lifetimes))

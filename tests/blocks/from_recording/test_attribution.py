@@ -23,7 +23,8 @@ from tests.exporters.recording_file.samples import kept_on_cpu
 from tests.skips import by_default
 from tests.training_steps import ONE_OF_EACH, build_workload, each_workload, record
 from tests.truth.isolate import value_in_fresh_process
-from tracer.answers.recording_findings import CycleFindings, find_in_cycle
+from tracer.answers.findings import CycleFindings
+from tracer.answers.recording_findings import find_in_cycle
 from tracer.answers.rows import Row
 from tracer.arrays import Bools
 from tracer.blocks.from_recording.attribution import attribute, backward_calls, closure_calls
@@ -116,7 +117,7 @@ def test_a_module_used_twice_and_a_shared_weight_are_counted_at_each_place_once(
     # Other tests' models are alive too; their names begin with a class.
     weights = [row for row in findings.peak.rows if row.category == "PARAMETER" and str(row.name).startswith("layer")]
     assert [(row.bytes, row.count, row.name) for row in weights] == [(16 * 16 * 4, 1, "layer.weight")]
-    recording, attribution = findings.recording, findings.attribution
+    recording, attribution = findings.source.recording, findings.source.attribution
     forward = attribution.op_node < 0
     lines = [
         int(recording.frames.line[attribution.op_frame[op]])
@@ -201,7 +202,7 @@ def test_a_custom_functions_backward_belongs_to_the_module_that_applied_it() -> 
         model.zero_grad()
 
     findings = profiled(model, step)
-    ops, attribution, recording = findings.recording.ops, findings.attribution, findings.recording
+    ops, attribution, recording = findings.source.recording.ops, findings.source.attribution, findings.source.recording
     inside = [
         op
         for op in range(len(ops.name))
@@ -280,7 +281,7 @@ def test_the_fnos_saved_activations_equal_the_closed_form(
     findings = profiled(workload.model, step, workload.optimizer)
     expected = saved_by_an_fno(sizes, modes, batch=4, hidden=16, layers=3)
     target_bytes = 4 * settings.batch_size * settings.out_channels * torch.Size(sizes).numel()
-    lifetimes, attribution = findings.lifetimes, findings.attribution
+    lifetimes, attribution = findings.source.lifetimes, findings.source.attribution
     for step_index in range(len(attribution.step_names)):
         saved = 0
         for block, row in enumerate(lifetimes.allocation.tolist()):

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from tests.histories import START_NS, Key, recording_of
 from tests.training_steps import record
-from tracer.answers.recording_findings import CycleFindings, find_in_cycle
+from tracer.answers.findings import CycleFindings
+from tracer.answers.recording_findings import find_in_cycle
 from tracer.answers.rows import Row
 from tracer.blocks.from_recording.block_facts import Facts, dropout_states
 from tracer.blocks.from_recording.blocks import categories_at
@@ -219,7 +220,7 @@ def test_python_in_backward_has_lines_of_its_own() -> None:
         weight.grad = None
 
     cycle = findings(step)
-    blocks, frames = cycle.blocks, cycle.recording.frames
+    blocks, frames = cycle.blocks, cycle.source.recording.frames
     lines = {
         size: {int(frames.line[at]) for at in blocks.frame[blocks.size_bytes == size].tolist()}
         for size in (200_000, 240_000)
@@ -245,7 +246,7 @@ def test_an_optimizer_inside_backward_is_the_optimizer() -> None:
     assert by_phase[Phase.OPTIMIZER, Kind.TEMPORARY] > 0
     assert by_phase[Phase.BACKWARD, Kind.GRADIENT] == 2  # one in each step, and none of Adam's scratch memory
     optimizing = cycle.blocks.phase == Phase.OPTIMIZER
-    lines = {int(cycle.recording.frames.line[at]) for at in cycle.blocks.frame[optimizing].tolist() if at >= 0}
+    lines = {int(cycle.source.recording.frames.line[at]) for at in cycle.blocks.frame[optimizing].tolist() if at >= 0}
     assert lines <= {line_of(hook, "step()"), line_of(hook, "zero_grad()")} and lines
 
 
@@ -285,7 +286,7 @@ def test_the_model_itself_goes_by_its_class() -> None:
         model(torch.randn(10, 32)).sum().backward()
         model.zero_grad()
 
-    assert set(findings(step, model=model).attribution.modules) == {"Features", "head"}
+    assert set(findings(step, model=model).source.attribution.modules) == {"Features", "head"}
 
 
 class WithUnused(nn.Module):
@@ -309,12 +310,12 @@ def test_what_no_operator_uses_is_over_unless_compiled_code_may_use_it(has_compi
         model.zero_grad()
 
     cycle = findings(step, model=model)
-    recording = cycle.recording
+    recording = cycle.source.recording
     none = np.full(len(recording.allocations.time_ns), -1, np.int64)
-    attribution = replace(cycle.attribution, origins=CompiledOrigins((), none, none) if has_compiled else None)
+    attribution = replace(cycle.source.attribution, origins=CompiledOrigins((), none, none) if has_compiled else None)
     end_ns = int(recording.allocations.time_ns[-1])
-    category = categories_at(recording, cycle.categories, cycle.lifetimes, end_ns)
-    table = Facts(recording, cycle.categories, attribution, cycle.lifetimes, category, None, end_ns)
+    category = categories_at(recording, cycle.source.categories, cycle.source.lifetimes, end_ns)
+    table = Facts(recording, cycle.source.categories, attribution, cycle.source.lifetimes, category, None, end_ns)
     unused = cycle.blocks.size_bytes == 300 * 32 * 4
     assert table.is_over[unused].tolist() == [not has_compiled]
 
@@ -332,7 +333,7 @@ def test_the_gradient_of_what_is_no_parameter_is_none_of_the_parameters(points: 
         model.zero_grad()
 
     cycle = findings(step)
-    is_accumulated = np.isin(cycle.lifetimes.key, cycle.recording.gradient_keys)
+    is_accumulated = np.isin(cycle.source.lifetimes.key, cycle.source.recording.gradient_keys)
     accumulated = set(map(Kind, cycle.blocks.kind[is_accumulated].tolist()))
     assert Kind.GRADIENT in kinds_of(cycle, 96 * 64 * 4)
     assert accumulated == kinds

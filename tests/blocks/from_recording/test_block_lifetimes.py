@@ -18,13 +18,15 @@ from tests.histories import START_NS, Event, History, Key, histories, known_of, 
 from tests.programs import Node, Program, Storage
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.answers.caveats import asleep_sentences
+from tracer.answers.findings import CycleFindings
 from tracer.answers.peak import peak_of_cycle
-from tracer.answers.recording_findings import CycleFindings, counted_blocks, find_in_cycle
+from tracer.answers.recording_findings import counted_blocks, find_in_cycle
 from tracer.blocks.from_recording import block_lifetimes as storages_module
 from tracer.blocks.from_recording.allocator_count import default_device, match_counter_to_events, most_held_bytes
 from tracer.blocks.from_recording.attribution import attribute
 from tracer.blocks.from_recording.block_lifetimes import AsleepPieces, BlockLifetimes, follow_blocks
-from tracer.blocks.from_recording.blocks import Cycle, blocks_of_recording
+from tracer.blocks.from_recording.blocks import blocks_of_recording
+from tracer.blocks.from_recording.cycle import Cycle
 from tracer.blocks.from_recording.observed_storages import DeviceRecording
 from tracer.blocks.from_recording.torch_categories import categorize
 from tracer.blocks.from_recording.unrecorded_storages import own_bytes, unrecorded_storages, unseen_keys
@@ -201,9 +203,12 @@ def colocated(known: KnownStorages) -> CycleFindings:
 def test_the_peak_is_of_what_is_on_the_device() -> None:
     """It sleeps in the training step, so that the rollout behind it is the peak."""
     cycle = colocated(asleep(1, 3))
-    on_device = [size // MIB for size in cycle.lifetimes.allocator_bytes.tolist()]
+    lifetimes = cycle.source.lifetimes
+    on_device = [size // MIB for size in lifetimes.allocator_bytes.tolist()]
     assert on_device == [64, 72, 56, 8, 76]
-    alive = [int(cycle.lifetimes.size_bytes[cycle.lifetimes.alive_at(at)].sum()) // MIB for at in range(5)]
+    alive = [
+        int(cycle.source.lifetimes.size_bytes[cycle.source.lifetimes.alive_at(at)].sum()) // MIB for at in range(5)
+    ]
     assert alive == on_device
     assert (cycle.peak.position, cycle.peak.peak_bytes, cycle.peak.unexplained_bytes) == (4, 76 * MIB, 0)
     assert asleep_sentences(cycle.peak) == ()

@@ -539,9 +539,16 @@ def test_without_a_condition_some_block_is_something_else(number: int, when: tup
 @each_workload
 def test_on_every_workload_a_plain_loop_over_the_rules_agrees(name: str, recorded: Callable[[str], Recorded]) -> None:
     cycle = recorded(name).cycles[0]
-    peak_ns = int(cycle.recording.allocations.time_ns[cycle.lifetimes.events[peak_position(cycle.lifetimes)]])
-    columns = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes)
-    table = Facts(*columns, categories_at(cycle.recording, cycle.categories, cycle.lifetimes, peak_ns), None, peak_ns)
+    peak_ns = int(
+        cycle.source.recording.allocations.time_ns[cycle.source.lifetimes.events[peak_position(cycle.source.lifetimes)]]
+    )
+    columns = (cycle.source.recording, cycle.source.categories, cycle.source.attribution, cycle.source.lifetimes)
+    table = Facts(
+        *columns,
+        categories_at(cycle.source.recording, cycle.source.categories, cycle.source.lifetimes, peak_ns),
+        None,
+        peak_ns,
+    )
     holds, kinds = [rule.holds(table) for rule in RULES], [rule.kinds(table) for rule in RULES]
     for row in range(0, len(table), 7):
         first = next(number for number, rows in enumerate(holds) if rows[row])

@@ -16,7 +16,8 @@ from tests.histories import START_NS, Event, Key, recording_of
 from tests.programs import NODE_NS, Node, Program, Storage, programs
 from tests.torch_rules import TorchRules
 from tests.training_steps import Recorded, build_workload, each_workload, record, torch_timeline
-from tracer.answers.recording_findings import CycleFindings, find_in_cycle, put_together
+from tracer.answers.findings import CycleFindings
+from tracer.answers.recording_findings import find_in_cycle, put_together
 from tracer.blocks.from_recording.memory_timeline import (
     TAGGED,
     Breakdown,
@@ -305,7 +306,7 @@ def test_equals_torch_on_cuda() -> None:
 
 
 def timeline_of_breakdown(found: CycleFindings) -> MemoryTimeline:
-    return memory_timeline(found.recording, found.categories, device=found.peak.device)
+    return memory_timeline(found.source.recording, found.source.categories, device=found.peak.device)
 
 
 def cycle(true_peak_bytes: int, *at_tagged_peak: int) -> CycleBreakdown:
@@ -357,7 +358,7 @@ def test_memory_whose_address_was_handed_out_again_is_not_counted_twice() -> Non
     # 100 bytes from before lie at 10; event 0 gets 100 bytes there: 100 are in use, where torch's timeline has 200.
     found = find_in_cycle(recording_of([Event(10, 100, 2), Event(500, 1, 3)], [Key(10, 100, 1)]))
     assert timeline_of_breakdown(found).sizes_bytes.sum(axis=1).max() == 201
-    assert found.breakdown.true_peak_bytes == 101
+    assert found.source.breakdown.true_peak_bytes == 101
     assert found.peak.time_ns == START_NS + 1
 
 
@@ -391,7 +392,7 @@ def test_on_every_workload_rows_sum_to_the_peak(name: str, recorded: Callable[[s
 def test_on_every_workload_a_plain_loop_agrees(name: str, recorded: Callable[[str], Recorded]) -> None:
     """The tagged peak: the first row in which the seven categories hold most, less what is known to be dead."""
     for found in recorded(name).cycles:
-        if found.lifetimes.died_unseen.any():
+        if found.source.lifetimes.died_unseen.any():
             continue
         best: list[int] = [0] * len(TAGGED)
         timeline = timeline_of_breakdown(found)
@@ -399,9 +400,9 @@ def test_on_every_workload_a_plain_loop_agrees(name: str, recorded: Callable[[st
         for time_ns, row in zip(timeline.times_ns.tolist(), timeline.sizes_bytes.tolist(), strict=True):
             if sum(row[: len(TAGGED)]) > sum(best):
                 best, best_ns = row[: len(TAGGED)], time_ns
-        assert list(found.breakdown.at_tagged_peak_bytes) == best
-        assert found.breakdown.tagged_peak_ns == best_ns
-        assert np.max(timeline.sizes_bytes.sum(axis=1)) == found.breakdown.true_peak_bytes
+        assert list(found.source.breakdown.at_tagged_peak_bytes) == best
+        assert found.source.breakdown.tagged_peak_ns == best_ns
+        assert np.max(timeline.sizes_bytes.sum(axis=1)) == found.source.breakdown.true_peak_bytes
 
 
 def test_some_workload_has_cycles_of_different_peaks(recorded: Callable[[str], Recorded]) -> None:

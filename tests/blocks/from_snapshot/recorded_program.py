@@ -148,8 +148,8 @@ SMALL_STACK = [frame("make_small", "/home/me/model.py", 5)]
 
 
 def explain(objects: Any, **asked: Any) -> AllocatorFinding:
-    (found,) = explain_allocator(replay_snapshot(snapshot_in_memory(objects)), **asked)
-    return found
+    (device,) = replay_snapshot(snapshot_in_memory(objects)).devices
+    return explain_allocator(device, **asked)
 
 
 def screen(*found: AllocatorFinding) -> str:
@@ -157,7 +157,7 @@ def screen(*found: AllocatorFinding) -> str:
     for finding in found:
         for sentence in settings_advice(finding.what_if) if finding.what_if is not None else ():
             console.print(sentence)
-        for section in (*allocator_sections(finding), *first_changes_sections(finding.first)):
+        for section in (*allocator_sections(finding, "device 0"), *first_changes_sections(finding.first)):
             print_section(section, console)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()

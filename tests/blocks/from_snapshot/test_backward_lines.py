@@ -191,7 +191,7 @@ def test_operations_without_a_gradient_may_lie_among_them(tmp_path: Path) -> Non
     recorder = record(lambda: rotated(torch.randn(4, 8), a, b))
     assert judge(recorder, tmp_path).share > 0.4
     snapshot = load_snapshot(write(tmp_path / "snapshot.pickle", recorder.snapshot()))
-    groups = explain_snapshot(snapshot).devices[0].never_freed
+    groups = explain_snapshot(snapshot).parts[0].never_freed
     first = rotated.__code__.co_firstlineno
     assert {first + 4, first + 5} <= {group.site.line for group in groups if group.site.frame == "backward of rotated"}
 
@@ -204,7 +204,7 @@ def test_nothing_is_named_across_a_recomputation(tmp_path: Path) -> None:
 def test_the_groups_say_backward_of_the_line(tmp_path: Path) -> None:
     recorder = record(build_workload("zero_grad_at_end").step)
     snapshot = load_snapshot(write(tmp_path / "snapshot.pickle", recorder.snapshot()))
-    groups = explain_snapshot(snapshot).devices[0].never_freed
+    groups = explain_snapshot(snapshot).parts[0].never_freed
     named = [group for group in groups if group.site.frame.startswith("backward of ")]
     assert named
     assert all(group.site.file is not None and group.site.file.endswith("training_steps.py") for group in named)

@@ -266,10 +266,10 @@ class TestKinds:
         made = [entry("alloc", BASE, MIB, frames=FORWARD), *freed(BASE, MIB, frames=FREE_BACKWARD)]
         alive = [entry("alloc", BASE, MIB, frames=FORWARD)]
         objects = {"segments": [segment(BASE, MIB, [block(BASE, MIB)], device=1)], "device_traces": [made, alive]}
-        devices = explain_snapshot(load(tmp_path / "s", objects)).devices
+        devices = explain_snapshot(load(tmp_path / "s", objects)).parts
         assert [device.peak.rows[0].kind.words for device in devices] == ["activation"] * 2
         assert devices[1].peak.rows[0].evidence.startswith("likely")
-        (alone,) = explain_snapshot(load(tmp_path / "t", objects), device=1).devices
+        (alone,) = explain_snapshot(load(tmp_path / "t", objects), device=1).parts
         assert alone.peak.rows[0].kind.words == "not known"
 
     def test_backward_of_before_the_recording_made_gradients(self, tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ def test_what_was_held_is_the_same_in_the_curves_the_peak_and_the_page(kind: Kin
     (one,), finding = replayed.devices, explain_replayed(replayed)
     curves = {kind.words: level.tolist() for kind, level in timeline_of(replayed, one).levels.items()}
     assert curves == {kind.words: [512, 512], "not known": [0, 100]}  # what was made since lies elsewhere
-    kinds = {group.kind.words: group.evidence for group in finding.devices[0].peak.rows}
+    kinds = {group.kind.words: group.evidence for group in finding.parts[0].peak.rows}
     assert kinds[kind.words] == "address of a live, named tensor when the recording began"
-    page = snapshot_page(finding.devices[0], run={})
+    page = snapshot_page(finding.parts[0], run={})
     in_page = {name: int(values[-1]) for name, values in page.series.items()}
     assert in_page == page.breakdown
     assert in_page == {kind.name: 512, "UNKNOWN": 100}

@@ -69,9 +69,9 @@ def test_at_any_moment_of_a_run_the_rows_sum_to_the_allocators_count(
     for position in [*some(rows), data["peak"]["row"]]:
         bytes_, count = sums_in(data, position)
         row = int(rows[position])
-        alive = cycle.lifetimes.alive_at(row)
-        assert bytes_.sum() == counted[position] == cycle.lifetimes.allocator_bytes[row]
-        assert (bytes_.sum(), count.sum()) == (cycle.lifetimes.size_bytes[alive].sum(), len(alive))
+        alive = cycle.source.lifetimes.alive_at(row)
+        assert bytes_.sum() == counted[position] == cycle.source.lifetimes.allocator_bytes[row]
+        assert (bytes_.sum(), count.sum()) == (cycle.source.lifetimes.size_bytes[alive].sum(), len(alive))
     assert sums_in(data, data["peak"]["row"])[0].sum() == cycle.peak.peak_bytes
 
 

@@ -157,7 +157,7 @@ def test_lines_open_in_the_folder_that_the_reader_names(
 
 def test_any_moment_by_click_key_and_address(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
     cycle = recorded("fno_2d_new_zeros").cycles[0]
-    counted = cycle.lifetimes.allocator_bytes
+    counted = cycle.source.lifetimes.allocator_bytes
     with opened(timeline_page(put_together([cycle]), run={})) as tab:
         assert tab.locator(".when strong").inner_text() == "At the peak"
         assert sum_of_rows(tab) == cycle.peak.peak_bytes
@@ -165,8 +165,8 @@ def test_any_moment_by_click_key_and_address(opened: Callable[..., Any], recorde
             area = plot_area(tab)
             tab.mouse.click(area["x"] + area["width"] * share, area["y"] + area["height"] / 2)
             event = chosen_event(tab)
-            alive = cycle.lifetimes.alive_at(event - 1)
-            assert sum_of_rows(tab) == counted[event - 1] == cycle.lifetimes.size_bytes[alive].sum()
+            alive = cycle.source.lifetimes.alive_at(event - 1)
+            assert sum_of_rows(tab) == counted[event - 1] == cycle.source.lifetimes.size_bytes[alive].sum()
             assert f"{len(alive):,} block" in rows_text(tab)
             assert tab.locator(".check.bad").count() == 0
         tab.locator(".frame").focus()
@@ -195,7 +195,7 @@ def chosen_event(tab: Any) -> int:
 
 def test_two_moments_are_compared(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
     cycle = recorded("fno_2d_new_zeros").cycles[0]
-    counted, lifetimes = cycle.lifetimes.allocator_bytes, cycle.lifetimes
+    counted, lifetimes = cycle.source.lifetimes.allocator_bytes, cycle.source.lifetimes
     first, last = len(counted) // 4, len(counted) // 2
     with opened(timeline_page(put_together([cycle]), run={})) as tab:
         tab.evaluate(f"location.hash = '#t={last + 1}&with={first + 1}'")
@@ -330,7 +330,7 @@ def test_each_block_is_drawn_and_read(opened: Callable[..., Any], recorded: Call
         tip = tab.locator(".frame .tip").inner_text()
         size = re.search(r"\(([\d,]+) B\)", tip)
         assert size is not None
-        assert int(size[1].replace(",", "")) in cycle.lifetimes.size_bytes
+        assert int(size[1].replace(",", "")) in cycle.source.lifetimes.size_bytes
         assert "step" in tip or "event" in tip or "start of what is shown" in tip
         # Five frames in passing; a click keeps the block, Enter does too, with all of them.
         kept = tab.locator(".kept")

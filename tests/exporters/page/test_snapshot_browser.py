@@ -35,7 +35,7 @@ pytestmark = pytest.mark.browser
 
 
 def pages_of(replayed: ReplayedSnapshot) -> list[Page]:
-    return [snapshot_page(device, run={}) for device in explain_replayed(replayed).devices]
+    return [snapshot_page(device, run={}) for device in explain_replayed(replayed).parts]
 
 
 def test_a_device_is_chosen_and_kept_in_the_address(opened: Callable[..., Any], tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ BROWSED = [path for path in REAL_FILES if path.stem in ("oom_expandable_3gpus", 
 @pytest.mark.parametrize("path", BROWSED, ids=lambda path: path.stem)
 def test_any_moment_of_real_recordings(opened: Callable[..., Any], path: Path, width: int) -> None:
     replayed = replay_snapshot(load_snapshot(path, isolated=False))
-    shown = explain_replayed(replayed).worst
-    assert shown is not None
+    found = explain_replayed(replayed)
+    shown = found.parts.index(found.worst)
     device = replayed.devices[shown]
     with opened([pages_of(replayed)[shown]], color_scheme="dark") as tab:
         tab.set_viewport_size({"width": width, "height": 900})

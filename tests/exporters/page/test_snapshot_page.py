@@ -33,10 +33,9 @@ def page_of(loaded: Snapshot, *, device: int | None = None, first: FirstChanges 
 def page_of_replayed(replayed: ReplayedSnapshot, first: FirstChanges | None = None) -> Page:
     """The page of the worst device, of which only these changes are known from a replay."""
     finding = explain_replayed(replayed)
-    assert finding.worst is not None
-    device = finding.devices[finding.worst]
-    tried = AllocatorFinding(device.device, None, (), None, Reserved(0, 0, ()), None, first)
-    return snapshot_page(device, answer_of_device(device, tried, notes=finding.notes), run={"file": "s.pickle"})
+    tried = AllocatorFinding(None, (), None, Reserved(0, 0, ()), None, first)
+    device = replace(finding.worst, allocator=tried)
+    return snapshot_page(device, answer_of_device(device, notes=finding.notes), run={"file": "s.pickle"})
 
 
 def sections_of(page: Page) -> list[Section]:

@@ -44,15 +44,20 @@ def on_cuda(*, oom: bool = False) -> RunResults:
     assert plain.findings is not None
     known = dataclasses.replace(plain.known, devices=("cuda:0",) * len(plain.known.devices))
     cycles = []
-    for cycle in plain.findings.cycles:
-        ops = cycle.recording.ops
+    for cycle in plain.findings.parts:
+        ops = cycle.source.recording.ops
         kernels = Kernels(ops.start_ns.copy(), ops.thread.copy(), np.full(len(ops.name), 1000))
         recording = dataclasses.replace(
-            cycle.recording, devices=("cuda:0",), kernels=kernels, allocations=_counted_from_nothing(cycle.recording)
+            cycle.source.recording,
+            devices=("cuda:0",),
+            kernels=kernels,
+            allocations=_counted_from_nothing(cycle.source.recording),
         )
         cycles.append(find_in_cycle(recording, known=known, module_names=plain.module_names, device="cuda:0"))
     # torch makes each of its words anew, where Python has one of each for all code.
-    snapshot = pickle.loads(pickle.dumps(snapshot_of_recording(cycles[-1].recording, cycles[-1].lifetimes)))
+    snapshot = pickle.loads(
+        pickle.dumps(snapshot_of_recording(cycles[-1].source.recording, cycles[-1].source.lifetimes))
+    )
     del snapshot["allocator_settings"]["caching_allocator"]  # which the CPU lacks, and a GPU has
     if oom:
         failed = {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}

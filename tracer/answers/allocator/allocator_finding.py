@@ -12,8 +12,9 @@ from tracer.allocator.replay import smallest_capacity
 from tracer.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
 from tracer.answers.allocator.modelled import Modelled, agreement, model_device
 from tracer.answers.allocator.reserved import Reserved, reserved_at_end, reserved_at_peak
+from tracer.answers.findings import SnapshotFindings
 from tracer.answers.out_of_memory import OutOfMemory, in_evaluation, last_out_of_memory
-from tracer.answers.snapshot_findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.answers.why.first_changes import FirstChanges, first_changes, with_cause
 from tracer.block_sizes import SEGMENT_STEP_BYTES
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
@@ -151,7 +152,6 @@ def _search_step(program: Requests, unlimited: Need) -> int:
 class AllocatorFinding:
     """Answers of the model about one device."""
 
-    device: int  # Its index
     modelled: Modelled | None  # The replay at the recorded settings; None without a history
     # How far it agrees with the recording, in sentences; or that what was asked cannot be answered.
     agreement: tuple[str, ...]
@@ -161,14 +161,16 @@ class AllocatorFinding:
     first: FirstChanges | None = None  # What to try first; None where nothing can be replayed
 
 
-def explain_allocator(
-    replayed: ReplayedSnapshot,
+def with_allocator(
+    findings: SnapshotFindings,
     *,
     settings: Sequence[str] = (),
     gpu_memory: int | None = None,
     objects: Mapping[int, ObjectsAtFailure] | None = None,
-) -> tuple[AllocatorFinding, ...]:
-    """Replay every device of a snapshot through the model.
+) -> SnapshotFindings:
+    """Replay every device of a snapshot through the model, and add what it says.
+
+    That is the cause of the last failure, too, and the bytes allocated at the peak where the model knows them.
 
     Args:
         settings: Other settings to try, in the spelling of PYTORCH_CUDA_ALLOC_CONF.
@@ -178,51 +180,53 @@ def explain_allocator(
     Raises:
         SettingsError: torch would not start with some of the settings.
     """
-    has_questions = bool(settings) or gpu_memory is not None
-    unasked = (NO_HISTORY if replayed.snapshot.has_allocator else NO_ALLOCATOR,) if has_questions else ()
-    findings = []
-    for device in replayed.devices:
-        modelled = model_device(device)
-        can_replay = modelled is not None and modelled.history.num_allocations > 0
-        own = modelled.settings if modelled is not None else recorded_settings(replayed.snapshot.settings)
-        findings.append(
-            AllocatorFinding(
-                device=device.state.device,
-                modelled=modelled,
-                agreement=tuple(agreement(modelled)) if modelled is not None else unasked,
-                at_peak=reserved_at_peak(modelled) if modelled is not None else None,
-                at_end=reserved_at_end(device, own),
-                what_if=_what_if(modelled, settings, gpu_memory)
-                if modelled is not None and can_replay and has_questions
-                else None,
-                first=first_changes(device, objects=_known(device, objects)),
-            )
-        )
-    return tuple(findings)
-
-
-def _known(device: ReplayedDevice, objects: Mapping[int, ObjectsAtFailure] | None) -> ObjectsAtFailure | None:
-    """Facts of a device's failure; its model counts as evaluating only if the evaluation holds much."""
-    known = (objects or {}).get(device.state.device)
-    if known is None or not len(device.state.trace.where(Action.OOM)):
-        return None
-    evaluates = known.is_evaluating and in_evaluation(last_out_of_memory(device)).in_evaluation
-    return replace(known, is_evaluating=evaluates)
-
-
-def with_model(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding]) -> SnapshotFinding:
-    """Add the cause of each device's last failure, and the bytes allocated at its peak where the model knows them."""
-    devices = []
-    for device, answer in zip(finding.devices, allocator, strict=True):
-        memory = device.peak.fragmentation
+    parts = []
+    for part in findings.parts:
+        known = (objects or {}).get(part.source.state.device)
+        answer = explain_allocator(part.source, settings=settings, gpu_memory=gpu_memory, objects=known)
+        failures, peak = part.failures, part.peak
+        memory = peak.fragmentation
         size = answer.modelled.most_in_use_bytes if answer.modelled is not None else None
-        if device.oom:
-            device = replace(device, oom=(*device.oom[:-1], with_cause(device.oom[-1], answer.first)))
+        if failures:
+            failures = (*failures[:-1], with_cause(failures[-1], answer.first))
         if memory is not None and size is not None:
             memory = replace(memory, allocated_bytes=size, free_bytes=memory.reserved_bytes - size)
-            device = replace(device, peak=replace(device.peak, fragmentation=memory))
-        devices.append(device)
-    return replace(finding, devices=tuple(devices))
+            peak = replace(peak, fragmentation=memory)
+        parts.append(replace(part, allocator=answer, failures=failures, peak=peak))
+    return replace(findings, parts=tuple(parts))
+
+
+def explain_allocator(
+    device: ReplayedDevice,
+    *,
+    settings: Sequence[str] = (),
+    gpu_memory: int | None = None,
+    objects: ObjectsAtFailure | None = None,
+) -> AllocatorFinding:
+    """Replay one device of a snapshot through the model; see `with_allocator`."""
+    has_questions = bool(settings) or gpu_memory is not None
+    unasked = (NO_HISTORY if device.snapshot.has_allocator else NO_ALLOCATOR,) if has_questions else ()
+    modelled = model_device(device)
+    can_replay = modelled is not None and modelled.history.num_allocations > 0
+    own = modelled.settings if modelled is not None else recorded_settings(device.snapshot.settings)
+    return AllocatorFinding(
+        modelled=modelled,
+        agreement=tuple(agreement(modelled)) if modelled is not None else unasked,
+        at_peak=reserved_at_peak(modelled) if modelled is not None else None,
+        at_end=reserved_at_end(device, own),
+        what_if=_what_if(modelled, settings, gpu_memory)
+        if modelled is not None and can_replay and has_questions
+        else None,
+        first=first_changes(device, objects=_at_failure(device, objects)),
+    )
+
+
+def _at_failure(device: ReplayedDevice, objects: ObjectsAtFailure | None) -> ObjectsAtFailure | None:
+    """Facts of a device's failure; its model counts as evaluating only if the evaluation holds much."""
+    if objects is None or not len(device.state.trace.where(Action.OOM)):
+        return None
+    evaluates = objects.is_evaluating and in_evaluation(last_out_of_memory(device)).in_evaluation
+    return replace(objects, is_evaluating=evaluates)
 
 
 _NO_CAUSES: Final = ("too little", "not known")
@@ -239,23 +243,22 @@ class Explanation:
     line: int = 0  # Its number; 0 likewise
 
 
-def worst_failure(replayed: ReplayedSnapshot, finding: SnapshotFinding) -> OutOfMemory | None:
+def worst_failure(findings: SnapshotFindings) -> OutOfMemory | None:
     """The last failure of the worst device with its decisive cause; None if no request failed there."""
-    if finding.worst is None or not finding.devices[finding.worst].oom:
+    if not findings.parts or not (failures := findings.worst.failures):
         return None
-    return with_cause(finding.devices[finding.worst].oom[-1], first_changes(replayed.devices[finding.worst]))
+    return with_cause(failures[-1], first_changes(findings.worst.source))
 
 
 def explanation_of(snapshot: Snapshot) -> Explanation | None:
     """Explain the last failure, or else why so much was in use; None where nothing is known."""
-    replayed = replay_snapshot(snapshot)
-    finding = explain_replayed(replayed)
-    if (failure := worst_failure(replayed, finding)) is not None:
+    findings = explain_replayed(replay_snapshot(snapshot))
+    if (failure := worst_failure(findings)) is not None:
         cause = failure.decisive or ("" if failure.cause in _NO_CAUSES else failure.cause)
         return Explanation(failure.advice, cause, failure.site.file or "", failure.site.line or 0)
-    if finding.worst is None:
+    if not findings.parts:
         return None
-    first = first_changes(replayed.devices[finding.worst])
+    first = first_changes(findings.worst.source)
     if first is None or (change := first.decisive) is None:
         return None
     return Explanation(f"{change.sentence} {change.order}.", change.cause)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracer.answers.findings import RunFindings
 from tracer.answers.operators.invocations import OpInstances, rows_starting_at, short_op_name, sum_at
-from tracer.answers.recording_findings import CycleFindings, Findings
 from tracer.arrays import Bool, Bools, ColumnTable, Int, PerBlock, PerSavedTensor, Rows
 from tracer.blocks.from_recording.attribution import Attribution, frames_of_op
-from tracer.blocks.from_recording.blocks import Cycle
+from tracer.blocks.from_recording.cycle import Cycle
 from tracer.blocks.kinds import Kind
 from tracer.blocks.table import Phase
 from tracer.capture.objects.known_storages import KnownStorages, Parameter, Role
@@ -166,23 +166,21 @@ class MemoryReport:
 
 
 def memory_report(
-    findings: Findings,
-    instances: OpInstances,
+    findings: RunFindings,
     *,
     parameters: Iterable[Parameter] = (),
     known: KnownStorages | None = None,
 ) -> MemoryReport:
-    """Put the report together.
-
-    Args:
-        instances: Operator invocations of the cycle with the largest peak.
-    """
-    worst = findings.worst
+    """Put the report together."""
+    worst = findings.worst.source
+    instances = findings.instances[findings.parts.index(findings.worst)]
     saved = saved_activations(worst, instances)
     step = _step_to_show(instances, saved)
     return MemoryReport(
-        peak_bytes=worst.peak.peak_bytes,
-        weights=weights(parameters, [(cycle.recording, cycle.attribution) for cycle in findings.cycles], known),
+        peak_bytes=findings.worst.peak.peak_bytes,
+        weights=weights(
+            parameters, [(part.source.recording, part.source.attribution) for part in findings.parts], known
+        ),
         activations=() if step is None else activation_entries(worst, instances, saved.of_step(step)),
     )
 
@@ -200,9 +198,7 @@ def _step_to_show(instances: OpInstances, saved: SavedActivations) -> int | None
     return int(complete[-1])
 
 
-def activation_entries(
-    cycle: CycleFindings, instances: OpInstances, saved: SavedActivations
-) -> tuple[ActivationEntry, ...]:
+def activation_entries(cycle: Cycle, instances: OpInstances, saved: SavedActivations) -> tuple[ActivationEntry, ...]:
     """An entry per invocation that saves something in one step, in program order.
 
     Args:

@@ -6,7 +6,7 @@ Shapes: B blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,17 +37,6 @@ CUBLAS_OWNER = "(cuBLAS)"
 CUBLAS_WORKSPACE = "cuBLAS workspace"
 _HAVE_OWN_LINE = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """A gradient has its parameter's name, and not its line."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Cycle:
-    """A recorded cycle on one device, with its blocks followed and classified once for all that is asked of them."""
-
-    recording: Recording
-    categories: Categories
-    attribution: Attribution
-    lifetimes: BlockLifetimes
-    blocks: Blocks  # All of `lifetimes`, row by row
 
 
 def blocks_of_recording(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracer.arrays import Int, Ints, PerTimelineRow
 from tracer.blocks.from_recording.allocator_count import default_device
-from tracer.blocks.from_recording.blocks import Cycle
+from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.blocks.from_recording.torch_categories import Categories, Category, categorize
 from tracer.capture.recording import Recording
 
@@ -233,25 +233,26 @@ class Breakdown:
         return rows
 
 
-def cycle_breakdown(cycle: Cycle) -> CycleBreakdown:
+def cycle_breakdown(recording: Recording, categories: Categories, lifetimes: BlockLifetimes) -> CycleBreakdown:
     """Find both peaks of one cycle."""
-    recording = cycle.recording
-    timeline = memory_timeline(recording, cycle.categories, device=recording.devices[cycle.lifetimes.device])
-    sizes = _without_the_dead(cycle, timeline)
+    timeline = memory_timeline(recording, categories, device=recording.devices[lifetimes.device])
+    sizes = _without_the_dead(recording, categories, lifetimes, timeline)
     tagged = int(np.argmax(sizes[:, : len(TAGGED)].sum(axis=1)))
     return CycleBreakdown(
-        true_peak_bytes=int(cycle.lifetimes.allocator_bytes.max()),
+        true_peak_bytes=int(lifetimes.allocator_bytes.max()),
         at_tagged_peak_bytes=tuple(sizes[tagged, : len(TAGGED)].tolist()),
         tagged_peak_ns=int(timeline.times_ns[tagged]),
     )
 
 
-def _without_the_dead(cycle: Cycle, timeline: MemoryTimeline) -> PerTimelineRow[Int]:
+def _without_the_dead(
+    recording: Recording, categories: Categories, lifetimes: BlockLifetimes, timeline: MemoryTimeline
+) -> PerTimelineRow[Int]:
     """[E, 8] the timeline less memory from before the recording whose address was handed out again.
 
     Nobody records the end of such memory on the CPU, so torch's timeline keeps it to its last row.
     """
-    recording, categories, lifetimes, sizes = cycle.recording, cycle.categories, cycle.lifetimes, timeline.sizes_bytes
+    sizes = timeline.sizes_bytes
     dead = np.flatnonzero(lifetimes.died_unseen & (lifetimes.key >= 0))
     if not len(dead):
         return sizes

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tracer.allocator.fragmentation import Fragmentation, fragmentation_after
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.kind_finder import KindFinder
 from tracer.blocks.from_snapshot.sites import Site, Sites
@@ -25,6 +26,23 @@ class ReplayedDevice:
     state: DeviceState
     replay: Replay
     kinds: KindFinder
+
+    @property
+    def num_events(self) -> int:
+        """Number of entries."""
+        return len(self.state.trace)
+
+    @property
+    def first_time_us(self) -> int:
+        """Time of the first entry, microseconds since 1970, or -1."""
+        return int(self.state.trace.time_us[0]) if self.num_events else -1
+
+    @cached_property
+    def end_memory(self) -> Fragmentation | None:
+        """Reserved memory at the end; None where no caching allocator served the requests."""
+        if not self.snapshot.has_allocator:
+            return None
+        return fragmentation_after(self.state, self.replay, self.num_events - 1)
 
     @cached_property
     def blocks(self) -> Blocks:

@@ -16,8 +16,8 @@ from tracer.units import MIB, NS_PER_US
 if TYPE_CHECKING:
     from tracer.answers.difference import PeakChange, PeakDiff, SavedPeak
     from tracer.answers.failed_allocation import FailedAllocation
+    from tracer.answers.findings import GraphPool
     from tracer.answers.peak import Peak
-    from tracer.answers.recording_findings import GraphPool
     from tracer.answers.run_results import RunResults
     from tracer.exporters.document import Document
 
@@ -30,14 +30,12 @@ _DAMAGED = "The file is damaged or of another program; profile the run again."
 
 def peak_document(results: RunResults) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys."""
-    from tracer.answers.peak import worst_of  # reading peak.json back does not wait for torch
-    from tracer.answers.python_stacks import stacks_of_rows
+    from tracer.answers.python_stacks import stacks_of_rows  # reading peak.json back does not wait for torch
 
     findings, origin, failed, first = results.findings, results.origin, results.failed_allocation, results.first_changes
     assert findings is not None  # else it is not due
-    cycle = worst_of(findings.peaks)
-    recording, peak = findings.cycles[cycle].recording, findings.peaks[cycle]
-    stacks = stacks_of_rows(recording, peak, num_rows=MAX_STACKS, num_frames=MAX_FRAMES)
+    worst, peak = findings.worst, findings.worst.peak
+    stacks = stacks_of_rows(worst.source.recording, peak, num_rows=MAX_STACKS, num_frames=MAX_FRAMES)
     return {
         **json_header(NAME, VERSION, torch=origin.torch, computed=origin.computed),
         "command": origin.command,
@@ -48,7 +46,7 @@ def peak_document(results: RunResults) -> dict[str, Any]:
         "unexplained_bytes": peak.unexplained_bytes,
         "counted": asdict(peak.counted),
         "reserved_bytes": peak.reserved_bytes,
-        "cycle": cycle,
+        "cycle": findings.parts.index(worst),
         "time_us": peak.time_ns / NS_PER_US if origin.computed else None,
         "step": peak.step,
         "phase": peak.phase,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import starmap, zip_longest
 from typing import Any
 
 from tracer.answers.allocator.allocator_finding import AllocatorFinding, WhatIf
 from tracer.answers.allocator.reserved import Reserved
 from tracer.answers.answer import answer_values
 from tracer.answers.answer_of_snapshot import answer_of_snapshot
+from tracer.answers.findings import ReplayedFindings, SnapshotFindings
 from tracer.answers.out_of_memory import OutOfMemory
-from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
 from tracer.blocks.from_snapshot.timeline import step_levels
 from tracer.exporters.json_documents.header import json_header, json_value, record_values
 
@@ -20,32 +18,29 @@ VERSION = 1
 _NOT_IN_REPRODUCED = ("num_extra", "releases_by_program", "refused_bytes", "has_counters", "moments")
 
 
-def snapshot_json(finding: SnapshotFinding, allocator: Sequence[AllocatorFinding] = (), *, file: str) -> dict[str, Any]:
-    """Return the JSON of a snapshot's findings; every device's groups sum to its `peak_requested_bytes`.
-
-    Args:
-        allocator: What the allocator's model says of each device; empty where it was not asked.
-    """
-    worst = finding.worst
+def snapshot_json(findings: SnapshotFindings, *, file: str) -> dict[str, Any]:
+    """Return the JSON of a snapshot's findings; every device's groups sum to its `peak_requested_bytes`."""
     return {
         # A snapshot does not say which torch made it.
         **json_header("snapshot", VERSION),
         "file": file,
-        "answer": answer_values(answer_of_snapshot(finding, allocator, file=file)),
-        "notes": list(finding.notes),
-        "pinned_bytes": finding.pinned_bytes,
-        "worst_device": None if worst is None else finding.devices[worst].device,
-        "devices": list(starmap(_device, zip_longest(finding.devices, allocator))),
+        "answer": answer_values(answer_of_snapshot(findings, file=file)),
+        "notes": list(findings.notes),
+        "pinned_bytes": findings.pinned_bytes,
+        "worst_device": findings.worst.source.state.device if findings.parts else None,
+        "devices": list(map(_device, findings.parts)),
     }
 
 
-def _device(device: DeviceFinding, tried: AllocatorFinding | None) -> dict[str, Any]:
-    peak, at_peak, at_end = device.peak, device.peak.fragmentation, device.end_fragmentation
+def _device(found: ReplayedFindings) -> dict[str, Any]:
+    device, peak, tried = found.source, found.peak, found.allocator
+    at_peak, at_end = peak.fragmentation, device.end_memory
+    start_bytes, end_bytes = device.replay.requested_bytes[[0, -1]].tolist()
     return {
-        "device": device.device,
-        "entries": device.entries,
+        "device": device.state.device,
+        "entries": device.num_events,
         "first_time_us": device.first_time_us if device.first_time_us >= 0 else None,
-        "notes": list(device.notes),
+        "notes": list(found.notes),
         "peak_entry": peak.position,
         "peak_time_us": peak.time_us if peak.time_us >= 0 else None,
         "peak_phase": peak.phase or None,
@@ -53,9 +48,9 @@ def _device(device: DeviceFinding, tried: AllocatorFinding | None) -> dict[str, 
         "peak_allocated_bytes": None if at_peak is None else at_peak.allocated_bytes,
         "reserved_at_peak_bytes": None if at_peak is None else at_peak.reserved_bytes,
         "before_recording_bytes": peak.before_recording_bytes,
-        "start_requested_bytes": device.start_requested_bytes,
-        "end_requested_bytes": device.end_requested_bytes,
-        "growth_bytes": device.growth_bytes,
+        "start_requested_bytes": start_bytes,
+        "end_requested_bytes": end_bytes,
+        "growth_bytes": end_bytes - start_bytes,
         "reserved_end_bytes": None if at_end is None else at_end.reserved_bytes,
         "fragmentation_at_peak": None if at_peak is None else asdict(at_peak),
         "fragmentation_at_end": None if at_end is None else asdict(at_end),
@@ -63,10 +58,10 @@ def _device(device: DeviceFinding, tried: AllocatorFinding | None) -> dict[str, 
         "by_annotation": json_value(peak.by_annotation) if peak.has_annotations else [],
         "by_name": json_value(peak.by_name) if peak.has_names else [],
         "by_stream": json_value(peak.by_stream),
-        "oom": [{**oom_values(event), "groups": json_value(event.groups)} for event in device.oom],
+        "oom": [{**oom_values(event), "groups": json_value(event.groups)} for event in found.failures],
         "groups": json_value(peak.rows),
-        "never_freed": json_value(device.never_freed),
-        "steps": json_value(step_levels(device.replayed)),
+        "never_freed": json_value(found.never_freed),
+        "steps": json_value(step_levels(device)),
         **({} if tried is None else {"allocator": allocator_values(tried)}),
     }
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from tracer.allocator.fragmentation import address_ranges
-from tracer.answers.allocator.allocator_finding import AllocatorFinding
 from tracer.answers.answer import Answer
 from tracer.answers.answer_of_snapshot import answer_of_device, answers_of_devices
+from tracer.answers.findings import ReplayedFindings, SnapshotFindings
 from tracer.answers.history_sections import device_sections, host_sections
 from tracer.answers.rows import BY_LINE, group_rows
-from tracer.answers.snapshot_findings import DeviceFinding, SnapshotFinding
 from tracer.blocks.from_snapshot.timeline import DeviceTimeline, device_timeline
 from tracer.exporters.page.blocks import page_space
 from tracer.exporters.page.html import write_pages
@@ -27,9 +26,8 @@ _MAX_OOM_MARKS = 4
 
 
 def write_snapshot_page(
-    finding: SnapshotFinding,
+    findings: SnapshotFindings,
     path: Path,
-    allocator: Sequence[AllocatorFinding] = (),
     *,
     run: Mapping[str, str | int | float],
     worst: Answer | None = None,
@@ -37,33 +35,34 @@ def write_snapshot_page(
     """Write the page of a snapshot's devices, with the worst one in front.
 
     Args:
-        allocator: What the allocator's model says of each device; empty where it was not asked.
         worst: The answer of the worst device; by default what the snapshot alone says.
     """
-    answers = list(answers_of_devices(finding, allocator))
-    shown = finding.worst or 0
+    answers = list(answers_of_devices(findings))
+    shown = findings.parts.index(findings.worst)
     if worst is not None:
-        answers[shown] = replace(worst, sections=(*worst.sections, *device_sections(finding.devices[shown])))
-    pages = [snapshot_page(*each, run=run) for each in zip(finding.devices, answers, strict=True)]
+        answers[shown] = replace(worst, sections=(*worst.sections, *device_sections(findings.worst)))
+    pages = [snapshot_page(*each, run=run) for each in zip(findings.parts, answers, strict=True)]
     if worst is None:
-        pages = [replace(page, sections=host_sections(finding.pinned_bytes)) for page in pages]
+        pages = [replace(page, sections=host_sections(findings.pinned_bytes)) for page in pages]
     write_pages(pages, path, shown=shown)
 
 
-def snapshot_page(device: DeviceFinding, answer: Answer | None = None, *, run: Mapping[str, str | int | float]) -> Page:
+def snapshot_page(
+    device: ReplayedFindings, answer: Answer | None = None, *, run: Mapping[str, str | int | float]
+) -> Page:
     """The page of one device.
 
     Args:
         answer: The answer of the device; by default what its findings alone say.
     """
     answer = answer or answer_of_device(device)
-    replayed, timeline, peak = device.replayed, device_timeline(device.replayed), device.peak
+    replayed, timeline, peak = device.source, device_timeline(device.source), device.peak
     words = {"step": "annotated regions"}
     left_out = (
         f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
         for phase in timeline.left_out
     )
-    has_history = bool(device.entries)  # else the state is the only moment, and there is no timeline
+    has_history = replayed.num_events > 0  # else the state is the only moment, and there is no timeline
     has_allocator = has_history and replayed.snapshot.has_allocator
     lines = (
         Curve("allocated", timeline.times, timeline.allocated_bytes),
@@ -72,10 +71,10 @@ def snapshot_page(device: DeviceFinding, answer: Answer | None = None, *, run: M
     groups, group = group_rows(replayed.blocks, merged=BY_LINE)
     return Page(
         title="Memory of an allocator snapshot",
-        device=f"device {device.device}",
+        device=peak.device,
         answer=replace(answer, remarks=(*answer.remarks, *left_out)),
         source="snapshot",
-        subtitle=some(device.entries, "entry") if has_history else "no history, only the state",
+        subtitle=some(replayed.num_events, "entry") if has_history else "no history, only the state",
         axis=timeline.axis,
         origin=0,
         times=timeline.times,
@@ -96,7 +95,7 @@ def snapshot_page(device: DeviceFinding, answer: Answer | None = None, *, run: M
     )
 
 
-def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
+def _marks(device: ReplayedFindings, timeline: DeviceTimeline) -> tuple[Mark, ...]:
     def mark(entry: int) -> int:
         return int(timeline.times[entry + 1])
 
@@ -104,6 +103,6 @@ def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
     ooms = (
         Mark("oom", f"out of memory, asked for {format_bytes(event.asked_bytes)} at", mark(event.entry),
              event.requested_bytes)
-        for event in device.oom[:_MAX_OOM_MARKS]
+        for event in device.failures[:_MAX_OOM_MARKS]
     )  # fmt: skip
     return (peak, *ooms)

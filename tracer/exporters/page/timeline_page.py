@@ -11,15 +11,17 @@ import numpy as np
 
 from tracer.answers.answer import Answer
 from tracer.answers.answer_of_findings import answer_of_findings
+from tracer.answers.findings import CycleFindings, RunFindings
 from tracer.answers.line_memory import line_memory
 from tracer.answers.operators.run_times import RunTimeRow
 from tracer.answers.peak import Peak
 from tracer.answers.python_stacks import PythonStacks
-from tracer.answers.recording_findings import CycleFindings, Findings, counted_blocks
+from tracer.answers.recording_findings import counted_blocks
 from tracer.answers.rows import Row, group_rows
 from tracer.answers.tables import Cell, Section, Table, columns
 from tracer.arrays import Int, PerBlock, totals_by
 from tracer.blocks.from_recording.blocks import LOOP_OWNER
+from tracer.blocks.from_recording.cycle import Cycle
 from tracer.blocks.from_snapshot.timeline import Band, BandKind
 from tracer.blocks.table import Blocks
 from tracer.capture.recording import Recording
@@ -42,7 +44,7 @@ _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "op
 
 
 def timeline_page(
-    findings: Findings,
+    findings: RunFindings,
     answer: Answer | None = None,
     *,
     run: Mapping[str, str | int | float],
@@ -56,9 +58,9 @@ def timeline_page(
     Args:
         answer: The answer of the run; by default what the findings alone say.
     """
-    cycle = findings.worst
-    recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
-    times, counted = recording.allocations.time_ns[lifetimes.events], counted_blocks(cycle)
+    cycle, peak, counted = findings.worst.source, findings.worst.peak, counted_blocks(findings.worst)
+    recording, lifetimes = cycle.recording, cycle.lifetimes
+    times = recording.allocations.time_ns[lifetimes.events]
     groups, group = group_rows(counted, merged=("step",))
     return Page(
         title=title,
@@ -74,13 +76,13 @@ def timeline_page(
         group=group,
         has_addresses=cycle.history is not None,
         space=_space(cycle),
-        marks=(*_marks(cycle), *_failure_marks(cycle, failed)),
+        marks=(*_marks(findings.worst), *_failure_marks(cycle, failed)),
         bands=_bands(cycle),
         breakdown=peak.by_category(),
         peak_row=peak.position,
         run=run,
-        sources=() if source_of is None else annotated_files(line_memory(cycle), source_of, peak.peak_bytes),
-        sections=() if run_times is None else (_time_section(cycle, run_times),),
+        sources=() if source_of is None else annotated_files(line_memory(findings.worst), source_of, peak.peak_bytes),
+        sections=() if run_times is None else (_time_section(findings.worst, run_times),),
     )
 
 
@@ -92,7 +94,7 @@ def _with_stacks(groups: Sequence[Row], recording: Recording, blocks: Blocks, gr
     return tuple(replace(row, stack=frames.words_of(made)) for row, made in zip(groups, largest, strict=True))
 
 
-def _space(cycle: CycleFindings) -> PageSpace | None:
+def _space(cycle: Cycle) -> PageSpace | None:
     if (history := cycle.history) is None:
         return None
     from tracer.blocks.from_recording.allocator_join import reserved_ranges
@@ -101,17 +103,17 @@ def _space(cycle: CycleFindings) -> PageSpace | None:
     return None if ranges is None else page_space(ranges, history.texts.__getitem__)
 
 
-def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
+def _reserved(cycle: Cycle) -> tuple[Curve, ...]:
     events = cycle.lifetimes.events
     reserved = cycle.recording.allocations.total_reserved_bytes[events]
-    if cycle.peak.device == "cpu" or not reserved.any():
+    if cycle.recording.devices[cycle.lifetimes.device] == "cpu" or not reserved.any():
         return ()
     times = cycle.recording.allocations.time_ns[events]
     return (Curve("allocated", times, cycle.lifetimes.allocator_bytes), Curve("reserved", times, reserved))
 
 
 def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
-    peak, breakdown = cycle.peak, cycle.breakdown
+    peak, breakdown = cycle.peak, cycle.source.breakdown
     shown = Mark("peak", "peak", peak.time_ns, peak.peak_bytes, peak.position)
     # Where torch's categories hold all but a hundredth, or nothing, their peak says nothing more.
     if breakdown.tagged_peak_bytes * 100 >= peak.peak_bytes * 99 or not breakdown.tagged_peak_bytes:
@@ -122,7 +124,7 @@ def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
     )
 
 
-def _failure_marks(cycle: CycleFindings, failed: FailedAllocation | None) -> tuple[Mark, ...]:
+def _failure_marks(cycle: Cycle, failed: FailedAllocation | None) -> tuple[Mark, ...]:
     """The failed request: in the recorded steps where it was, behind them at their end, whose scale it leaves."""
     if failed is None:
         return ()
@@ -136,7 +138,7 @@ def _failure_marks(cycle: CycleFindings, failed: FailedAllocation | None) -> tup
     return (Mark("oom", label, time_ns, int(lifetimes.allocator_bytes[end]), end),)
 
 
-def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
+def _bands(cycle: Cycle) -> tuple[Band, ...]:
     recording, spans = cycle.recording, cycle.recording.spans
     steps = [
         Band("step", recording.strings[spans.name[row]], int(spans.start_ns[row]), int(spans.end_ns[row]))
@@ -153,8 +155,8 @@ def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
 def _time_section(cycle: CycleFindings, times: Sequence[RunTimeRow]) -> Section:
     """How long each step took, and the slowest modules beside their memory."""
     rows: list[tuple[Cell, ...]] = []
-    for name in cycle.attribution.step_names:
-        mine = {phase.phase: phase.duration_ns for phase in cycle.step_phases if phase.step == name}
+    for name in cycle.source.attribution.step_names:
+        mine = {phase.phase: phase.duration_ns for phase in cycle.source.step_phases if phase.step == name}
         rows.append((*(mine.get(phase) for phase in _BANDS), sum(mine.values()) if mine else None, step_words(name)))
     heads = (*columns("duration", *_BANDS, "all"), *columns("text", "step"))
     steps = Table("Each step, in ms, by the host's clock in the profiled steps", heads, tuple(rows))

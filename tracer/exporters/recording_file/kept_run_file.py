@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tracer.answers.failed_allocation import FailedAllocation
-from tracer.answers.recording_findings import GraphPool
+from tracer.answers.findings import GraphPool
 from tracer.arrays import ColumnTable, Ints
 from tracer.capture.objects.at_failure import ObjectsAtFailure
 from tracer.capture.objects.known_storages import Role
