@@ -1,4 +1,4 @@
-"""An answer's short form in 40 cases: 24 lines of 100 columns, no sentence twice, the same on screen, page and JSON."""
+"""An answer's short form in 42 cases: 24 lines of 100 columns, no sentence twice, the same on screen, page and JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.answer_screens import answer_screen
 from tests.answers.test_answer_of_job import FIRST, LAST, job
 from tests.answers.test_ranks import peak as rank_peak
 from tests.answers.test_snapshot_findings import BACKWARD, BASE, FORWARD, IN_STEP, MIB
+from tests.engines.test_start import READY, start
 from tests.exporters.page.test_diff_page import AFTER, BEFORE
 from tests.exporters.recording_file.samples import kept_on_cuda, on_cpu, on_cuda
 from tests.exporters.snapshot_samples import out_of_memory
@@ -36,6 +37,8 @@ from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.answers.step_findings import GrowthOverSteps, StepFindings, Trend
 from tracer.answers.watch_report import OutlivedMemory, answer_of_watch
 from tracer.capture.sources.source_line import SourceLine
+from tracer.engines.answer import engine_page
+from tracer.engines.start import StartStage
 from tracer.exporters.diff import answer_of_diffs
 from tracer.exporters.json_documents.peak import peak_document
 from tracer.exporters.json_documents.snapshot import snapshot_json
@@ -142,6 +145,11 @@ def diffs() -> Iterator[Answer]:
     yield answer_of_diffs(diff_snapshots(growing(), failing(FORWARD)), **names)
 
 
+NO_CACHE = replace(
+    READY, stage=StartStage.PROFILE, weights_bytes=75 * GIB, available_bytes=-6 * GIB, cache_bytes=0, cache_tokens=None
+)
+
+
 def nth(answers: Callable[[], Iterator[Answer]], number: int) -> Answer:
     return list(answers())[number]
 
@@ -159,6 +167,10 @@ OTHERS: dict[str, Callable[[], Answer]] = {
     "fits": partial(predicted, fits=True),
     "does not fit": partial(predicted, fits=False),
     "needs": partial(predicted, fits=None),
+    "an engine that starts": lambda: engine_page(start(READY), command="vllm serve m", computed=True).answer,
+    "an engine without a cache": lambda: (
+        engine_page(start(NO_CACHE, failure="ValueError"), command="", computed=False).answer
+    ),
     **{f"watched {n}": partial(nth, watched, n) for n in range(4)},
     **{f"difference {n}": partial(nth, diffs, n) for n in range(4)},
 }
@@ -213,9 +225,9 @@ def test_every_other_answer_fits(name: str) -> None:
     check(OTHERS[name]())
 
 
-def test_there_are_forty_cases() -> None:
+def test_there_are_more_than_forty_cases() -> None:
     """Beside the recordings of others."""
-    assert len(RUNS) + len(SNAPSHOTS) - len(FILES) + len(OTHERS) == 40
+    assert len(RUNS) + len(SNAPSHOTS) - len(FILES) + len(OTHERS) == 42
 
 
 def test_memory_that_ran_out_is_the_headline() -> None:

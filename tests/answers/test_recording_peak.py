@@ -214,6 +214,20 @@ def test_on_every_workload_no_two_rows_are_equal(name: str, recorded: Callable[[
         assert not [row for row, n in Counter(replace(row, bytes=0, count=0) for row in rows).items() if n > 1]
 
 
+def test_every_column_that_rows_alone_have_is_asked_for() -> None:
+    """A maker may lack a column, so a misspelled one would say nothing."""
+    blocks = find_in_cycle(recording_of([Event(0, 100, 1)])).blocks
+    asked: set[str] = set()
+
+    class Said(dict[str, Any]):
+        def get(self, name: str, default: Any = None) -> Any:
+            asked.add(name)
+            return super().get(name, default)
+
+    group_rows(replace(blocks, said=Said(blocks.said)))
+    assert asked == {*blocks.said}
+
+
 def test_what_is_not_known_is_said_and_counted() -> None:
     peak = find_in_cycle(recording_of([Event(500, 7, 2)], [Key(10, 100, 1)])).peak
     assert rows_of(peak) == {

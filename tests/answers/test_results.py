@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tests.exporters.recording_file.samples import on_cpu, on_cuda
 from tests.snapshot.dumps import block, frame, segment, snapshot
 from tests.watched import report_of
-from tracer.answers import null_run, recording_findings, run_history
+from tracer.answers import null_run, run_history
 from tracer.answers.answer_of_job import gpu_sentences
 from tracer.answers.jobs import NullJob, RankRun, recorded_sums
+from tracer.answers.operators import invocations
 from tracer.answers.ranks import HeldOnDevice, RankPeak
 from tracer.answers.rows import Row
 from tracer.answers.run_history import RunHistory
@@ -52,7 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(load, "snapshot_in_memory")
     count(run_history, "with_allocator_history")
-    count(recording_findings, "op_instances")
+    count(invocations, "op_instances")
     return found
 
 
@@ -118,7 +119,8 @@ def test_the_files_join_nothing_anew_and_find_the_invocations_of_each_cycle_once
 # ------------------------------------------------------------------------------------------------------------- null run
 def notes_with(*operators: str) -> tuple[str, ...]:
     ops = SimpleNamespace(name=np.arange(len(operators)))
-    findings: Any = SimpleNamespace(cycles=[SimpleNamespace(recording=SimpleNamespace(strings=operators, ops=ops))])
+    source = SimpleNamespace(recording=SimpleNamespace(strings=operators, ops=ops))
+    findings: Any = SimpleNamespace(parts=[SimpleNamespace(source=source)])
     return null_run.notes_of(findings)
 
 

@@ -1,7 +1,11 @@
-"""Whether memory grows from step to step although it should not, by how much, and which lines make what stays.
+"""Growth of a recorded run: the bytes that its steps leave in use, net of what ended, and the lines that make them.
 
 The total decides: a full ring buffer keeps something new in every step and lets go of as much, which is no growth,
 and a list that grows from two lines in turn grows although neither line keeps something in every step.
+
+Other files ask other questions: `step_findings.py`, for a trend in the counters of thousands of steps; `why/growth.py`,
+for the iterations that left what is in use when memory runs out, and the change; `outlived_groups` of
+`from_snapshot/timeline.py`, for what is in use at the end of a watched run and older than its last whole step.
 """
 
 from __future__ import annotations

@@ -213,7 +213,9 @@ def device_sections(device: ReplayedFindings) -> Iterator[Section]:
         if state is not None
     ]
     if rows:
-        yield reserved_section(rows)
+        names = ("reserved", "allocated", "reserved but unallocated", "largest free block")
+        heads = (*columns("text", ""), *columns("bytes", *names, adds_up=False))
+        yield Section("Reserved memory", (), (Table("", heads, tuple(rows), is_whole=True),))
     if has_history:
         yield _growth(device)
 
@@ -232,10 +234,3 @@ def _growth(device: ReplayedFindings) -> Section:
     )
     tables = (groups_table("Allocated in the recording and never freed in it", device.never_freed),)
     return Section("Growth", (sentence,), tables if device.never_freed else ())
-
-
-def reserved_section(moments: Sequence[tuple[str, int, int, int, int]], *said: str) -> Section:
-    """Reserved, allocated, free and largest free bytes at some moments."""
-    sizes = columns("bytes", "reserved", "allocated", "reserved but unallocated", "largest free block", adds_up=False)
-    table = Table("", (*columns("text", ""), *sizes), tuple(moments), is_whole=True)
-    return Section("Reserved memory", said, (table,))

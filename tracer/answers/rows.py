@@ -109,9 +109,10 @@ class RowKey:
     values: Callable[[Blocks, int], tuple[Any, ...]]  # Of these fields, for a number of the column
 
 
-def _value(name: str) -> RowKey:
-    """A column of numbers of `Blocks.values`, which has the name of the field."""
-    return RowKey((name,), lambda blocks: getattr(blocks, name), lambda blocks, number: (blocks.value(number),))
+def _said(field: str, name: str = "") -> RowKey:
+    """A column of `Blocks.said`, which has the name of the field where it is not named."""
+    column = name or field
+    return RowKey((field,), lambda blocks: blocks.said_of(column), lambda blocks, number: (blocks.value(number),))
 
 
 def _place(blocks: Blocks, number: int) -> tuple[str | None, str | None, int | None]:
@@ -133,27 +134,27 @@ def _stack(blocks: Blocks, number: int) -> tuple[tuple[str, ...] | None]:
 
 ROW_KEYS: Final = (
     RowKey(("category",), lambda blocks: blocks.kind, lambda _, number: (Kind(number).name,)),
-    _value("torch_category"),
+    _said("torch_category"),
     RowKey(("evidence",), lambda blocks: blocks.evidence, lambda _, number: (Evidence(number).text,)),
     RowKey(("phase",), lambda blocks: blocks.phase, lambda _, number: (_PHASES[number],)),
-    _value("step"),
-    RowKey(("module",), lambda blocks: blocks.owner, lambda blocks, number: (blocks.value(number),)),
-    RowKey(("op",), lambda blocks: blocks.made_by, lambda blocks, number: (blocks.value(number),)),
+    RowKey(("step",), lambda blocks: blocks.step, lambda blocks, number: (blocks.value(number),)),
+    _said("module", "owner"),
+    _said("op", "made_by"),
     RowKey(("function", "file", "line"), lambda blocks: blocks.place, _place),
     RowKey(
         ("caller_file", "caller_line"),
-        lambda blocks: blocks.caller,
+        lambda blocks: blocks.said_of("caller"),
         lambda blocks, number: blocks.value(number) or (None, None),
     ),
-    _value("name"),
+    RowKey(("name",), lambda blocks: blocks.name, lambda blocks, number: (blocks.value(number),)),
     RowKey(("fused_with", "is_compiled"), lambda blocks: blocks.origin, _compiled),
-    _value("shape"),
-    _value("dtype"),
+    _said("shape"),
+    _said("dtype"),
     RowKey(("stack",), lambda blocks: blocks.stack, _stack),
 )
 """The keys of rows: blocks that differ in one are of two rows.
 
-A new key is a line here, a column of `Blocks`, which both makers fill, and a field of `Row`.
+A new key is a line here and a field of `Row`, and one line in the maker that knows it, see `Blocks.said`.
 """
 BY_LINE: Final = ("evidence", "stack")
 """Merged where a line has one row: it says that of most bytes."""

@@ -6,13 +6,13 @@ Two makers fill it: `from_recording/blocks.py` and `from_snapshot/blocks.py`. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tracer.arrays import Column, ColumnTable, Int, Interned, Ints, PerBlock, Rows, grouped, in_use
+from tracer.arrays import Bools, Column, ColumnTable, Int, Interned, Ints, PerBlock, Rows, grouped, in_use
 from tracer.blocks.kinds import Kind
 
 if TYPE_CHECKING:
@@ -55,33 +55,43 @@ class Blocks(ColumnTable):
     stack: PerBlock[Int]  # Number of the stack that allocated it, see `Sites`
     forward: PerBlock[Int]  # Of backward's the stack of their operation of forward, where it is certain
     # Numbers of `values`.
-    torch_category: PerBlock[Int]
     step: PerBlock[Int]  # In which it was made; of what was made unseen, the one that used it
     module: PerBlock[Int]  # That called the operator
     operator: PerBlock[Int]  # As it was recorded
-    owner: PerBlock[Int]  # The module whose it is, or who else
-    made_by: PerBlock[Int]  # The operator, or the kernel and the buffer of compiled code
     origin: PerBlock[Int]  # Of what compiled code made
     place: PerBlock[Int]  # `Site` of the line to blame
-    caller: PerBlock[Int]  # Line of the user's that led to a library's
     name: PerBlock[Int]  # Of the live tensor observed at its address
-    shape: PerBlock[Int]
-    dtype: PerBlock[Int]
+    said: Mapping[str, PerBlock[Int]]  # More such columns, which rows alone ask for, by name; a maker may lack some
     values: Sequence[Any]  # The values behind these numbers
     sites: Sites | None  # The lines behind stacks
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the names of the columns."""
-        return tuple(field.name for field in fields(cls) if field.name not in ("values", "sites"))
+        return tuple(field.name for field in fields(cls) if field.name not in ("said", "values", "sites"))
 
     @classmethod
     def of(
         cls, num_blocks: int, *, values: Sequence[Any] = (), sites: Sites | None = None, **known: PerBlock[Int]
     ) -> Blocks:
-        """Return blocks of which these columns are known; the others are -1."""
-        none = np.full(num_blocks, NONE, np.int64)
-        return cls(**dict.fromkeys(cls.names(), none) | known, values=values, sites=sites)
+        """Return blocks of which these columns are known, those of `said` among them; the others are -1."""
+        columns = dict.fromkeys(cls.names(), np.full(num_blocks, NONE, np.int64))
+        said = {name: known.pop(name) for name in known.keys() - columns.keys()}
+        return cls(**columns | known, said=said, values=values, sites=sites)
+
+    def take(self, rows: Rows | Bools | slice) -> Blocks:
+        """Return some rows, in their order."""
+        said = {name: column[rows] for name, column in self.said.items()}
+        return replace(ColumnTable.take(self, rows), said=said)
+
+    def followed_by(self, other: Blocks) -> Blocks:
+        """Return all rows of this table, then those of another by the same maker."""
+        said = {name: np.append(column, other.said[name]) for name, column in self.said.items()}
+        return replace(ColumnTable.followed_by(self, other), said=said)
+
+    def said_of(self, name: str) -> PerBlock[Int]:
+        """[B] a column of `said`; -1 where the maker lacks it."""
+        return self.said.get(name, np.full(len(self), NONE, np.int64))
 
     def value(self, number: int) -> Any:
         """The value behind a number; None for -1."""

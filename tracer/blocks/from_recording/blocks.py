@@ -218,4 +218,5 @@ def as_in_history(blocks: Blocks, in_use: InUse, history: JoinedHistory, *, num_
     for name in ("size_bytes", "requested_bytes", "address"):
         columns[name] = getattr(in_use, name)[unseen]
     columns |= {"allocated_bytes": columns["size_bytes"], "place": line[unseen]}
-    return known.followed_by(replace(known, **columns))
+    said = dict.fromkeys(known.said, np.full(int(unseen.sum()), NONE, np.int64))
+    return known.followed_by(replace(known, **columns, said=said))
