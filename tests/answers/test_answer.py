@@ -21,7 +21,7 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tests.training_steps import ONE_OF_EACH, recorded_workload
 from tests.watched import report_of
-from tracer.answers.allocator.allocator_finding import with_allocator
+from tracer.answers.allocator.explained import with_allocator
 from tracer.answers.answer import Answer, answer_values
 from tracer.answers.answer_of_job import answer_of_job, answer_of_null_job
 from tracer.answers.answer_of_prediction import answer_of_prediction

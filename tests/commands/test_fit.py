@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import main
-from tracer.answers.allocator.allocator_finding import Explanation
+from tracer.answers.allocator.explained import Explanation
 from tracer.answers.answer_of_prediction import command_words, trial_words
 from tracer.answers.fit import FitTrial
 from tracer.changes.script_changes import changes_of

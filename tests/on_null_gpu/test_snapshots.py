@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.skips import by_default
 from tests.snapshot.explained import explain_snapshot
 from tests.truth.isolate import Elsewhere
-from tracer.answers.allocator.allocator_finding import with_allocator
+from tracer.answers.allocator.explained import with_allocator
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.blocks.kinds import Kind
 from tracer.snapshot.load import load_snapshot

@@ -31,7 +31,7 @@ import numpy as np
 from tests.answer_screens import answer_screen
 from tests.snapshot.allocator_model import AllocatorModel
 from tests.snapshot.dumps import block, segment
-from tracer.answers.allocator.allocator_finding import with_allocator
+from tracer.answers.allocator.explained import with_allocator
 from tracer.answers.answer_of_snapshot import answer_of_snapshot
 from tracer.answers.difference import diff_snapshots
 from tracer.answers.findings import SnapshotFindings

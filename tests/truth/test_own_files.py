@@ -10,7 +10,7 @@ import pytest
 
 from tests.truth.isolate import value_in_fresh_process
 from tests.truth.running import run_watched
-from tracer.answers.allocator.allocator_finding import with_allocator
+from tracer.answers.allocator.explained import with_allocator
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.blocks.from_snapshot.sites import Sites
 from tracer.capture import recording as wrapper

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 if TYPE_CHECKING:
-    from tracer.answers.allocator.allocator_finding import Explanation
+    from tracer.answers.allocator.explained import Explanation
     from tracer.capture.objects.later_uses import LaterUses
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from tracer.answers.allocator.allocator_finding import worst_failure
+from tracer.answers.allocator.explained import worst_failure
 from tracer.answers.peak import Peak, peak_of_device
 from tracer.answers.snapshot_findings import ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.arrays import Bools, Interned, Ints

@@ -28,7 +28,7 @@ from tracer.sessions.jobs.child_processes import ChildProcesses
 from tracer.sessions.trials.trial_channel import TrialRequest, TrialServer, history_name, uses_name
 
 if TYPE_CHECKING:
-    from tracer.answers.allocator.allocator_finding import Explanation
+    from tracer.answers.allocator.explained import Explanation
     from tracer.answers.jobs import NullJob, RankRun
     from tracer.sessions.jobs.run_ranks import Job
     from tracer.sessions.trials.forked_trials import TrialMemory
@@ -217,7 +217,7 @@ def _explanation(path: Path) -> Explanation | None:
     """Read what a recording says, if there is one; the trial's answer stands without it."""
     if not path.exists():
         return None
-    from tracer.answers.allocator.allocator_finding import explanation_of
+    from tracer.answers.allocator.explained import explanation_of
     from tracer.snapshot.load import load_snapshot
 
     try:

@@ -166,7 +166,7 @@ def _explained(path: Path, device: int | None, settings: Sequence[str], gpu_memo
     for text in settings:  # before a large file is read
         parse_settings(text)
     snapshot = load_snapshot(snapshot_path(path))
-    from tracer.answers.allocator.allocator_finding import with_allocator
+    from tracer.answers.allocator.explained import with_allocator
     from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
     from tracer.exporters.facts_file import facts_path, read_facts
 

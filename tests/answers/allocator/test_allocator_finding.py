@@ -31,13 +31,7 @@ from tracer.allocator.replay import smallest_capacity
 from tracer.allocator.reproduce import reproduce
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
-from tracer.answers.allocator.allocator_finding import (
-    NO_HISTORY,
-    Explanation,
-    explain_allocator,
-    explanation_of,
-    with_allocator,
-)
+from tracer.answers.allocator.allocator_finding import NO_HISTORY, explain_allocator
 from tracer.answers.allocator.changed_requests import (
     Changed,
     Trial,
@@ -47,6 +41,7 @@ from tracer.answers.allocator.changed_requests import (
     with_smaller_blocks,
     without_blocks,
 )
+from tracer.answers.allocator.explained import Explanation, explanation_of, with_allocator
 from tracer.answers.allocator.modelled import Modelled, model_device
 from tracer.answers.allocator.reserved import ASKED, CACHED, HELD, ROUNDING, UNSPLIT, WAITING
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
