@@ -194,6 +194,7 @@ def test_a_recording_tells_of_each_device_what_is_reserved_there_and_by_which_li
         ("bf16.pickle", None), ("mem_bf16_xl_train_512.pickle", None), ("lora_rank16.pickle", None),
         ("epoch3.pickle", None), ("host7_20250101.pickle", None), ("frank3.pickle", None),
         ("lora_rank_8/rank1.pickle", 1), ("cuda_memory_snapshot.pickle", None), ("step100.pickle", None),
+        ("outputs/run-3/snapshot.pickle", None), ("memory_2.7B_ctx512_train_bf16.pickle", None),
     ],
 )  # fmt: skip
 def test_names_tell_the_rank(file: str, rank: int | None) -> None:
