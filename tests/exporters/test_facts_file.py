@@ -15,7 +15,14 @@ from tracer.errors import RecordingError
 from tracer.exporters.facts_file import FailureFactsFile, facts_path, read_facts, write_facts
 
 USES = LaterUses(
-    (2, 1), (8, 9), (0, 1), (0, 3), (NextUse("a.py", 1, "aten::mm", True, False, 0),), 1, is_to_the_end=True
+    (2, 1),
+    (8, 9),
+    (0, 1),
+    (True, False),
+    (0, 3),
+    (NextUse("a.py", 1, "aten::mm", True, False, False, True, 0),),
+    1,
+    is_to_the_end=True,
 )
 FACTS = FailureFactsFile(
     1,

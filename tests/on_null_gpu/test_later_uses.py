@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tracer.capture.objects.later_uses import LaterUses, NextUse
 from tracer.sessions.trials.use_watch import UseWatch
 
 MIB = 1 << 20
+ZEROED = NextUse(__file__, 0, "aten::zero_", False, overwrites=True, fails=False, can_be_in_place=False, step=1)
 
 
 def _followed() -> Iterator[LaterUses | None]:
@@ -40,13 +42,16 @@ def followed() -> LaterUses | None:
 def test_the_first_use_behind_the_failure_is_known(elsewhere: Elsewhere) -> None:
     found = elsewhere(followed)
     assert found is not None
+    assert found.is_last == (False, False, False, False)
     first = _followed.__code__.co_firstlineno
     assert found.distance == (4, 3, 2, 1)
     assert found.size_bytes == tuple(size * MIB for size in (1, 2, 3, 4))
     assert [found.uses[use] if use < len(found.uses) else None for use in found.use] == [
-        NextUse(__file__, first + 5, "aten::add", in_backward=False, overwrites=False, step=0),
+        replace(
+            ZEROED, line=first + 5, operator="aten::add", overwrites=False, fails=True, can_be_in_place=True, step=0
+        ),
         None,
-        NextUse(__file__, first + 9, "aten::zero_", in_backward=False, overwrites=True, step=1),
+        replace(ZEROED, line=first + 9),
         None,
     ]
     assert found.freed[1] == 2 and found.freed[0] == found.freed[2] == found.freed[3] == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.blocks.from_snapshot.recorded_program import ACCUMULATE, BACKWARD, MOVING, Recorded, layer, line, objects_of
 from tracer.answers.failed_allocation import explain_failure
 from tracer.answers.snapshot_findings import replay_snapshot
@@ -15,18 +17,22 @@ from tracer.snapshot.load import snapshot_in_memory
 _MIB = 1 << 20
 NEVER = 2
 """Behind the rows of the two uses."""
-READ = NextUse("train.py", 5, "aten::mm", in_backward=False, overwrites=False, step=0)
-ZEROED = NextUse("train.py", 6, "aten::zero_", in_backward=False, overwrites=True, step=0)
+READ = NextUse(
+    "train.py", 5, "aten::mm", in_backward=False, overwrites=False, fails=False, can_be_in_place=False, step=0
+)
+ZEROED = replace(READ, operator="aten::zero_", overwrites=True)
+DIVIDED = replace(READ, operator="aten::div", fails=True, can_be_in_place=True)
 
 
-def second_run(*blocks: tuple[int, int], num_steps: int = 2, **known: Any) -> ObjectsAtFailure:
+def second_run(*blocks: tuple[int, int], num_steps: int = 2, used: NextUse = READ, **known: Any) -> ObjectsAtFailure:
     """Size in MiB and next use of each block in use, in the order in which they were allocated."""
     uses = LaterUses(
         distance=tuple(range(len(blocks), 0, -1)),
         size_bytes=tuple(size * _MIB for size, _ in blocks),
         use=tuple(use for _, use in blocks),
+        is_last=(used.fails,) * len(blocks),
         freed=(0,) * len(blocks),
-        uses=(READ, ZEROED),
+        uses=(used, ZEROED),
         num_steps=num_steps,
         is_to_the_end=False,
     )
@@ -127,3 +133,22 @@ def test_what_saves_all_that_is_missing_comes_first() -> None:
     assert next(iter(program.changes(objects))) == "not read again"
     missing = replace(objects, second_run=replace(objects.second_run, missing_bytes=100 * _MIB))
     assert next(iter(program.changes(missing))) != "not read again"
+
+
+@pytest.mark.parametrize(
+    ("used", "is_said"), [(DIVIDED, True), (replace(DIVIDED, can_be_in_place=False), False), (READ, False)]
+)
+def test_an_operand_that_nothing_reads_afterwards_can_take_the_result(used: NextUse, is_said: bool) -> None:
+    program = Recorded(capacity=100)
+    program.make(60, [line(3)])
+    program.fail(60, [line(4)])
+    objects = second_run((60, 0), used=used, in_graphs=frozenset())
+    changes = program.changes(objects)
+    assert ("not in place" in changes) == is_said
+    if is_said:
+        assert changes["not in place"].sentence.endswith(
+            "makes a result of 60.00 MiB beside an operand of the same size (/home/me/train.py:3), which nothing reads "
+            "afterwards."
+        )
+        graphs = replace(objects, in_graphs=None)
+        assert "not in place" not in program.changes(graphs)

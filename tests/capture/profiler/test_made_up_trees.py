@@ -318,6 +318,23 @@ def test_a_free_that_is_read_before_the_second_allocation_is_of_that_one() -> No
 
 
 @pytest.mark.usefixtures("fake_types")
+def test_an_allocation_that_is_read_last_and_came_first_was_freed_before_the_other() -> None:
+    roots = [
+        FakeEvent(FakeAllocation(64, 300, 5, id=1), 1020),
+        FakeEvent(FakeAllocation(64, -300, 5, id=1), 1040),
+        FakeEvent(FakeAllocation(64, 100, 5, id=1), 1000),
+    ]
+    allocations = read_recording(FakeResults(*roots)).allocations
+    columns = allocations.time_ns, allocations.size_bytes, allocations.allocation_id, allocations.assumed
+    assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == [
+        (1000, 100, -2, False),
+        (1019, -100, -2, True),
+        (1020, 300, 5, False),
+        (1040, -300, 5, False),
+    ]
+
+
+@pytest.mark.usefixtures("fake_types")
 def test_without_numbers_an_address_that_is_handed_out_again_was_freed_unseen_too() -> None:
     """To torch this is no tensor, and its analysis goes on."""
     sizes = [100, 300, -300, 50, -50]

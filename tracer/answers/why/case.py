@@ -310,14 +310,19 @@ class Case:
         is_alike = self.lives.requested_bytes[rows[own]] == np.array(uses.size_bytes, np.int64)[found]
         return found[is_alike], rows[own[is_alike]]
 
-    def used_next(self, holds: Callable[[NextUse | None], bool]) -> Ints:
-        """Return the blocks in use whose next use, None for none, meets a condition; none where it is not known."""
+    def used_next(self, holds: Callable[[NextUse | None], bool], *, is_last: bool = False) -> Ints:
+        """Return the blocks in use whose next use, None for none, meets a condition; none where it is not known.
+
+        Args:
+            is_last: Whether it has to be the last use, too.
+        """
         uses = self.later_uses
         if uses is None:
             return np.zeros(0, np.int64)
         found, rows = self._followed(uses)
         meets = np.array([*map(holds, uses.uses), holds(None)], np.bool_)
-        return np.sort(rows[meets[np.array(uses.use, np.int64)[found]]])
+        is_one = meets[np.array(uses.use, np.int64)[found]]
+        return np.sort(rows[is_one & np.array(uses.is_last, np.bool_)[found]] if is_last else rows[is_one])
 
     @cached_property
     def in_graphs(self) -> Ints | None:

@@ -33,6 +33,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     holding.reference_cycles,
     holding.gradients_of_nobody,
     reserving.held_by_traceback,
+    later.not_in_place,
     later.not_read_again,
     growth.growth,
     growth.grown_by_cat,

@@ -10,9 +10,11 @@ import numpy as np
 from tracer.answers.allocator.changed_requests import with_earlier_frees, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.holding import idle_models
+from tracer.answers.why.source import source_at
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
+from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 10
 
@@ -96,4 +98,26 @@ def gradients_that_wait(case: Case) -> Iterator[Cause]:
         case.largest_site(rows),
         GivesUp.TIME_OR_SIZE,
         names_bytes=case.bytes(rows),
+    )
+
+
+def not_in_place(case: Case) -> Iterator[Cause]:
+    """A result that is as large as an operand which nothing reads afterwards, where no backward needs it either."""
+    if not case.has_no_graph:
+        return
+    rows = case.used_next(lambda use: use is not None and use.fails and use.can_be_in_place, is_last=True)
+    rows = rows[~case.stays[rows] & (case.lives.requested_bytes[rows] == case.asked_bytes)]
+    if not len(rows) or not case.is_much(rows[:1], asked_bytes=case.asked_bytes, percent=_LEAST_PERCENT):
+        return
+    site = case.sites.site(case.asked_stack)
+    text = source_at(site) or site.frame
+    yield Cause(
+        "not in place",
+        f"`{text}` ({site.file}:{site.line}) makes a result of {format_bytes(case.asked_bytes)} beside an operand of "
+        f"the same size{case.lines(rows[:1])}, which nothing reads afterwards.",
+        "compute it in place (such as mul_, div_, or out=)",
+        lambda modelled: with_earlier_frees(modelled, rows[:1], np.array([case.entry])),
+        site,
+        GivesUp.NOTHING,
+        names_bytes=case.asked_bytes,
     )

@@ -18,6 +18,8 @@ class NextUse:
     operator: str  # As `aten::mm`
     in_backward: bool
     overwrites: bool  # Whether it writes without a look at the values, as `zero_`
+    fails: bool  # Whether it is the operator whose request failed
+    can_be_in_place: bool  # Whether there is an operator of the same name that writes to its first argument
     step: int  # Steps that ended between the failed request and the read; 0 for the step that failed
 
 
@@ -25,13 +27,14 @@ class NextUse:
 class LaterUses:
     """Blocks that were in use at the failed request and after the operator that made it, with their next use.
 
-    Example: `distance=(4,), freed=(9,), uses=(), use=(0,)`: the block four allocations before the failed request is not
-    read again, and is freed when nine more have been allocated.
+    Example: `distance=(4,), uses=(), use=(0,), is_last=(False,), freed=(9,)`: the block four allocations before the
+    failed request is not read again, and is freed when nine more have been allocated.
     """
 
     distance: tuple[int, ...]  # [B] allocations from the block until the failed request, the block's own included
     size_bytes: tuple[int, ...]  # [B] as requested
     use: tuple[int, ...]  # [B] row of `uses`; their number if nothing reads the block before it is freed
+    is_last: tuple[bool, ...]  # [B] nothing reads the block after that use
     freed: tuple[int, ...]  # [B] allocations from the failed request until it is freed; 0 if it never is
     uses: tuple[NextUse, ...]
     num_steps: int  # Steps that were followed to their end, from the step that failed

@@ -24,7 +24,7 @@ WRITTEN, UNKNOWN, READ, FREED, ALLOCATED = 1, 2, 4, 8, 16
 _INLINE_FRAME = list(Ops.__dataclass_fields__).index("inline_frame")
 _OP_WIDTH = len(Ops.__dataclass_fields__) - 1  # until sources are read, the last frame is the inline one
 _CALL_WIDTH, _SPAN_WIDTH = 9, 4
-_TIME, _SIZE, _NUMBER, _WIDTH = 0, 2, 3, 9
+_TIME, _ADDRESS, _SIZE, _NUMBER, _ASSUMED, _WIDTH = 0, 1, 2, 3, 8, 9
 """Of allocations: time, address, size, number, two counters, operator, call, assumed."""
 ALLOCATION_ROW, OP_ROW, CALL_ROW, SPAN_ROW = (
     Struct(f"{width}q").pack for width in (_WIDTH, _OP_WIDTH, _CALL_WIDTH, _SPAN_WIDTH)
@@ -106,23 +106,33 @@ def _number_places(tables: EventTables) -> None:
 
 
 def _number_renamed_frees(tables: EventTables) -> None:
-    """Give frees of numbers that were used twice the number of the allocation before them in time.
+    """Pair allocations and frees of numbers that were used twice in order of time.
 
-    A free may be read before the second allocation though it came later: another thread's events are read apart.
+    Events of another thread are read apart: what came first may be read last. A free is of the allocation before it;
+    an allocation without a free was freed unseen right before the next one, the latest it can have been.
     """
     if not tables.original:
         return
-    rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _WIDTH).copy()
+    rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _WIDTH)
+    rows = rows[rows[:, _ASSUMED] == 0]
     first = np.array([tables.original.get(number, number) for number in rows[:, _NUMBER].tolist()], np.int64)
+    frees, before = [], []
     for number in set(tables.original.values()):
         mine = np.flatnonzero(first == number)
-        mine = mine[np.argsort(rows[mine, _TIME], kind="stable")]
-        is_made = rows[mine, _SIZE] > 0
-        numbers = rows[mine[is_made], _NUMBER]
-        behind = np.cumsum(is_made) - 1
-        is_freed = ~is_made & (behind >= 0)
-        rows[mine[is_freed], _NUMBER] = numbers[behind[is_freed]]
-    tables.allocations = bytearray(rows.tobytes())
+        alive = None
+        for row in mine[np.argsort(rows[mine, _TIME], kind="stable")].tolist():
+            if rows[row, _SIZE] > 0:
+                if alive is not None:
+                    free = np.full(_WIDTH, -1, np.int64)
+                    free[[_TIME, _ADDRESS]] = max(rows[row, _TIME] - 1, rows[alive, _TIME]), rows[row, _ADDRESS]
+                    free[[_SIZE, _NUMBER, _ASSUMED]] = -rows[alive, _SIZE], rows[alive, _NUMBER], 1
+                    frees.append(free)
+                    before.append(row)
+                alive = row
+            elif alive is not None:
+                rows[row, _NUMBER], alive = rows[alive, _NUMBER], None
+    unseen = np.array(frees, np.int64).reshape(-1, _WIDTH)
+    tables.allocations = bytearray(np.insert(rows, np.array(before, np.int64), unseen, axis=0).tobytes())
 
 
 def _number_in_time(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Ints]:

@@ -12,7 +12,7 @@ import torch
 
 from tracer.capture.objects.later_uses import LaterUses, NextUse
 from tracer.capture.torch_private.torch_cuda import when_cuda_has_begun
-from tracer.capture.torch_private.torch_dispatch import overwritten_tensors, read_tensors, watched
+from tracer.capture.torch_private.torch_dispatch import operator, overwritten_tensors, read_tensors, watched
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.capture.torch_private.torch_history import (
     allocator_snapshot,
@@ -20,7 +20,6 @@ from tracer.capture.torch_private.torch_history import (
     start_history_without_stacks,
 )
 
-_NEVER: Final = -1
 _MAX_ENTRIES: Final = 2_000_000
 _MOST_STEPS: Final = 2
 """Steps that are followed: the rest of the step that failed, and a whole one."""
@@ -49,7 +48,7 @@ class UseWatch:
         self._when_done = when_done
         self._device, self._until = torch.device("cuda", device), num_allocations
         self._mode: Any = None
-        self._first: dict[int, tuple[int, int]] = {}  # By address: allocations by then, and row of `_uses`
+        self._reads: dict[int, list[tuple[int, int]]] = {}  # By address: allocations by then, and row of `_uses`
         self._uses: dict[NextUse, int] = {}
         self._behind = 0  # Allocations when the operator that failed has ended; 0 before
         self._num_steps = 0  # Ended since the failed request, its own included
@@ -104,11 +103,13 @@ class UseWatch:
             return
         self._behind = self._behind or count
         for find, overwrites in ((read_tensors, False), (overwritten_tensors, True)):
-            use = None
+            row = None
             for tensor in find(name, args, kwargs):
-                if tensor.device == self._device and (address := _address(tensor)) not in self._first:
-                    use = use or self._use(name, overwrites=overwrites)
-                    self._first[address] = count, self._uses.setdefault(use, len(self._uses))
+                if tensor.device == self._device:
+                    if row is None:
+                        use = self._use(name, overwrites=overwrites, fails=count == self._behind)
+                        row = self._uses.setdefault(use, len(self._uses))
+                    self._reads.setdefault(_address(tensor), []).append((count, row))
         if not self._num_steps and count > self._until * (1 + _MOST_TIMES) + _LEAST_FOLLOWED:
             self._end()
 
@@ -116,14 +117,20 @@ class UseWatch:
         self.is_done = True
         self._when_done()
 
-    def _use(self, name: str, *, overwrites: bool) -> NextUse:
-        in_backward = running_node() is not None
+    def _use(self, name: str, *, overwrites: bool, fails: bool) -> NextUse:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith((_OURS, _TORCHS)):
             frame = frame.f_back
-        if frame is None:
-            return NextUse("", 0, name, in_backward, overwrites, self._num_steps)
-        return NextUse(frame.f_code.co_filename, frame.f_lineno, name, in_backward, overwrites, self._num_steps)
+        return NextUse(
+            file=frame.f_code.co_filename if frame is not None else "",
+            line=frame.f_lineno if frame is not None else 0,
+            operator=name,
+            in_backward=running_node() is not None,
+            overwrites=overwrites,
+            fails=fails,
+            can_be_in_place=operator(f"{name.partition('::')[2]}_", "Tensor") is not None,
+            step=self._num_steps,
+        )
 
     def found(self, *, is_to_the_end: bool) -> LaterUses | None:
         """Return what was seen; None if the program did not come so far.
@@ -137,7 +144,7 @@ class UseWatch:
         trace = allocator_snapshot(self._device)["device_traces"][self._device.index]
         num_unknown = self._count() - sum(entry["action"] == "alloc" for entry in trace)
         alive: dict[int, tuple[int, int]] = {}  # By address: number and size of the block
-        blocks: list[tuple[int, int, int, int]] = []
+        blocks: list[tuple[int, int, int, int, bool]] = []
         number = num_unknown
         for entry in trace:
             if entry["action"] == "alloc":
@@ -146,24 +153,31 @@ class UseWatch:
                     alive[entry["addr"]] = number, entry["size"]
             elif entry["action"] == "free_completed":
                 block = alive.pop(entry["addr"], None)
-                if block is not None and number > self._behind:  # else the failed operator itself freed it
-                    blocks.append((*block, number, self._row(entry["addr"], number)))
-        blocks += [(*block, self._until, self._row(address, None)) for address, block in alive.items()]
-        blocks.sort()
+                # What no operator is given, and is freed by the end of the one that failed, is a workspace of that one.
+                is_behind = number > self._behind or (number == self._behind and entry["addr"] in self._reads)
+                if block is not None and is_behind:
+                    blocks.append((*block, number, *self._next(entry["addr"], number)))
+        blocks += [(*block, self._until, *self._next(address, None)) for address, block in alive.items()]
+        made, size, freed, use, is_last = zip(*sorted(blocks), strict=True) if blocks else ((),) * 5
         return LaterUses(
-            distance=tuple(self._until + 1 - made for made, *_ in blocks),
-            size_bytes=tuple(size for _, size, *_ in blocks),
-            use=tuple(row if row != _NEVER else len(self._uses) for *_, row in blocks),
-            freed=tuple(freed - self._until for _, _, freed, _ in blocks),
+            distance=tuple(self._until + 1 - each for each in made),
+            size_bytes=size,
+            use=use,
+            is_last=is_last,
+            freed=tuple(each - self._until for each in freed),
             uses=tuple(self._uses),
             num_steps=self._num_steps,
             is_to_the_end=is_to_the_end and not self.is_done,
         )
 
-    def _row(self, address: int, freed: int | None) -> int:
-        """Return the row of the next use of a block that lies there until so many blocks had been allocated."""
-        count, row = self._first.get(address, (0, _NEVER))
-        return row if freed is None or count <= freed else _NEVER
+    def _next(self, address: int, freed: int | None) -> tuple[int, bool]:
+        """Return the row of the next use of a block that lies there until so many blocks had been allocated.
+
+        Returns:
+            Behind all rows if nothing uses it; and whether that use is the last one.
+        """
+        rows = [row for count, row in self._reads.get(address, ()) if freed is None or count <= freed]
+        return (rows[0], len(rows) == 1) if rows else (len(self._uses), False)
 
 
 def _address(tensor: torch.Tensor) -> int:
