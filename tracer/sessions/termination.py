@@ -45,6 +45,11 @@ class Termination:
         self.must_wait = self._has_terminated = self._holds_handlers = False  # Whether signals wait
         self._due: int | None = None
 
+    @property
+    def is_due(self) -> bool:
+        """True if a signal waits here."""
+        return self._due is not None
+
     def watch(self) -> None:
         """Turn these signals into KeyboardInterrupt and Terminated in the main thread from now on."""
         if self not in SIGNALS.listeners and threading.current_thread() is threading.main_thread():
@@ -148,6 +153,11 @@ class ProcessSignals:
         self._seen.add(number)
         if self.listeners:
             self.listeners[-1].arrived(number, frame)
+
+    @property
+    def is_one_waiting(self) -> bool:
+        """True if a signal has arrived that waits for work of ours."""
+        return any(listener.is_due for listener in self.listeners)
 
     def pass_on(self, number: int) -> None:
         """Deliver a pending signal to the previous listener; without one, raise it."""

@@ -8,12 +8,16 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import count
+from threading import Timer
 
 import pytest
 
+from tracer.errors import Terminated
 from tracer.sessions.jobs import child_processes
 from tracer.sessions.jobs.child_processes import ChildProcesses, IdleLimit, end_with_parent, processor_time_s
+from tracer.sessions.termination import Termination, signals_deferred
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
 WAITS = ["sleep", "1000"]
@@ -140,3 +144,13 @@ def test_a_child_ends_when_its_parent_is_ended_at_once(number: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == -number
     assert os.read(reads, 1) == b""
     os.close(reads)
+
+
+def test_a_signal_that_waits_ends_the_process_that_is_waited_for() -> None:
+    """As where a script runs a second time, within work of ours that no signal interrupts."""
+    sent = Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+    with pytest.raises(Terminated), closing(Termination()) as termination:
+        termination.watch()
+        with signals_deferred():
+            sent.start()
+            assert ChildProcesses().run(starts(WAITS)) == -signal.SIGTERM

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 
 from tracer.command_line import again, flush_output
 from tracer.exporters.screen.terminal import say
-from tracer.sessions.termination import signals_deferred
+from tracer.sessions.termination import SIGNALS, signals_deferred
 
 IDLE_LIMIT_S: Final = 300.0
 """How long a process may use no processor."""
@@ -159,6 +159,8 @@ class ChildProcesses:
             if self._ended_at is not None:
                 if time.monotonic() - self._ended_at > END_LIMIT_S:
                     child.kill()
+            elif SIGNALS.is_one_waiting:  # for work of ours, which this is
+                return end_child(child)
             elif may_wait():
                 idle.reset()
             elif idle.is_over():
