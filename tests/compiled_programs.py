@@ -386,7 +386,7 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
     lines = set()
     columns = (peak.blocks.row, peak.blocks.size_bytes, peak.blocks.module, peak.blocks.frame)
     for allocation, size_bytes, module, frame in zip(*(column.tolist() for column in columns), strict=True):
-        if (origin := origin_of(cycle.attribution, allocation)) is None:
+        if (origin := origin_of(cycle.source.attribution, allocation)) is None:
             continue
         total["compiled"] += size_bytes
         total["with_line"] += size_bytes if frame >= 0 else 0

@@ -29,7 +29,7 @@ from tracer.commands.profile import ProfileOptions, run_and_report
 from tracer.commands.workload_options import WorkloadOptions, chosen_device
 from tracer.errors import OutputError, TracerError
 from tracer.exporters.screen.console import Console
-from tracer.sessions.jobs.ranks import Rank
+from tracer.sessions.jobs.ranks import Rank, RankMessages
 from tracer.sessions.output_files import OUTPUTS
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.workload_run import run_profile
@@ -261,7 +261,7 @@ def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
         raise OutputError("The disk is full.")
 
     monkeypatch.setattr(tracer.sessions.folder, "this_rank", lambda: Rank(0, 2, 0, "a run"))
-    monkeypatch.setattr(tracer.sessions.folder, "finish", full)
+    monkeypatch.setattr(RankMessages, "finish", full)
     assert not run_and_report(Pieces(), options(tmp_path, leave_out=["cuda-timing"]))
     printed = capsys.readouterr()
     assert "Error: The disk is full." in printed.err.splitlines()

@@ -98,7 +98,8 @@ def test_without_the_option_it_is_named_where_a_model_was_called(tmp_path: Path)
     assert profile.notes == (
         f"{NO_MODEL} It called a model without training it: with --inference, `run` explains such calls.",
     )
-    assert recorded(tmp_path, lambda: None)[0].notes == (NO_MODEL,)
+    name_it = "Name the script that trains, or one that only calls models behind --inference."
+    assert recorded(tmp_path, lambda: None)[0].notes == (f"{NO_MODEL} {name_it}",)
     assert recorded(tmp_path, lambda: None, is_inference=True)[0].notes == (NO_CALL,)
 
 

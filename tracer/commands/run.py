@@ -198,7 +198,7 @@ class _Again:
         from tracer.answers.answer_of_prediction import need_words
         from tracer.capture.objects.later_uses import SecondRun
 
-        if self.has_run or device.type != "cuda":
+        if self.has_run or device.index is None:  # as on the CPU
             return None
         trial = self._trial((device.index, num_allocations) if _operators_tell_all() else None)
         missing_bytes = max(0, trial.allocated_bytes + trial.beside_bytes - self._usable_bytes)

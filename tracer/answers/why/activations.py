@@ -14,7 +14,7 @@ from tracer.answers.rows import BY_LINE, group_rows
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.source import source_at
 from tracer.arrays import Bools, Ints, at, grouped
-from tracer.blocks.from_snapshot.frames import is_python
+from tracer.blocks.from_snapshot.frames import is_python, torch_file
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
@@ -287,16 +287,16 @@ def logits(case: Case) -> Iterator[Cause]:
     made = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.last_entry))
     is_loss = case.with_frame(_is_cross_entropy)
     of_loss = made[is_loss[lives.stack[made]] | at(is_loss, case.forward[made], False)]
-    size = _size_of_logits(case)
+    is_asked_by_loss = bool(is_loss[case.asked_stack])
+    has_loss = is_asked_by_loss or len(of_loss) > 0
+    size = _size_of_logits(case, has_loss=has_loss)
     passing = made[~case.stays[made]] if size else of_loss[:0]
     alike = passing[_is_alike(lives.requested_bytes[passing], size)]
     rows = np.union1d(np.union1d(of_loss, alike), _row_by_row(case, passing, size))
     held = case.held(rows)
     asks = bool(size) and bool(_is_alike(np.array([case.asked_bytes]), size).all())
-    is_asked_by_loss = bool(is_loss[case.asked_stack])
     asks |= is_asked_by_loss
     asked = case.asked_bytes * asks
-    has_loss = is_asked_by_loss or len(of_loss) > 0
     if len(held) + asks < 2 or not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
         if len(of_loss) and case.is_worth(without=of_loss):
             sentence = f"The cross entropy makes {case.words(of_loss)} of the logits."
@@ -339,8 +339,12 @@ def _is_cross_entropy(frame: Frame) -> bool:
     return is_python(frame) and ("cross_entropy" in frame.name or frame.name == "ForCausalLMLoss")
 
 
-def _size_of_logits(case: Case) -> int:
-    """Bytes of the last layer's result, where it is much larger than all others' of that call; else 0."""
+def _size_of_logits(case: Case, *, has_loss: bool = True) -> int:
+    """Bytes of the last layer's result, where it is much larger than all others' of that call; else 0.
+
+    Args:
+        has_loss: Whether a cross entropy was seen; without one, the result of a convolution is no logits.
+    """
     in_layer = np.flatnonzero(has(case.facts, Fact.LAYER) & ~has(case.facts, Fact.ENGINE) & ~case.stays)
     call, _ = case.calls
     in_layer = in_layer[(call[in_layer] >= 0) & (case.lives.begin[in_layer] <= case.entry)]
@@ -348,6 +352,9 @@ def _size_of_logits(case: Case) -> int:
         return 0
     mine = in_layer[call[in_layer] == call[in_layer].max()]
     mine = mine[np.argsort(case.lives.begin[mine])]
+    is_convolved = case.with_frame(lambda frame: torch_file(frame) == "nn/modules/conv.py")
+    if not has_loss and is_convolved[case.lives.stack[mine[-1]]]:
+        return 0
     *others, last = case.lives.requested_bytes[mine].tolist()
     return last if others and last >= _TIMES * max(others) else 0
 

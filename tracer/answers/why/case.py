@@ -176,8 +176,13 @@ class Case:
 
     @cached_property
     def kind(self) -> Ints:
-        """The `Kind` of every block [lives]."""
-        return self.device.blocks.kind
+        """The `Kind` of every block [lives]; those of nn.Parameters are parameters, whatever made them."""
+        kind = self.device.blocks.kind
+        if self.objects is None or not self.objects.parameters:
+            return kind
+        kind = kind.copy()
+        kind[self.at_addresses(self.objects.parameters)] = Kind.PARAMETER
+        return kind
 
     @cached_property
     def facts(self) -> Ints:

@@ -196,8 +196,8 @@ REMEDIES: Final = (
         "one-hot labels",
         lambda line: line.makes("one_hot"),
         "makes a number for each class of each label (int64)",
-        "give the loss the labels themselves (torch.nn.functional.cross_entropy takes the classes' numbers), or go "
-        "over the classes one by one",
+        "use the labels themselves: cross_entropy takes the classes' numbers, an embedding takes the place of a "
+        "product with one-hot rows; or go over the classes one by one",
         smaller=_MUCH_SMALLER,
     ),
     Remedy(

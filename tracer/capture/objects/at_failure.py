@@ -74,4 +74,5 @@ class ObjectsAtFailure:
     listed_states: tuple[ListedState, ...] = ()
     dense_embeddings: frozenset[int] = frozenset()  # Of gradients and state of embeddings without sparse=True
     idle_models: tuple[IdleModel, ...] = ()
+    parameters: frozenset[int] = frozenset()  # Addresses of all nn.Parameters, whoever holds them
     second_run: SecondRun | None = None  # With memory that does not end, where there was one

@@ -101,6 +101,7 @@ def _without_holders(
             in_graphs=frozenset(_addresses(saved, device)) if is_complete else None,
             untrained=_kept_by_untrained(objects, nodes, device) if is_complete else frozenset(),
             float64=frozenset(_addresses(wide, device)),
+            parameters=frozenset(_addresses((each for each in tensors if type(each) is nn.Parameter), device)),
             unowned_gradients=frozenset(_addresses((gradient for _, gradient in unowned), device)),
             unowned_name=unowned[0][0] if unowned else "",
             operands=tuple(_operands(error)) if error is not None else (),
