@@ -1,5 +1,6 @@
-"""What happened: the only packages that touch a running torch.
+"""Recording of a run: the only packages that touch a running torch.
 
-`profiler/` reads torch's profiler, `device/` what devices and allocators say of themselves, `objects/` the program's
-tensors, modules and optimizers, `sources/` whose line is whose. All of them write columns, as `recording` has them.
+`profiler/` reads torch's profiler, `device/` the counters and histories of devices and allocators, `objects/` the
+program's tensors, modules and optimizers, `sources/` source files and the owners of lines. Each of them writes columns,
+as `recording` has them.
 """

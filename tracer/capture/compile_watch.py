@@ -73,7 +73,7 @@ class CompileWatch:
             end()
 
     def code(self, recordings: Iterable[Recording]) -> CompiledCode:
-        """What was compiled, and every generated file that the recordings name."""
+        """Return the compiled code of the run, with every generated file that the recordings name."""
         named = {
             recording.strings[file]
             for recording in recordings
@@ -93,7 +93,7 @@ class CompileWatch:
 
 
 def cuda_graphs_bytes() -> int:
-    """What is reserved now for the pools in which torch.compile's CUDA graphs work, of all devices."""
+    """Return the bytes reserved now for the pools of torch.compile's CUDA graphs, on all devices."""
     num_devices = torch.cuda.device_count() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     pools = ((device, torch_compile.cuda_graph_pool(device)) for device in range(num_devices))
     found = (pool_bytes(device, {pool}) for device, pool in pools if pool is not None)
@@ -171,7 +171,7 @@ def _node(node: Any, *, is_backward: bool) -> CompiledNode:
 
 
 def _meta(node: Any) -> dict[str, Any]:
-    """What torch knows of a node; of one that a pass has put in another's place, what the parts of its result say."""
+    """Return the metadata of a node; a node that replaced another in a pass has that of the parts of its result."""
     known = node
     while not known.meta.get("stack_trace"):
         parts = [user for user in known.users if _is_item(user)]

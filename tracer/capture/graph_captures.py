@@ -161,4 +161,4 @@ def _profiler() -> Any:
 
 
 GRAPH_CAPTURES = GraphCaptures()
-"""Those of this process."""
+"""Graph captures of this process."""

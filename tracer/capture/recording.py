@@ -37,7 +37,7 @@ from tracer.capture.torch_names import STEP_PREFIX
 
 
 class OpKind(IntEnum):
-    """What a row of `Ops` stands for."""
+    """Kind of a row of `Ops`."""
 
     OPERATOR = 0
     """An operator, or a custom autograd.Function's forward."""
@@ -48,7 +48,7 @@ class OpKind(IntEnum):
 
 
 class CallKind(IntEnum):
-    """What a row of `Calls` stands for."""
+    """Kind of a row of `Calls`."""
 
     PYTHON = 0
     C_FUNCTION = 1
@@ -97,7 +97,7 @@ class Keys(ColumnTable):
     device: PerKey[Int]
     address: PerKey[Int]
     size_bytes: PerKey[Int]
-    """What the allocator handed out; for storages without a recorded allocation, what their tensors span."""
+    """Bytes that the allocator handed out; for storages without a recorded allocation, the bytes their tensors span."""
     shape: PerKey[Int]
     """Index in `Recording.shapes`, a set of one: of the first tensor that an operator was given; -1 where none was."""
     dtype: PerKey[Int]
@@ -120,7 +120,7 @@ class DataFlow:
 
     @property
     def has_uses(self) -> bool:
-        """Whether operators' tensors were recorded, and not allocations alone; `record_shapes=True` does that."""
+        """True if operators' tensors were recorded, and not allocations alone; `record_shapes=True` does that."""
         return bool((~self.edge_allocated & ~self.edge_freed).any())
 
 
@@ -259,7 +259,7 @@ class Recording:
     optimizer_state_keys: Rows
     num_events: int
     kernels: Kernels | None = None
-    """What ran on a device; None where nothing did."""
+    """Kernels, copies and fills that ran on a device; None if none did."""
 
     @property
     def num_assumed_frees(self) -> int:

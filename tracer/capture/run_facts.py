@@ -40,7 +40,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ValuesRead:
-    """All that was read until the results were put together."""
+    """Values that were read until the results were put together."""
 
     reads: tuple[ValueRead, ...] = ()  # The reads, in the order in which they first happened
     left_out: tuple[LeftOut, ...] = ()  # What could not be computed
@@ -84,7 +84,7 @@ class RunOrigin:
 
     @property
     def computed(self) -> bool:
-        """Whether the device computed, so that there are times, losses and values."""
+        """True if the device computed, so that there are times, losses and values."""
         return not self.caveat
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What torch calls things in a recording: names of spans and operators, and files of its own functions.
+"""torch's names in a recording: names of spans and operators, and files of its own functions.
 
 None of them is documented. They are apart from `torch_private` because an analysis needs the names, and not torch.
 
@@ -119,48 +119,48 @@ def node_name(operator: str) -> str:
 
 
 def is_backward_node(operator: str) -> bool:
-    """Whether this is how autograd calls its nodes, such as `AddmmBackward0`: they run inside each other too."""
+    """True if autograd gives its nodes such a name, like `AddmmBackward0`: they run inside each other too."""
     return operator.startswith(_NODES_PREFIX) or _NODE.search(operator) is not None
 
 
 def is_accumulate_grad(operator: str) -> bool:
-    """Whether an operator is the node that writes `.grad`, or the engine's work on it."""
+    """True if an operator is the node that writes `.grad`, or the engine's work on it."""
     return node_name(operator) == ACCUMULATE_GRAD
 
 
 def is_asking_for_backward(file: str, function: str) -> bool:
-    """Whether a function is `torch.autograd.backward` or `grad`."""
+    """True if a function is `torch.autograd.backward` or `grad`."""
     return function in ("backward", "grad") and file.endswith(_AUTOGRAD_FILE)
 
 
 def is_asking_a_loader(file: str, function: str) -> bool:
-    """Whether a frame is where a DataLoader is asked for the next batch."""
+    """True if a frame is a DataLoader's `__next__`, which returns the next batch."""
     return function == "__next__" and file.endswith(_LOADER_FILE)
 
 
 def is_an_optimizers(file: str) -> bool:
-    """Whether a file has torch's optimizers in it."""
+    """True if a file contains torch's optimizers."""
     return _OPTIMIZERS_FOLDER in file
 
 
 def is_a_decorators(file: str) -> bool:
-    """Whether a file has the wrapper that `torch.no_grad` and its like put around a function."""
+    """True if a file contains the wrapper that `torch.no_grad` and similar decorators put around a function."""
     return _DECORATORS_FILE in file
 
 
 def makes_collectives_buffers(file: str, function: str) -> bool:
-    """Whether a function makes the buffers of collectives, itself or in what it calls."""
+    """True if a function allocates the buffers of collectives, itself or in a function that it calls."""
     functions = next((names for path, names in _COLLECTIVES.items() if file.endswith(path)), ())
     return "" in functions or function in functions
 
 
 def makes_buckets(file: str, function: str) -> bool:
-    """Whether what a function allocates itself, and nothing that it calls in Python, are DDP's buckets."""
+    """True if the blocks that a function allocates itself, not in Python functions that it calls, are DDP's buckets."""
     return function in _DDP_FUNCTIONS and file.endswith(_DDP_FILE)
 
 
 def in_buffers_of(file: str, function: str) -> str | None:
-    """What is in the buffers of collectives that a function makes, in words; None if it makes none or does not say."""
+    """Return the contents of the collectives' buffers that a function allocates, in words; None if none or unknown."""
     if not (makes_collectives_buffers(file, function) or makes_buckets(file, function)):
         return None
     return next((words for words, functions in _IN_BUFFERS.items() if function in functions), None)

@@ -1,1 +1,1 @@
-"""What a device, its allocator and the host say of themselves."""
+"""Memory counters and other facts that a device, its allocator and the host report of themselves."""

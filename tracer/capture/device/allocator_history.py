@@ -73,7 +73,7 @@ class AllocatorHistory:
 
     @property
     def is_offered(self) -> bool:
-        """Whether the device's allocator has a history."""
+        """True if the device's allocator has a history."""
         return torch_history.has_allocator_history(self.device)
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class AllocatorHistory:
 
     @property
     def is_of_higher_peak(self) -> bool:
-        """Whether more was allocated since the last dump than ever before, or nobody knows."""
+        """True if more was allocated since the last dump than ever before, or if the peak is unknown."""
         peak_bytes = peak_allocated_bytes(self.device)  # another one is higher, or somebody has set it back
         return self.snapshot is None or peak_bytes is None or peak_bytes != self._peak_bytes
 

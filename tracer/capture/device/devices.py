@@ -1,7 +1,7 @@
-"""What a device can do, asked of torch: its allocator's counters, its history, events, random numbers, kernels.
+"""Capabilities of a device, asked of torch: allocator counters and history, events, random numbers, kernels.
 
-Nothing here knows a device by its name. Every accelerator has a module, `torch.cuda` or one that a package of others
-brings, and what that module lacks may still be answered by `torch.accelerator`.
+No function depends on a device's name. Every accelerator has a module, `torch.cuda` or one of another package;
+`torch.accelerator` may have the functions that the module lacks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOT_ACCELERATORS = ("cpu", "meta")
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether a device has memory of its own, which torch's allocator for it hands out."""
+    """True if a device has memory of its own, which torch's allocator for it hands out."""
     return device.type not in _NOT_ACCELERATORS
 
 
@@ -64,7 +64,7 @@ def device_in_use() -> torch.device | None:
 
 
 def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
-    """What the profiler is to record for a run on this device: the CPU, and the device's kernels where it can."""
+    """Return the activities to profile for a run on this device: the CPU, and the device's kernels if it has them."""
     return [ProfilerActivity.CPU, *_kernel_activities(device)]
 
 
@@ -79,7 +79,7 @@ def _kernel_activities(device: torch.device) -> list[ProfilerActivity]:
 
 # ------------------------------------------------------------------------------------------------------ the allocator
 def allocator_counters(device: torch.device) -> dict[str, int]:
-    """What the allocator says of itself now, in bytes, which changes nothing; empty where it says nothing."""
+    """Return the allocator's counters in bytes, without changing them; empty if it has none."""
     if not is_accelerator(device):
         return {}
     counter_names = {
@@ -110,7 +110,7 @@ def memory_fraction(device: torch.device) -> float | None:
 
 
 def device_memory(device: torch.device) -> tuple[int, int] | None:
-    """What the driver says is free on an accelerator, and what it has in all, in bytes; None where it does not say."""
+    """Return the free and the total memory of an accelerator in bytes, by its driver; None if unknown."""
     if not is_accelerator(device):
         return None
     # Behind a kernel's error the driver answers every question with that error, which is being reported already.
@@ -121,7 +121,7 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
 
 
 def allocated_bytes(device: torch.device) -> int | None:
-    """What the allocator of an accelerator has handed out now; None where it does not say."""
+    """Return the bytes that an accelerator's allocator has allocated now; None if unknown."""
     return _bytes(device, "memory_allocated")
 
 
@@ -131,7 +131,7 @@ def peak_allocated_bytes(device: torch.device) -> int | None:
 
 
 def reserved_bytes(device: torch.device) -> int | None:
-    """What the allocator of an accelerator has reserved now; None where it does not say."""
+    """Return the bytes that an accelerator's allocator has reserved now; None if unknown."""
     return _bytes(device, "memory_reserved")
 
 
@@ -159,7 +159,7 @@ def uuid_of(device: torch.device) -> str | None:
 
 
 def _answer(device: torch.device, *names: str) -> Any:
-    """What the first function of one of these names says of a device; None if there is none, or none that knows."""
+    """Call the first of these functions that the device's backend implements; None if it implements none."""
     for name in names:
         ask = _function(device, name)
         if ask is not None:
@@ -177,14 +177,14 @@ def _function(device: torch.device, name: str) -> Callable[..., Any] | None:
 
 
 def _is_current_accelerator(device: torch.device) -> bool:
-    """Whether torch.accelerator is about devices of this type: a process has one such type."""
+    """True if torch.accelerator is about devices of this type: a process has one such type."""
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and accelerator.type == device.type
 
 
 # --------------------------------------------------------------------------------------------------------------- time
 def has_events(device: torch.device) -> bool:
-    """Whether the device's own clock can be read between two pieces of work."""
+    """True if the device's own clock can be read between two pieces of work."""
     return is_accelerator(device) and (
         hasattr(module_of(device), "Event") or (_is_current_accelerator(device) and hasattr(torch, "Event"))
     )
@@ -219,13 +219,13 @@ def _parameters(function: Callable[..., Any]) -> bool:
 
 # --------------------------------------------------------------------------------------------------------------- more
 def has_random_state(device: torch.device) -> bool:
-    """Whether the device draws random numbers from a state of its own, which can be kept and put back."""
+    """True if the device draws random numbers from a state of its own, which can be saved and restored."""
     module = module_of(device)
     return is_accelerator(device) and hasattr(module, "get_rng_state") and hasattr(module, "set_rng_state")
 
 
 def device_name(device: torch.device) -> str:
-    """What its maker calls it; empty where nobody says."""
+    """Return the device's name, as its maker gave it; empty if unknown."""
     name = getattr(module_of(device), "get_device_name", None) if is_accelerator(device) else None
     if name is None or not num_devices(device):
         return ""

@@ -43,7 +43,7 @@ def resident_bytes() -> int | None:
 
 
 def host_total_bytes() -> int | None:
-    """What this process may use of the host's memory: the limit of its control group, or all of it; None if unknown.
+    """Return the bytes of host memory that this process may use: its control group's limit, or all; None if unknown.
 
     Source: cgroup v2 `memory.max`, v1 `memory.limit_in_bytes`.
     """
@@ -78,7 +78,7 @@ _UNLINKED = " (deleted)"
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """Where a file lies in memory: its first address, and the one behind its last."""
+    """A file mapped into memory, with its first address and the address behind its last."""
 
     begin: int
     end: int

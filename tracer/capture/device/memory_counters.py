@@ -1,4 +1,4 @@
-"""What a device's allocator and the process say of their memory now, cheap enough to be asked at every step."""
+"""Memory counters of a device's allocator and of the process, cheap enough to be read at every step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Counters:
 
 
 def read_counters(device: torch.device) -> Counters | None:
-    """What the allocator of an accelerator says now; None where it says nothing, as on the CPU."""
+    """Return the counters of an accelerator's allocator now; None if it has none, as on the CPU."""
     if not is_accelerator(device):
         return None
     stats: Any = torch_history.allocator_statistics(device)
@@ -97,7 +97,7 @@ class CounterReading:
 
     @classmethod
     def now(cls, device: torch.device) -> Self | None:
-        """What they are; None on the CPU, where nobody says, and for a device that holds nothing."""
+        """Return the counters now; None on the CPU, if they are unknown, and for a device without allocated memory."""
         allocated = devices.allocated_bytes(device)
         return cls(str(device), allocated, devices.reserved_bytes(device) or 0) if allocated else None
 

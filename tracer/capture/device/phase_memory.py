@@ -97,7 +97,7 @@ class ProcessPhases:
 
     @property
     def has_phases(self) -> bool:
-        """Whether its program has any, beside what is between them."""
+        """True if the process's program has phases, besides the time between them."""
         return any(phase.name != BETWEEN for phase in self.phases)
 
 
@@ -120,5 +120,5 @@ class GpuPeak:
 
     @property
     def held_bytes(self) -> int:
-        """All of it."""
+        """Bytes that all processes held together."""
         return sum(holder.bytes for holder in self.holders)

@@ -53,7 +53,7 @@ class Alive:
 
 
 def _holds(model: nn.Module, module: nn.Module | None, trained: set[int]) -> bool:
-    """Whether a model has a module inside, or parameters that an optimizer updates."""
+    """True if a model has a module inside, or parameters that an optimizer updates."""
     return any(child is module for child in model.modules()) or any(
         id(parameter) in trained for parameter in model.parameters()
     )

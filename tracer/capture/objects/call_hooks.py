@@ -64,7 +64,7 @@ class CallHooks:
 
     @property
     def see_steps(self) -> bool:
-        """Whether optimizers' steps are seen: nothing was compiled in this process."""
+        """True if optimizers' steps are observed, which needs that nothing was compiled in this process."""
         return self._is_on and not torch_compile.has_compiled()
 
     @property
@@ -155,7 +155,7 @@ class CallHooks:
 
 
 def _steps_by_another(target: object) -> bool:
-    """Whether it has another optimizer step, as Lightning's and Accelerate's wrappers do: that one has the hooks."""
+    """True if an optimizer wraps another, as Lightning's and Accelerate's wrappers do: the inner one has the hooks."""
     held = vars(target).values() if isinstance(target, torch.optim.Optimizer) else ()
     return any(isinstance(value, torch.optim.Optimizer) and value is not target for value in held)
 

@@ -75,7 +75,7 @@ def look_at_failure(
 def _without_holders(
     device: torch.device, error: BaseException | None, *, is_evaluating: bool
 ) -> tuple[ObjectsAtFailure, dict[int, int], list[_Idle]]:
-    """All but the holders, the bytes of each piece of memory by its address, and the models that are not in use."""
+    """Return the objects without holders, the bytes of each piece of memory by address, and the models not in use."""
     called = torch_modules.outermost_called(error) if error is not None else None
     objects: list[Any] = objects_of((Tensor, nn.Module, torch.optim.Optimizer))
     tensors = [each for each in objects if isinstance(each, Tensor)]
@@ -125,7 +125,7 @@ def _asked_about(sizes: Mapping[int, int]) -> list[int]:
 
 
 def _is_inference(called: nn.Module | None, objects: Sequence[Any]) -> bool:
-    """Whether a call failed of a model in evaluation mode, in a program without any optimizer or gradient."""
+    """True if a call of a model in evaluation mode failed, in a program without any optimizer or gradient."""
     if called is None or called.training or any(isinstance(each, torch.optim.Optimizer) for each in objects):
         return False
     parameters = [*called.parameters()]

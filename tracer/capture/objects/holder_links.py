@@ -174,7 +174,7 @@ def where(frame: types.FrameType) -> str:
 
 
 def is_users_frame(frame: types.FrameType) -> bool:
-    """Whether a frame runs code of the user's."""
+    """True if a frame runs code of the user's."""
     return not frame.f_globals.get("__tracebackhide__") and is_user_code(frame.f_code.co_filename)
 
 
@@ -220,17 +220,17 @@ def of_loop(iterator: Any) -> Root:
 
 
 def is_iterator(kind: type) -> bool:
-    """Whether instances of a class are iterators."""
+    """True if instances of a class are iterators."""
     return any("__next__" in vars(base) for base in kind.__mro__)
 
 
 def is_ours(kind: type) -> bool:
-    """Whether a class is this program's."""
+    """True if a class is this program's."""
     return str(getattr(kind, "__module__", "")).partition(".")[0] == _OURS
 
 
 def is_of_ours(frame: types.FrameType) -> bool:
-    """Whether a frame runs code of this program."""
+    """True if a frame runs code of this program."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
 
 

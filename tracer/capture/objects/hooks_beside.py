@@ -66,11 +66,11 @@ class HooksBeside(MutableMapping[Any, Any], OrderedDict[Any, Any]):  # type: ign
         return self.below.keys()
 
     def __bool__(self) -> bool:
-        """Whether a call has to look for hooks."""
+        """True if a call has to look for hooks."""
         return bool(self.beside or self.below)
 
     def __contains__(self, key: object) -> bool:
-        """Whether it is a key of theirs, or of ours, which only torch's loop has."""
+        """True if a key is in the dictionary below, or one of ours, which only torch's loop has."""
         return key in self.below or key in self.beside
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from tracer.capture.sources.source_line import SourceLine
 
 
 class Role(IntEnum):
-    """What an object is to a training run."""
+    """Role of an object in a training run."""
 
     PARAMETER = 0
     BUFFER = 1
@@ -25,24 +25,24 @@ class Role(IntEnum):
     HELD = 5
     """A tensor that Python could reach, and that is none of the others."""
     ARGUMENT = 6
-    """What a model was called with: an input, unless the program has computed it."""
+    """An argument of a model's call: an input, unless the program has computed it."""
     SAVED = 7
-    """What a graph from before the recording keeps for backward."""
+    """A tensor that a graph from before the recording keeps for backward."""
     WORKSPACE = 8
-    """What a library keeps for its own work, as cuBLAS does: in no tensor, and as large as such a workspace."""
+    """Memory that a library keeps for its own work, as cuBLAS does: in no tensor, and as large as such a workspace."""
     LEAF = 9
     """A leaf in no module and no optimizer that backward has given a gradient: a parameter if the program trains it."""
     IDLE = 10
     """No tensor, but a piece of a private pool that is not in use. CUDA graphs leave tensors behind in such memory. Of
     the CPU, a piece of a mapped file, which is not allocated; of a GPU, host memory that it reads."""
     BUCKET = 11
-    """What DistributedDataParallel reduces gradients in: nothing that has a name, and as large as its buckets."""
+    """A bucket in which DistributedDataParallel reduces gradients: it has no name, and is as large as its buckets."""
     KV_CACHE = 12
     """Keys and values of attention that a layer or a cache object holds for the tokens to come."""
 
 
 BATCH = (Role.INPUT, Role.ARGUMENT)
-"""What may be the batch."""
+"""Roles that the batch may have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

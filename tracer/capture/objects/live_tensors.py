@@ -155,9 +155,9 @@ def objects_of(classes: tuple[type, ...]) -> list[Any]:
 
 
 def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Reached]:
-    """What is trained outside of modules: an optimizer's parameters, and leaves that backward has given a gradient.
+    """Return tensors trained outside of modules: optimizers' parameters, and leaves that backward gave a gradient.
 
-    A leaf that is no `nn.Parameter` may as well be points at which an equation is asked to hold.
+    A leaf that is no `nn.Parameter` may also be input, such as points at which an equation is to hold.
     """
     groups = (group for optimizer in optimizers for group in vars(optimizer).get("param_groups", ()))
     optimized = [(Role.PARAMETER, "parameter", parameter) for group in groups for parameter in group["params"]]
@@ -245,7 +245,7 @@ class Alike:
 
 
 def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:
-    """What is in no module and no optimizer, by `[512, 512] float32`, each storage once."""
+    """Return the tensors that are in no module and no optimizer, by `[512, 512] float32`, each storage once."""
     named: set[int] = set()
     by_look: dict[str, dict[int, int]] = {}
     with torch_tensors.as_plain_tensors():

@@ -62,7 +62,7 @@ class ReferenceGraph:
             yield from self._more_held.pairs([vertex])
 
     def is_node(self, vertex: int) -> bool:
-        """Whether it is a node of an autograd graph."""
+        """True if a vertex is a node of an autograd graph."""
         return vertex in self.objects and torch_graph.has_next_functions(type(self.objects[vertex]))
 
     # ---------------------------------------------------------------------------------- what the collector does not see

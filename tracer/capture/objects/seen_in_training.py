@@ -50,7 +50,7 @@ class SeenInTraining:
 
     @property
     def tensors(self) -> tuple[SeenTensor, ...]:
-        """All that were seen, in order."""
+        """Tensors that were seen, in order."""
         return tuple(self._seen)
 
     def stop(self) -> None:

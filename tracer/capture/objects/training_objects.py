@@ -152,7 +152,7 @@ class TrainingObjects:
         return [(name, parameter) for name, parameter in self.parameters_of_now() if parameter.requires_grad]
 
     def parameters_of_now(self) -> list[tuple[str, Tensor]]:
-        """The same as `parameters`, with each parameter looked up again, without a Python call for each."""
+        """Return what `parameters` does, with each parameter looked up again, without a Python call for each."""
         by_id = self._check_names()
         if by_id is None:
             return list(self.parameters())

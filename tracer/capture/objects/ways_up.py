@@ -41,12 +41,12 @@ class Way:
 
 
 Cut: TypeAlias = int | tuple[int, int] | Root
-"""What can be let go of: all that is in a container, what an object has under a name, or a variable."""
+"""A reference that can be cut: all elements of a container, an object's attribute by name, or a variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Above:
-    """What holds some vertices: pairs of vertex and holder, pairs of vertex and variable, what C code holds."""
+    """Holders of some vertices: pairs of vertex and holder, pairs of vertex and variable, vertices held by C code."""
 
     holders: list[tuple[int, int]]
     roots: list[tuple[int, Root]]
@@ -141,14 +141,14 @@ class WaysUp:
                 yield Root(str(key), f"global variable of {shown}", is_users, module)
 
     def _is_held_by_c(self, vertex: int) -> bool:
-        """Whether what no object refers to lives by itself; the object of a tensor may live because a graph has it."""
+        """True if an unreferenced vertex lives by itself; a tensor's object may also live because a graph has it."""
         if vertex < 0 or not issubclass(type(self._graph.objects.get(vertex)), Tensor | torch.UntypedStorage):
             return vertex >= 0
         memories = [memory for _, memory in self._graph.referents([vertex]) if memory < 0]
         return all(holder == vertex for _, holder in self._graph.referrers(memories))
 
     def _is_no_holder(self, vertex: int) -> bool:
-        """What refers to an object without being why it lives: this program, and what runs anyway."""
+        """True if an object refers to others without keeping them alive: this program's, or one that runs anyway."""
         kind = type(self._graph.objects[vertex])
         if kind is types.FrameType:
             return vertex in self._running
@@ -160,7 +160,7 @@ class WaysUp:
 
 
 def is_class(vertex: int, graph: ReferenceGraph) -> bool:
-    """Whether an object is a class, without asking it, as `isinstance` does."""
+    """True if an object is a class; unlike `isinstance`, this does not ask the object."""
     return vertex >= 0 and issubclass(type(graph.objects.get(vertex)), type)
 
 

@@ -1,4 +1,4 @@
-"""What one walk over the event tree fills, row by row, and turns into the columns of a `Recording` at the end."""
+"""Columns that one walk over the event tree fills row by row, and turns into those of a `Recording` at the end."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _flow(tables: EventTables, key_of: dict[int, int]) -> DataFlow:
 
 
 def _has_path(file: str) -> bool:
-    """Whether a file that is not the user's goes by its whole path."""
+    """True if a file that is not the user's is shown with its whole path."""
     return is_package_code(file) or is_generated(file)
 
 

@@ -130,8 +130,8 @@ _OPERATOR, _ENGINE, _BACKWARD_NODE = int(OpKind.OPERATOR), int(OpKind.ENGINE), i
 _BACKWARD, _USER = BACKWARD_SCOPE.value, USER_SCOPE.value
 
 Called = tuple[int, int, int, dict[int, int] | None]
-"""What a call runs: kind, row of the function or -1, row of the module or -1, and frames of the function by line where
-only the line tells them apart."""
+"""A call: kind, row of the function or -1, row of the module or -1, and frames of the function by line
+where only the line tells them apart."""
 _A_C_FUNCTION: Called = (_C_FUNCTION, -1, -1, None)
 Form = tuple[bool, Sequence[int] | None, tuple[int, ...]]
 """Of an operator with arguments of these types: whether a schema matches, how each of its tensors is touched, and which
@@ -143,7 +143,7 @@ _FREED_CODE = "<freed code>"
 
 
 def _is_kernel_of_ours(kind: type, event: Any) -> bool:
-    """Whether a call right inside an operator is of a kernel that this program has put in front of torch's."""
+    """True if a call right inside an operator is of a kernel that this program has put in front of torch's."""
     return kind is PyCallFields and _OUR_KERNELS in _call_name(event)
 
 
@@ -370,7 +370,7 @@ class _TreeReader(EventTables):
         return edges
 
     def _form(self, signature: tuple[Any, ...]) -> Form:
-        """What the types of an operator's arguments say, as long as the profiler can tell every tensor's storage."""
+        """Return the form that an operator's argument types give, if the profiler can tell every tensor's storage."""
         name, *types = signature
         if list in types:
             return False, None, ()
@@ -379,7 +379,7 @@ class _TreeReader(EventTables):
         return matched, accesses, tuple(index for index, kind in enumerate(kinds) if kind is TENSOR)
 
     def _lists_or_unknown(self, name: str, inputs: list[Any]) -> tuple[bool, list[int], list[int]]:
-        """The same for any arguments: whether a schema matches, per storage that was touched how, and which."""
+        """Match an operator with any arguments; return the match, and the access and number of each touched storage."""
         signature: list[Any] = [name]
         touched: list[list[int]] = []
         for value in inputs:
@@ -487,7 +487,7 @@ class _TreeReader(EventTables):
                 self.gradients.append(self._tensor(inputs[0]))
 
     def _called(self, name: str, fields: Any) -> Called:
-        """What a Python call ran: kind, function, module, and the frames of the function by line.
+        """Return the kind, function and module of a Python call, and the frames of the function by line.
 
         A function is looked at once, under its name. A module or optimizer is looked at whenever it is called.
         """

@@ -81,7 +81,7 @@ class _Sources:
         return self._texts[file]
 
     def has_text(self, function: int) -> bool:
-        """Whether the file of a function, by its row in `Frames`, is the user's or a library's and can be read."""
+        """True if the file of a function, by its row in `Frames`, is the user's or a library's and can be read."""
         return bool(self._text(function))
 
     def function(self, function: int) -> FunctionSource | None:

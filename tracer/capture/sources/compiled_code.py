@@ -1,4 +1,4 @@
-"""What torch.compile made of the user's code: the generated files, and which of the user's lines each buffer is of.
+"""Code that torch.compile generated from the user's: the files, and the user's line that each buffer comes from.
 
 Inductor forgets where a buffer comes from as soon as it has written its code, so that is noted at that moment.
 """
@@ -18,7 +18,7 @@ _WRAPPED = "_orig_mod"
 
 
 def is_generated(file: str) -> bool:
-    """Whether a file name is of code that torch.compile generated."""
+    """True if a file name is of code that torch.compile generated."""
     return file.startswith(_FX_CODE) or _INDUCTORS.search(file) is not None
 
 
@@ -60,7 +60,7 @@ class CompiledGraph:
 
 @dataclass(frozen=True, slots=True)
 class CompiledCode:
-    """All that torch.compile made in a run."""
+    """Code that torch.compile generated in a run."""
 
     # The generated files that were run; one that was compiled before the run has no nodes.
     graphs: tuple[CompiledGraph, ...] = ()

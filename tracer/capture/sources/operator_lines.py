@@ -74,7 +74,7 @@ class _Site:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """What can be evaluated from some place on before the next call: operators, that call, or the function's end."""
+    """Sites evaluated from a place up to the next call: operators, that call, or the function's end."""
 
     operators: list[int]
     calls: list[int]
@@ -117,7 +117,7 @@ class FunctionSource:
         return None
 
     def _is_passed_once(self, at: int, start: int) -> bool:
-        """Whether the flow from a call passes an operator once and in any case, so that operators can be counted."""
+        """True if the flow from a call passes an operator exactly once, so that operators can be counted."""
         site = self._sites[at]
         branches, loops = (self._sites[start].branches, self._sites[start].loops) if start >= 0 else ((), ())
         enclosing = branches[: len(site.branches)] == site.branches and loops[: len(site.loops)] == site.loops
@@ -133,7 +133,7 @@ class FunctionSource:
         return calls or [next(later, len(self._sites)) - 1]
 
     def _from(self, start: int) -> _Flow:
-        """What follows a site; the end of a loop's body is followed by its beginning as well."""
+        """Return the flow after a site; the end of a loop's body is followed by its beginning as well."""
         flow = self._forward(start + 1, start)
         for loop in reversed(self._sites[start].loops if start >= 0 else ()):
             first = next(at for at, site in enumerate(self._sites) if loop in site.loops)
@@ -166,7 +166,7 @@ class FunctionSource:
         return _Flow(operators, calls, stop is None or ends)
 
     def _leads_to(self, at: int, before: int | None) -> bool:
-        """Whether the call on that line, or none any more, can be what comes next."""
+        """True if the next call can be the one on that line; with None, if the function can end without a call."""
         flow = self._from(at)
         if before is None:
             return flow.ends
@@ -282,7 +282,7 @@ class _Walk:
 
 
 def _sides(node: ast.If | ast.IfExp | ast.Try | ast.TryStar | ast.Match) -> tuple[list[ast.AST], list[list[ast.AST]]]:
-    """What is evaluated in any case, and the sides of which one is."""
+    """Return the parts that are always evaluated, and the sides of which one is."""
     if isinstance(node, ast.If):
         return [node.test], [[*node.body], [*node.orelse]]
     if isinstance(node, ast.IfExp):
@@ -315,7 +315,7 @@ def _own_sites(node: ast.AST, branches: Branches, loops: tuple[int, ...]) -> Ite
 
 
 def _names(node: ast.AST) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """What the node's operators are called, and whether each name comes once."""
+    """Yield the names of the node's operators, with True if each name comes once."""
     if isinstance(node, ast.BinOp):
         # `1 / x` is a reciprocal and, for other numbers than 1, a product.
         inverse = isinstance(node.left, ast.Constant) and isinstance(node.op, ast.Div)

@@ -74,7 +74,7 @@ def cell_name(file: str) -> str | None:
 
 
 def is_cell(file: str) -> bool:
-    """Whether a name is `cell_name`'s."""
+    """True if a name was made by `cell_name`."""
     return _CELL.fullmatch(file) is not None
 
 
@@ -159,7 +159,7 @@ def _places_of_loaded_files(num_modules: int) -> dict[str, int]:
 
 
 def is_user_code(file_name: str) -> bool:
-    """Whether a recorded file name is none of torch's, Python's, an installed package's, this program's or generated.
+    """True if a recorded file is the user's: not torch's, Python's, a package's, this program's, nor generated.
 
     Modules that set `__tracebackhide__` only pass calls on to the user's model and count as this program's.
     """
@@ -188,7 +188,7 @@ def _is_user_file(file_name: str) -> bool:
 
 @remembered
 def is_package_code(file_name: str) -> bool:
-    """Whether a recorded file name is an installed package's other than torch's: named where no user code ran."""
+    """True if a recorded file is an installed package's other than torch's: named where no user code ran."""
     path = _found(file_name)
     if path is None or not _PACKAGE_FOLDERS.intersection(path.parts) or is_generated(file_name):
         return False
@@ -197,7 +197,7 @@ def is_package_code(file_name: str) -> bool:
 
 @remembered
 def is_own_code(file_name: str) -> bool:
-    """Whether a recorded file name is this program's, or a module's that sets `__tracebackhide__`."""
+    """True if a recorded file name is this program's, or a module's that sets `__tracebackhide__`."""
     path = _found(file_name)
     if path is None or is_user_code(file_name):
         return False

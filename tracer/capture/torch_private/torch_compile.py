@@ -1,4 +1,4 @@
-"""What torch.compile knows of its graphs, and how to be told when it works."""
+"""Graphs that torch.compile keeps, and functions that notify of its work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DECORATORS = "torch._dynamo.decorators"
 
 
 def has_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
+    """True if torch.compile has compiled anything in this process."""
     convert_frame = sys.modules.get("torch._dynamo.convert_frame")
     return convert_frame is not None and bool(getattr(convert_frame, "FRAME_COUNTER", 1))
 
@@ -117,7 +117,7 @@ def leave_uncompiled(functions: Iterable[FunctionType]) -> None:
 
 
 def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What `torch.compile(model)` returned, for each time it was called: modules whose hooks run outside the code."""
+    """Return the results of `torch.compile(model)`, one for each call: modules whose hooks run outside the code."""
     dynamo = sys.modules.get("torch._dynamo")
     wrapper = getattr(dynamo, "OptimizedModule", None)
     if wrapper is None:
@@ -126,12 +126,12 @@ def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def is_graph_of_compiler(module: torch.nn.Module) -> bool:
-    """Whether torch.compile made it of the user's code: what it was compiled for lies in it, whoever holds that."""
+    """True if torch.compile made the module of the user's code; it contains all that it was compiled for."""
     return isinstance(module, torch.fx.GraphModule) and "dynamo_compile_id" in module.meta
 
 
 def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
-    """Whether a hook on the model would become part of compiled code, or have it compiled again."""
+    """True if a hook on the model would become part of compiled code, or have it compiled again."""
     if getattr(model, "_compiled_call_impl", None) is not None:
         return True
     config = sys.modules.get("torch._dynamo.config")
@@ -201,7 +201,7 @@ def watch_compiled_buffers(callback: Callable[[torch.Tensor], None]) -> Callable
 
 
 def compile_id() -> str:
-    """What torch.compile is compiling now: `0/1` is the second version of its first function; empty if it is not."""
+    """Return the id of the current compilation, such as `0/1`: the first function's second version; empty if none."""
     guards = sys.modules.get("torch._guards")
     current = guards.CompileContext.current_compile_id() if guards is not None else None
     return "" if current is None else str(current)
@@ -225,13 +225,13 @@ def cuda_graph_pool(device_index: int) -> tuple[int, int] | None:
 
 
 def may_launch_kernels_of_triton() -> bool:
-    """Whether Triton's driver is loaded: its kernels read tensors that no operator of torch's names."""
+    """True if Triton's driver is loaded: its kernels read tensors that no operator of torch's names."""
     driver = sys.modules.get("triton.backends.nvidia.driver")
     return driver is not None and hasattr(getattr(driver, "CudaUtils", None), "instance")
 
 
 def wrapped_modules() -> dict[int, torch.nn.Module]:
-    """What each wrapper that torch.compile has put around a module wraps, by `id()` of the wrapper."""
+    """Return the module inside each wrapper of torch.compile, by `id()` of the wrapper."""
     wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
     if wrapper is None or not has_compiled():  # to look through all objects takes a tenth of a second
         return {}

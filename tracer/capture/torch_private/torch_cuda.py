@@ -59,7 +59,7 @@ _ONE_FOR_EACH_CALL = (2, 15)
 
 
 def are_workspaces_kept() -> bool:
-    """Whether torch keeps a workspace for each handle and stream; from 2.15 on each call has its own, unless told."""
+    """True if torch keeps a workspace for each handle and stream; from 2.15 on, each call has its own by default."""
     return TORCH < _ONE_FOR_EACH_CALL or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 

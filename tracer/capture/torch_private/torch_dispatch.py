@@ -43,7 +43,7 @@ def operators_with_kernel(dispatch_key: str) -> tuple[str, ...]:
 
 
 def runs_on_host(name: str) -> bool:
-    """Whether an operator, by its full name, can be called with tensors of the CPU."""
+    """True if an operator, by its full name, can be called with tensors of the CPU."""
     return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"))
 
 
@@ -62,7 +62,7 @@ def tensor_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
 
 
 def written_by_name_alone(operator: Any) -> bool:
-    """Whether all that an operator writes to is given as `out=` or the like, so that it does not read it."""
+    """True if each argument that an operator writes to is given as `out=` or the like, so that it is not read."""
     written = [argument for argument in operator._schema.arguments if argument.is_out]
     return bool(written) and len(written) == len(written_arguments(operator)[1])
 
@@ -178,7 +178,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 @cache
 def _is_view(name: str) -> bool:
-    """Whether an operator returns a view of what it is given, and does nothing else."""
+    """True if an operator only returns a view of its argument."""
     returned = [each.alias_info for schema in _schemas(name) for each in schema.returns]
     return any(alias is not None and not alias.is_write for alias in returned)
 
@@ -198,7 +198,7 @@ def _schemas(name: str) -> tuple[Any, ...]:
 
 
 def _fits(kind: Any, schema_type: Any) -> bool:
-    """Whether a recorded argument can be what the schema asks for.
+    """True if a recorded argument can be of the schema's type.
 
     Source: `SchemaMatcher._types_match`.
     """
@@ -227,14 +227,14 @@ def _fits(kind: Any, schema_type: Any) -> bool:
 
 
 def match_schema(name: str, kinds: tuple[Any, ...]) -> tuple[bool, tuple[bool | None, ...]]:
-    """Whether an operator of this name takes these arguments, and which of them it may write to.
+    """Return True if an operator of this name takes these arguments, and the arguments that it may write to.
 
     Args:
         name: The recorded name; overloads are not recorded.
         kinds: One per argument: TENSOR, NONE, TENSOR_LIST, MIXED_LIST, or the type of a scalar.
 
     Returns:
-        Whether any overload matches, and per argument True if a matching overload writes to it, False if none does,
+        True if any overload matches, and per argument True if a matching overload writes to it, False if none does,
         None for all when nothing matches.
 
     Source:

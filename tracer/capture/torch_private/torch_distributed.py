@@ -89,7 +89,7 @@ def gloo_alone() -> Iterator[None]:
             return FakeProcessGroup._create_internal(rank, size, how)
 
     def nothing(*_: object) -> None:
-        """What gloo alone can do: number its collectives; and DDP's own log, which in C++ reads what gloo alone has."""
+        """Do nothing, in place of gloo's numbering of collectives and of DDP's log, whose C++ reads gloo's data."""
 
     logger: Any = vars(torch.distributed)["Logger"]
     with (
@@ -167,13 +167,13 @@ def checkpoints_of_one_rank() -> Iterator[None]:
 
 
 def state_of_other_shards(own: Any) -> Any:
-    """What another rank would say of the optimizer's state of parameters that FSDP has flattened.
+    """Return the optimizer state that another rank would send, of parameters that FSDP has flattened.
 
-    A rank has state of those parameters alone of which its shard has a part (`use_orig_params=True`); the others have
-    the rest. So each is said to have it, as one that is here has it.
+    A rank has state only of parameters of which its shard has a part (`use_orig_params=True`); other ranks have the
+    rest. Each missing state is returned like one of this rank.
 
     Returns:
-        None where this is about something else.
+        None if another function calls.
     """
     utils: Any = sys.modules.get("torch.distributed.fsdp._optim_utils")
     frame: FrameType | None = sys._getframe(1)
@@ -194,10 +194,10 @@ def state_of_other_shards(own: Any) -> Any:
 
 
 def gradients_of_stage() -> Any:
-    """What a stage of a pipeline is about to be told by the next one: shapes of the gradients of what it has sent.
+    """Return the message a pipeline stage is to receive from the next: shapes of the gradients of its outputs.
 
     Returns:
-        None where nobody waits for that, as in versions of torch whose stages ask for no gradients' shapes.
+        None if no stage waits for it, as in versions of torch whose stages ask for no gradients' shapes.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_recv_meta":
@@ -212,5 +212,5 @@ def gradients_of_stage() -> Any:
 
 
 def is_of_gradients(value: Any) -> bool:
-    """Whether this is what `gradients_of_stage` returns."""
+    """True if a value was returned by `gradients_of_stage`."""
     return type(value).__name__ == "_StageBackwardMeta"

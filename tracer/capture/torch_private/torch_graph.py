@@ -14,7 +14,7 @@ from tracer.capture.torch_private.torch_tensors import as_plain_tensors
 
 
 def has_next_functions(kind: type) -> bool:
-    """Whether the objects of a class are nodes of an autograd graph."""
+    """True if the objects of a class are nodes of an autograd graph."""
     return hasattr(kind, "next_functions") and hasattr(kind, "register_hook")
 
 
@@ -29,9 +29,9 @@ def made_by(tensor: torch.Tensor) -> Any:
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
-    """Whether no autograd node made a tensor; one that torch does not tell it of is none.
+    """True if no autograd node made a tensor; False if torch cannot tell.
 
-    So it is with a view that was made with gradients off, after its base was changed with gradients on.
+    torch cannot tell for a view that was made with gradients off, after its base was changed with gradients on.
     """
     try:
         return tensor.is_leaf
@@ -48,7 +48,7 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """The same of many, without a call that Python makes for each: a profiler would record it."""
+    """Return the gradient of each tensor, without a Python call for each, which a profiler would record."""
     with as_plain_tensors():
         try:
             are_leaves = all(map(_is_leaf, tensors))
@@ -81,12 +81,12 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
 
 
 _TELLS_DATA: Final = hasattr(torch._C._autograd.SavedTensor, "data")
-"""Whether torch tells what is kept, as 2.11 does; 2.9 gives what the node's backward will use, which hooks unpack."""
+"""True if torch returns the saved tensor, as 2.11 does; 2.9 returns the one for backward, which hooks unpack."""
 _looking = threading.local()
 
 
 def _unpacked(node: Any, name: str) -> Any:
-    """What a node keeps without hooks.
+    """Return the value that a node keeps without hooks.
 
     Raises:
         RuntimeError: Hooks keep it, or a backward has freed it.

@@ -28,12 +28,12 @@ def _history_module(device: torch.device) -> Any:
 
 
 def has_allocator_history(device: torch.device) -> bool:
-    """Whether the allocator of a device can record what it does."""
+    """True if the allocator of a device can record its history."""
     return _history_module(device) is not None
 
 
 def allocator_history_enabled(device: torch.device) -> bool:
-    """Whether somebody records the allocator's history already.
+    """True if the allocator's history is already being recorded.
 
     Raises:
         RecordingError: The allocator is not torch's own, which alone has a history and tells the profiler of its work.
@@ -143,7 +143,7 @@ def _record_history(of: torch.device, **options: Any) -> None:
 
 
 def allocator_snapshot(device: torch.device) -> dict[str, Any]:
-    """What `torch.cuda.memory._snapshot()` returns: segments as they are, and the recorded history."""
+    """Return `torch.cuda.memory._snapshot()` of a device: the segments now, and the recorded history."""
     snapshot: dict[str, Any] = _history_module(device)._snapshot(device)
     return snapshot
 

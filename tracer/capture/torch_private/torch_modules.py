@@ -1,4 +1,4 @@
-"""What modules and optimizers keep in attributes of their own, read without calling what a user may override."""
+"""Attributes of modules and optimizers, read without calling methods that a user may override."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def child_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def calls_hooks_of_all_optimizers(optimizer: object) -> bool:
-    """Whether an optimizer's step calls the hooks that are registered for every optimizer: torch has wrapped it."""
+    """True if an optimizer's step calls the hooks registered for every optimizer: torch has wrapped it."""
     return hasattr(getattr(type(optimizer), "step", None), "hooked")
 
 
 def is_inside_step() -> bool:
-    """Whether an optimizer of torch's kind is stepping in this thread, its hooks included."""
+    """True if an optimizer of torch's kind is stepping in this thread, its hooks included."""
     step = torch.optim.Optimizer.profile_hook_step(calls_hooks_of_all_optimizers).__code__
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -87,10 +87,10 @@ def is_inside_step() -> bool:
 
 
 BEFORE_CALL_HOOKS = "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"
-"""Where a module keeps the hooks that are called before it, and which of them are given its keywords."""
+"""Attributes of a module with the hooks that are called before it, and with those that get its keywords."""
 AFTER_CALL_HOOKS = "_forward_hooks"
 STEP_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
-"""Where an optimizer keeps the hooks that are called before and after its step."""
+"""Attributes of an optimizer with the hooks that are called before and after its step."""
 
 
 def around_truncated_draws(call: Callable[..., torch.Tensor]) -> Callable[[], None]:

@@ -74,10 +74,10 @@ def check_event_types() -> None:
 
 
 def storage_address(fields: Any) -> int | None:
-    """Where a tensor's storage lies; None where it has no memory.
+    """Return the address of a tensor's storage; None if it has no memory.
 
-    torch answers with a None whose reference it has given back: after some 100,000 of them Python deallocates None and
-    dies. One that it counts in a later version is one too many, which does no harm.
+    torch returns None without a reference of its own: after some 100,000 calls Python would deallocate None and crash,
+    so this function adds the reference. In a later version that counts it, one reference too many does no harm.
 
     Source:
         `strong_pointer_type_cast` in torch/csrc/profiler/python/pybind.h returns `py::none()` as a handle.
@@ -343,7 +343,7 @@ def end(profiler: Any, error: BaseException | None = None) -> None:
 
 
 def is_prepared(profiler: Any) -> bool:
-    """Whether a `torch.autograd.profiler.profile` warms up or records."""
+    """True if a `torch.autograd.profiler.profile` warms up or records."""
     return bool(profiler.entered) and profiler.kineto_results is None
 
 
@@ -354,7 +354,7 @@ def prepared_profilers() -> list[Any]:
 
 
 def is_recorded_by_profiler() -> bool:
-    """Whether a profiler of torch's records now, whoever has started it."""
+    """True if any profiler of torch's records now."""
     return bool(torch._C._autograd._profiler_enabled())
 
 

@@ -15,19 +15,19 @@ def as_plain_tensors() -> Any:
 
 
 def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
-    """Whether a transform of torch.func (grad, vmap) has wrapped a tensor."""
+    """True if a transform of torch.func (grad, vmap) has wrapped a tensor."""
     functorch = getattr(torch._C, "_functorch", None)
     return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def any_is_wrapped_by_transform(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether a transform of torch.func has wrapped one of them."""
+    """True if a transform of torch.func has wrapped one of the tensors."""
     functorch = getattr(torch._C, "_functorch", None)
     return functorch is not None and any(map(functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def is_inside_transform() -> bool:
-    """Whether a transform of torch.func (grad, vmap, jvp) is at work on this thread."""
+    """True if a transform of torch.func (grad, vmap, jvp) is running on this thread."""
     functorch = getattr(torch._C, "_functorch", None)
     return functorch is not None and functorch.peek_interpreter_stack() is not None
 
@@ -40,7 +40,7 @@ def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_made_of_tensors(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no storage of its own, but names the tensors inside it (DTensor, jagged, quantized)."""
+    """True if a tensor has no storage of its own, but names the tensors inside it (DTensor, jagged, quantized)."""
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
