@@ -1,1 +1,1 @@
-"""What it means: pure functions from columns to frozen findings, one question a file."""
+"""Analyses: pure functions from columns to frozen findings, one question a file."""

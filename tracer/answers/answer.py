@@ -34,7 +34,7 @@ class Answer:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """All sentences of the short form, with files as people name them."""
+        """Sentences of the short form, with short file names."""
         return tuple(shorten_paths(sentence) for sentences in self.parts.values() for sentence in sentences)
 
 

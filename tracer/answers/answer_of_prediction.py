@@ -98,7 +98,7 @@ def _growth(trial: FitTrial, usable_bytes: int) -> list[str]:
 
 
 def _left(trial: FitTrial, usable_bytes: int) -> str:
-    """What is left of the card, `1.00 GiB` or a range, by how much NCCL takes; or on what it hangs that it fits."""
+    """Return the memory left on the card, `1.00 GiB` or a range, by NCCL's share; or the condition on which it fits."""
     room = usable_bytes - trial.reserved_bytes - trial.beside_bytes
     least, most = room - trial.nccl.most_bytes, room - trial.nccl.least_bytes
     if most < 0:

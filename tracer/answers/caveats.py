@@ -73,7 +73,7 @@ def graph_sentences(findings: RunFindings) -> tuple[str, ...]:
 
 
 def counted(peak: Peak) -> str:
-    """What the rows sum to and what was counted apart from them, by whom; what is in no row, if anything."""
+    """Return sentences on the sum of the rows, on the parts that were counted apart, and on bytes in no row."""
     rows, parts = f"The rows below sum to {peak.peak_bytes:,} bytes", peak.counted
     total = "the same" if peak.allocator_peak_bytes == peak.peak_bytes else f"{peak.allocator_peak_bytes:,}"
     if peak.device != "cpu":
@@ -160,7 +160,7 @@ def compiled_sentences(findings: RunFindings) -> tuple[str, ...]:
 
 
 def _cuda_graphs(code: CompiledCode, *, is_explained: bool) -> list[str]:
-    """What `mode="reduce-overhead"` asks for, what it costs, and that it does not get it everywhere."""
+    """Return sentences on CUDA graphs (`mode="reduce-overhead"`): their cost, and the reasons for those not made."""
     left_out, size_bytes = code.cuda_graphs_left_out, 0 if is_explained else code.cuda_graphs_bytes
     reserved = [
         f"{format_bytes(size_bytes)} are reserved for CUDA graphs, which nothing else may use. While a graph is "

@@ -46,7 +46,7 @@ class FailedAllocation:
         return second.need if second is not None else ()
 
     def is_at(self, peak: Peak) -> bool:
-        """Whether a peak was at that moment, so that its rows are what was in use then."""
+        """True if a peak was at that moment, so that its rows were in use then."""
         return self.in_use is peak
 
 
@@ -112,7 +112,7 @@ def last_seen(known: KnownStorages, device: str | None = None) -> dict[int, Kind
 
 
 def held_now(known: KnownStorages, device: str, rows: Rows | None = None) -> HeldNow:
-    """What a walk says of the memory of a device, by address.
+    """Return the memory of a device that a walk found, by address.
 
     Args:
         known: Observations, of one look at all that Python can reach where `rows` is None.

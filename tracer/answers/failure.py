@@ -20,12 +20,12 @@ class Failure:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the device had no memory left."""
+        """True if the device had no memory left."""
         return is_out_of_memory(self.error)
 
 
 def without_tracebacks(error: BaseException) -> BaseException:
-    """The same exception, and what it came from, without the frames that keep the tensors of the step alive."""
+    """Return the exception without the frames, also of its causes, that keep the tensors of the step alive."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:
@@ -55,7 +55,7 @@ _NO_ALGORITHM = ("unable to find an engine to execute", "Unable to find a valid 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had no memory left, in the words of either allocator."""
+    """True if a device had no memory left, in the words of either allocator."""
     import torch  # here alone, so that results are read without it
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

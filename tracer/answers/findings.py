@@ -1,4 +1,4 @@
-"""What was found: about one device, in a cycle of a recording or in a snapshot, and in a whole run or file.
+"""Findings about one device, in a cycle of a recording or in a snapshot, and about a whole run or file.
 
 No torch is imported, so that reading a snapshot does not wait.
 """
@@ -30,7 +30,7 @@ Source = TypeVar("Source", bound="Cycle | ReplayedDevice", covariant=True)
 
 @dataclass(frozen=True, eq=False)
 class DeviceFindings(Generic[Source]):
-    """What was found about one device, in one cycle of a recording or in a snapshot."""
+    """Findings about one device, in one cycle of a recording or in a snapshot."""
 
     source: Source  # What it was found in
     peak: Peak
@@ -43,7 +43,7 @@ class DeviceFindings(Generic[Source]):
 
     @property
     def blocks(self) -> Blocks:
-        """All blocks of the device."""
+        """Blocks of the device."""
         return self.source.blocks
 
     @cached_property
@@ -74,7 +74,7 @@ class GraphPool:
 
 @dataclass(frozen=True, eq=False)
 class Findings(Generic[Source]):
-    """What was found in a run, about one device in each of its cycles, or in a file, about each of its devices."""
+    """Findings about one device in each cycle of a run, or about each device of a file."""
 
     parts: tuple[DeviceFindings[Source], ...]  # Of a run its cycles in order, one or more; of a file its devices
     # Of a run:
@@ -139,7 +139,7 @@ class Findings(Generic[Source]):
         return self.graph_bytes_in(self.parts.index(self.worst))
 
     def graph_bytes_in(self, cycle: int) -> int:
-        """The same at the peak of one cycle, by its number."""
+        """Return the bytes that CUDA graphs use and torch counts as free, at the peak of one cycle, by its number."""
         peak = self.peaks[cycle]
         size_bytes = sum(pool.uncounted_bytes for pool in self.graph_pools if pool.first_cycle <= cycle)
         return min(size_bytes, max(0, peak.reserved_bytes - peak.peak_bytes)) if peak.reserved_bytes else size_bytes

@@ -163,9 +163,9 @@ class NullJob:
 
     @property
     def fits(self) -> bool | None:
-        """Whether all ranks that ran have room on their GPUs.
+        """True if every rank that ran has room on its GPU.
 
-        None where one has ended for another reason, none was recorded, or it hangs on how much NCCL takes.
+        None if a rank has ended for another reason, if none was recorded, or if it depends on NCCL's memory.
         """
         if any(run.out_of_memory for run in self.runs):
             return False

@@ -1,4 +1,4 @@
-"""What is said of a run on the null GPU: that nothing was computed, and what of a real GPU's memory is not counted."""
+"""Sentences on a run on the null GPU: that nothing was computed, and a real GPU's memory that is not counted."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class FailureFacts:
 
 
 def fits_without_fragmentation(failure: FailureFacts) -> bool:
-    """Whether what the request may use and what the device is known to have had would have sufficed, in one piece."""
+    """True if the memory usable for the request and the known free memory of the device would suffice in one piece."""
     return failure.usable.free_bytes + (failure.device_free_bytes or 0) >= failure.asked_bytes
 
 

@@ -116,12 +116,12 @@ class Peak:
 
     @property
     def has_annotations(self) -> bool:
-        """Whether some of it was made in a named region."""
+        """True if some of the peak was allocated in a named region."""
         return any(share.name not in (BEFORE_RECORDING, NO_ANNOTATION) for share in self.by_annotation)
 
     @property
     def has_names(self) -> bool:
-        """Whether the program has given some of it a name."""
+        """True if the program has given some of the peak a name."""
         return any(share.name not in (BEFORE_RECORDING, NO_NAME) for share in self.by_name)
 
 

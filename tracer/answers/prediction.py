@@ -58,9 +58,9 @@ class Prediction:
 
     @property
     def fits(self) -> bool | None:
-        """Whether every allocation is served; None where no device is named, or it hangs on how much NCCL takes.
+        """True if every allocation is served; None if no device is named, or if it depends on NCCL's memory.
 
-        Of a rank alone it is said without NCCL: what others take is counted where all ranks are.
+        For a single rank, NCCL's memory is left out: it is counted over all ranks.
         """
         if self.card is None:
             return None
@@ -77,5 +77,5 @@ class Prediction:
 
     @property
     def findings(self) -> RunFindings | None:
-        """What fills the device at the peak; None if nothing was recorded."""
+        """Findings on the contents of the device at the peak; None if nothing was recorded."""
         return self.results.findings

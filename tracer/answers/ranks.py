@@ -123,7 +123,7 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class JobFinding:
-    """All ranks of a job."""
+    """Findings on the ranks of a job."""
 
     ranks: tuple[RankPeak, ...]  # Ranks that can be read, by number, then by name
     unreadable: tuple[RankPeak, ...]
@@ -136,7 +136,7 @@ class JobFinding:
 
     @property
     def are_runs(self) -> bool:
-        """Whether no name tells a rank: the recordings are runs, each for itself."""
+        """True if no recording is named as a rank: they are separate runs."""
         return _are_runs((*self.ranks, *self.unreadable))
 
     @property
@@ -205,7 +205,7 @@ def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
 
 
 def _are_runs(recordings: Sequence[RankPeak]) -> bool:
-    """Whether no recording has a rank, nor a place in a job."""
+    """True if no recording has a rank, nor a place in a job."""
     return all(one.rank is None and one.stage is None for one in recordings)
 
 

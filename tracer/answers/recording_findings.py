@@ -1,4 +1,4 @@
-"""All questions asked of one cycle, and of several: the one place that says in which order the analyses run."""
+"""Findings of one cycle and of several: the one place that sets the order of the analyses."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _cycle_findings(
 
 
 def find_on_other_device(findings: RunFindings, device: str, *, known: KnownStorages | None = None) -> RunFindings:
-    """What the same cycles say about another device of the run; what its operators are is not found out again."""
+    """Return the findings of the same cycles on another device; operators are not analyzed again."""
     cycles = []
     for cycle in (found.source for found in findings.parts):
         index = _index(cycle.recording, device)
@@ -158,9 +158,9 @@ def put_together(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = NO
 
 
 def without_wrapped(findings: RunFindings) -> RunFindings:
-    """The same run, of which the profiler kept alive what torch.func wraps while it recorded uses of tensors.
+    """Return the findings without cycles in which the profiler kept tensors alive that torch.func wraps.
 
-    Only the cycles without uses count, if there are any; else nothing is said of growth.
+    Only the cycles that recorded no uses of tensors count. If there are none, the findings have no growth.
     """
     cycles = [cycle for cycle in findings.parts if not cycle.source.recording.flow.has_uses]
     if cycles:
@@ -171,7 +171,7 @@ def without_wrapped(findings: RunFindings) -> RunFindings:
 def with_allocator_history(
     findings: RunFindings, snapshot: Snapshot, num_later: int = 0, *, known: KnownStorages | None = None
 ) -> RunFindings:
-    """The same findings, with the peak of one cycle by the allocator's own books."""
+    """Return the findings with the peak of one cycle as the allocator's history has it."""
     number = max(0, len(findings.parts) - 1 - num_later)
     cycle = findings.parts[number].source
     history = join_history(snapshot, findings.device, cycle.lifetimes)

@@ -42,7 +42,7 @@ class Row:
     fused_with: str | None = None
     """In compiled code: the lines of the other operators that were fused into the same buffer, as `file:line`."""
     is_compiled: bool = False
-    """Whether code that torch.compile generated allocated it: the operator is then a kernel and a buffer."""
+    """True if code that torch.compile generated allocated it: the operator is then a kernel and a buffer."""
     requested_bytes: int | None = None  # Requested, before rounding; None without the allocator's history
     shape: tuple[int, ...] | None = None
     """Of the first tensor of each block that an operator was given; None where none was."""

@@ -27,14 +27,14 @@ _SAME_PEAK = 0.05
 
 
 class RunHistory:
-    """What `torch.cuda.memory._snapshot()` returned, read when it is first needed.
+    """Result of `torch.cuda.memory._snapshot()`, read when it is first needed.
 
-    That a new torch writes another history, or one that contradicts itself, is a note and not a failure.
+    A history of a newer torch that cannot be read, or that contradicts itself, becomes a note and not a failure.
 
     Attributes:
-        num_later: Cycles that were recorded behind the one that it is of, which had the highest peak until then; None
-            where it is of no recorded cycle.
-        notes: A sentence on each thing in it that could not be read.
+        num_later: Number of cycles recorded after the history's cycle, which had the highest peak until then; None if
+            the history is of no recorded cycle.
+        notes: A sentence on each part of the history that could not be read.
     """
 
     def __init__(self, snapshot: dict[str, Any] | None, num_later: int | None = 0) -> None:

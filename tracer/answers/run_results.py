@@ -59,7 +59,7 @@ class RunResults(RunFacts):
 
     @property
     def computed(self) -> bool:
-        """Whether the device computed, so that there are times, losses and values."""
+        """True if the device computed, so that there are times, losses and values."""
         return self.origin.computed
 
     @property

@@ -18,7 +18,7 @@ class Threshold:
     percent: float | None = None
 
     def is_exceeded_by(self, diff: PeakDiff) -> bool:
-        """Whether the peak grew by more; exactly as much is not more."""
+        """True if the peak grew by more than the threshold; exactly as much is not more."""
         if self.percent is not None:
             return diff.bytes * 100 > self.percent * diff.before_bytes
         assert self.bytes is not None

@@ -119,7 +119,7 @@ class WatchReport:
 
     @property
     def has_growth(self) -> bool:
-        """Whether memory grows from step to step, or outlives its step."""
+        """True if memory grows from step to step, or outlives its step."""
         return bool(self.outlived) or self.steps.growth is not None
 
     @property

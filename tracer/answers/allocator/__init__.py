@@ -1,1 +1,1 @@
-"""What a run, a prediction or a watched training found: frozen data that exporters write."""
+"""Answers about the allocator: reserved memory, failed requests, and replays under other settings or requests."""

@@ -28,7 +28,7 @@ class Changed:
     program: Requests
 
     def outcome(self, modelled: Modelled) -> Need:
-        """What comes of it with the memory that the recording had."""
+        """Return the memory needed after the change, with the capacity of the recording."""
         return modelled.at_capacity(self.settings, modelled.capacity, program=self.program)
 
 
@@ -138,11 +138,11 @@ class TriedRequests:
         self._found: dict[Trial, Need] = {}
 
     def serves(self, trial: Trial, entry: int) -> bool | None:
-        """Whether the request that failed at an entry is served under a change.
+        """Return True if the request that failed at an entry is served under a change.
 
         Returns:
-            None where a replay of the recording itself does not fail there, so that one with a change tells nothing,
-            and where the change would have acted before the recording.
+            None if a replay of the recording itself does not fail there, so that a replay with a change proves nothing,
+            or if the change would have acted before the recording.
         """
         modelled = self._modelled
         if modelled is None or entry not in modelled.baseline.unserved:

@@ -36,7 +36,7 @@ class ReservedRow:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """All reserved memory at one moment."""
+    """Reserved memory at one moment."""
 
     entry: int | None  # The entry after which; -1 for the start of the recording, None for when the snapshot was taken
     bytes: int

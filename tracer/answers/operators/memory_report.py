@@ -61,7 +61,7 @@ def saved_activations(cycle: Cycle, instances: OpInstances) -> SavedActivations:
 
 
 def _made_before(cycle: Cycle, instances: OpInstances, block: Rows, row: Rows) -> Bools:
-    """Whether each block was there when the invocation ended: a node also reads what other nodes have just made."""
+    """True for each block that existed when the invocation ended: a node also reads blocks that others just made."""
     allocation = cycle.lifetimes.allocation[block]
     made_ns = np.where(allocation >= 0, cycle.recording.allocations.time_ns[allocation], -1)
     is_before: Bools = made_ns <= cycle.recording.ops.end_ns[instances.op[row]]
@@ -86,7 +86,7 @@ def _eligible(cycle: Cycle, instances: OpInstances) -> PerBlock[Bool]:
 
 
 def _in_optimizer(cycle: Cycle, instances: OpInstances, allocation: Rows) -> Bools:
-    """Whether each allocation was made while an optimizer ran, and not by a forward that the optimizer called.
+    """True for each allocation while an optimizer ran, except in a forward that the optimizer called.
 
     An optimizer that gives parameters new storages may leave autograd on, so that its operators look like forward.
     """
@@ -135,7 +135,7 @@ def _releasers(cycle: Cycle, instances: OpInstances) -> tuple[Rows, Rows]:
 
 
 def _in_forward(cycle: Cycle, instances: OpInstances, allocation: Rows) -> Bools:
-    """Whether each allocation was made within a stretch of forward, outside backward."""
+    """True for each allocation within a stretch of forward, outside backward."""
     passes = instances.passes
     time_ns = cycle.recording.allocations.time_ns[allocation]
     at = np.searchsorted(passes.start_ns, time_ns, side="right") - 1

@@ -161,7 +161,7 @@ def decoding_at_full_size(case: Case) -> Iterator[Cause]:
 
 
 def is_of_autoencoder(frame: Frame | Site) -> bool:
-    """Whether a line is of an autoencoder of diffusers."""
+    """True if a line is of an autoencoder of diffusers."""
     return bool(_TILED.search(frame.file or ""))
 
 
@@ -210,7 +210,7 @@ def _logits_held(case: Case, rows: Ints) -> Ints:
 
 
 def _is_freed_by_program(case: Case) -> Bools:
-    """Whether a stack says that not autograd, but the program let go of each block last."""
+    """True for each block that, by its free's stack, the program released last, and not autograd."""
     lives, trace = case.lives, case.state.trace
     stack = at(trace.stack, lives.free_entry, NO_STACK)
     # With `context="alloc"` a free repeats the allocation's stack.

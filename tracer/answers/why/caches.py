@@ -94,9 +94,9 @@ _LEAST_DRAWN: Final = 8
 
 
 def _are_drawn_from(case: Case, rows: Ints) -> bool:
-    """Whether a batch was drawn from data: a far smaller block follows it, and the model keeps less than the data is.
+    """True if a batch was drawn from data: a far smaller block follows it, and the model keeps less than the data is.
 
-    Else, before a first backward, the data may be the batch.
+    Otherwise, before a first backward, the data may be the batch.
     """
     size, begin = case.lives.requested_bytes[rows], case.lives.begin[rows]
     is_batch = (size * _LEAST_DRAWN <= size.max()) & (begin > begin[size.argmax()])

@@ -36,9 +36,9 @@ class GivesUp(IntEnum):
     """The price of a change to a program; the lower comes first."""
 
     NOTHING = 0
-    """It lets go of what nobody needs."""
+    """Nothing: only unneeded memory is released."""
     A_LITTLE = 1
-    """The same results by another operator, in another order, or in 32 bits in place of 64."""
+    """Little: equal results by another operator, in another order, or in 32 bits in place of 64."""
     TIME_OR_SIZE = 2
     """Time, or a smaller batch, model or length."""
     UNKNOWN = 3
@@ -105,7 +105,7 @@ class Case:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a request failed."""
+        """True if a request failed."""
         return bool(len(self.failures))
 
     @cached_property
@@ -206,12 +206,12 @@ class Case:
 
     @cached_property
     def stays(self) -> Bools:
-        """Whether every block is of a kind that stays from step to step [lives]."""
+        """True for each block of a kind that stays from step to step [lives]."""
         return np.isin(self.kind, (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE))
 
     @cached_property
     def is_loaded(self) -> Bools:
-        """Whether torch.load or safetensors made every block [lives]."""
+        """True for each block that torch.load or safetensors made [lives]."""
 
         def is_loading(frame: Frame) -> bool:
             return torch_file(frame) == "serialization.py" or frame.file.replace("\\", "/").endswith(_SAFETENSORS)
@@ -220,12 +220,12 @@ class Case:
 
     @cached_property
     def is_set_up(self) -> Bools:
-        """Whether every block was loaded from a file, or made or moved by modules as they are set up [lives]."""
+        """True for each block that was loaded from a file, or made or moved by modules during their setup [lives]."""
         return self.is_loaded | has(self.facts, Fact.MODULE_SETUP)
 
     @cached_property
     def in_model(self) -> Bools:
-        """Whether every block was made in a module's forward; not every recording has torch's call of it [lives]."""
+        """True for each block made in a module's forward; not every recording has torch's call of it [lives]."""
         is_named = self.with_frame(lambda frame: frame.name == "forward" and is_python(frame))
         return (has(self.facts, Fact.MODULE_FORWARD) | is_named[self.lives.stack]) & ~has(self.facts, Fact.ENGINE)
 
@@ -252,12 +252,12 @@ class Case:
 
     @property
     def is_evaluating(self) -> bool:
-        """Whether the model is known to be in evaluation mode, and keeps much for a backward pass all the same."""
+        """True if the model is known to be in evaluation mode, and yet keeps much for a backward pass."""
         return self.objects is not None and self.objects.is_evaluating
 
     @property
     def is_training(self) -> bool:
-        """Whether what ran out of memory is known to be a call of a model in training mode."""
+        """True if the call that ran out of memory is known to be of a model in training mode."""
         return self.objects is not None and self.objects.is_training
 
     @property
@@ -343,15 +343,15 @@ class Case:
         return self.is_training or bool(self.in_graphs is not None and len(self.in_graphs) and not self.is_evaluating)
 
     def is_without_grad(self, rows: Ints) -> bool:
-        """Whether the source says that the largest of some blocks was made where no gradients are recorded."""
+        """True if the source shows that the largest of some blocks was made without recording gradients."""
         row = int(rows[np.argmax(self.lives.requested_bytes[rows])])
         return any(map(is_without_grad, self.own_lines(int(self.lives.stack[row]))))
 
     @property
     def has_no_graph(self) -> bool:
-        """Whether it is known that nothing is kept for a backward.
+        """True if it is known that nothing is kept for a backward.
 
-        A compiled forward, or one by a torch.autograd.Function, has its graph only when it is over.
+        A compiled forward, or one by a torch.autograd.Function, has its graph only after its end.
         """
         if self.is_training or self.in_graphs is None or len(self.in_graphs):
             return False
@@ -369,7 +369,7 @@ class Case:
         return self.in_use[np.isin(self.lives.addr[self.in_use], np.array([*addresses], np.int64))]
 
     def is_any(self, rows: Ints, addresses: Iterable[int]) -> bool:
-        """Whether one of some blocks begins at one of some addresses."""
+        """True if one of some blocks begins at one of some addresses."""
         return bool(np.isin(self.lives.addr[rows], np.array([*addresses], np.int64)).any())
 
     def held(self, rows: Ints) -> Ints:
@@ -392,12 +392,12 @@ class Case:
         return f"{self.words(held)}{self.lines(held, most)}{more}"
 
     def is_much(self, rows: Ints, *, asked_bytes: int = 0, percent: int = 5) -> bool:
-        """Whether blocks, with what was asked for, are a share of what was in use then that is worth a sentence."""
+        """True if blocks and the bytes asked for are a share of the bytes in use that is worth a sentence."""
         much_bytes = self.bytes(rows) + asked_bytes
         return much_bytes > 0 and much_bytes * 100 >= self.in_use_bytes * percent
 
     def is_share(self, rows: Ints, *, of: Ints, percent: int = 20) -> bool:
-        """Whether some blocks are a good part of others."""
+        """True if some blocks are a good part of others."""
         return self.bytes(rows) * 100 >= self.bytes(of) * percent
 
     def _bytes_of_sites(self, rows: Ints) -> dict[Site, int]:
@@ -444,14 +444,14 @@ class Case:
         return [frame for frame in reversed(self.stacks[stack]) if is_python(frame) and is_users(frame)]
 
     def is_for_later_backward(self, rows: Ints) -> bool:
-        """Whether the source says that one backward behind a loop needs what the loop's calls of a model made."""
+        """True if the source shows that one backward after a loop needs the results of the loop's calls of a model."""
         rows = rows[self.in_model[rows]]
         called = self.model_call(int(rows[np.argmax(self.lives.requested_bytes[rows])])) if len(rows) else None
         return called is not None and reaches_backward_behind(called)
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """All distinct frames."""
+        """Distinct frames of all stacks."""
         return self.stacks.frames
 
     def with_frame(self, holds: Callable[[Frame], bool]) -> Bools:
@@ -468,9 +468,9 @@ class Case:
         return int(past.max()) - 1 if len(past) else BEFORE
 
     def is_worth(self, *, without: Ints | None = None, end: tuple[Ints, Ints] | None = None) -> bool:
-        """Whether the most in use falls by a hundredth without some blocks, or with earlier frees of some.
+        """True if the most in use falls by a hundredth without some blocks, or with earlier frees of some.
 
-        A sum over blocks, which tells in a moment what a replay would take long to.
+        Sums over blocks, which is much faster than a replay.
 
         Args:
             end: Blocks, and for each the entry at which it is freed.

@@ -104,7 +104,7 @@ def _of_lines(case: Case, rows: Ints) -> list[Ints]:
 
 
 def _are_copies(sizes: Counter[int], weights: Counter[int], share: float) -> bool:
-    """Whether nearly all sizes are a share of the weights' sizes, and there is one for most of the weights."""
+    """True if nearly all sizes are a share of the weights' sizes, and there is one for most of the weights."""
     copied = {size: weights[int(size / share)] for size in sizes if weights[int(size / share)]}
     covered = sum(size * sizes[size] for size in copied)
     of_weights = sum(size / share * min(sizes[size], count) for size, count in copied.items())
@@ -116,7 +116,7 @@ def _are_copies(sizes: Counter[int], weights: Counter[int], share: float) -> boo
 
 
 def are_copies_of_weights(case: Case, rows: Ints) -> bool:
-    """Whether some blocks are for the most part copies of weights."""
+    """True if some blocks are mostly copies of weights."""
     is_copy = has(case.facts[rows], Fact.PARAMETER_COPY) | np.isin(rows, _of_weights_sizes(case)[0])
     return case.is_share(rows[is_copy], of=rows, percent=50)
 

@@ -164,7 +164,7 @@ def _apart(case: Case, rows: Ints) -> str:
 
 
 def _as_one_failed(case: Case) -> Bools:
-    """Whether each block was freed right behind a failure, as an exception passed it, before anything was made."""
+    """True for each block freed right after a failure, as an exception passed it, before any allocation."""
     made = np.flatnonzero(case.state.trace.action == Action.ALLOC)
     failure = np.append(case.failures, np.iinfo(np.int64).max)
     before = np.append(-1, case.failures)[np.searchsorted(failure, case.lives.free_entry)]
@@ -211,9 +211,9 @@ def _are_of_a_part(case: Case, call: Ints, rows: Ints) -> Bools:
 
 
 def frees_what_others_keep(case: Case, rows: Ints) -> bool:
-    """Whether the calls that made some blocks free at once what the same lines keep for a backward in other calls.
+    """True if the calls that made some blocks free at once blocks that the same lines keep for a backward elsewhere.
 
-    Then gradients are off in these calls, and something else than a graph keeps the blocks, such as a hook.
+    Gradients are then off in these calls, and a holder other than a graph keeps the blocks, such as a hook.
     """
     call, lines = case.calls
     if not len(lines):
@@ -264,7 +264,7 @@ def _calls(case: Case, call: Ints, lines: Ints) -> _Calls:
 
 
 def _learns(case: Case, line: Ints, first: Ints) -> Bools:
-    """Whether a backward began behind each call and before the same line's next one."""
+    """True for each call after which a backward began, before the same line's next call."""
     starts = np.concatenate([case.device.kinds.phases.backwards[0], case.device.kinds.phases.silences[0]])
     starts = np.sort(starts)
     until = np.full(len(first), case.last_entry + 1)

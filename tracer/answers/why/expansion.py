@@ -64,7 +64,7 @@ class LineResults:
     parts: Ints  # Blocks of the list that its largest result is joined of, where it is
 
     def makes(self, *names: str) -> bool:
-        """Whether one of its operators has one of these names."""
+        """True if one of the line's operators has one of these names."""
         return not self.operators.isdisjoint(names)
 
     @property
@@ -154,7 +154,7 @@ def _is_full_decomposition(line: LineResults) -> bool:
 
 
 def _is_every_pair(line: LineResults) -> bool:
-    """Whether its source broadcasts, or its result is larger than a wider type alone makes it."""
+    """True if the line's source broadcasts, or its result is larger than a wider type alone makes it."""
     least = _TWICE if _BROADCASTS.search(line.source) else _WIDEST
     return line.makes(*_BINARY) and line.largest_factor >= least
 
@@ -309,7 +309,7 @@ def _beside(case: Case, line: LineResults, remedy: Remedy) -> Ints:
 
 
 def _is_in(case: Case, stack: int, of: Site) -> bool:
-    """Whether the line of a stack is in the same function of the program as another one."""
+    """True if the line of a stack is in the same function of the program as another line."""
     site = case.sites.site(stack)
     return (site.frame, site.file) == (of.frame, of.file) and site.frame != "<module>"
 
@@ -399,13 +399,13 @@ def _operand_words(operand: Operand) -> str:
 
 
 def is_joined(case: Case, stack: int) -> bool:
-    """Whether a stack is of an operator that joins tensors."""
+    """True if a stack is of an operator that joins tensors."""
     site = case.sites.site(stack)
     return not _operators(case, [stack], site).isdisjoint(_JOINED)
 
 
 def is_list_of_join(case: Case, rows: Ints) -> bool:
-    """Whether some blocks are the list that the request which failed was to join into one."""
+    """True if some blocks are the list that the failed request was to join into one tensor."""
     site = _line(case, case.asked_stack) if case.has_failed else None
     if site is None or not _operators(case, [case.asked_stack], site).intersection(_JOINED):
         return False

@@ -166,7 +166,7 @@ class FirstChanges:
 
     @property
     def saves_much(self) -> bool:
-        """Whether the decisive change removes a good part of the peak; one with a price only where room is short."""
+        """True if the decisive change removes a good part of the peak; one with a price only if room is short."""
         change = self.decisive
         if change is None or (self.is_roomy and change.gives_up != _SAME):
             return False
@@ -187,7 +187,7 @@ class FirstChanges:
 
     @property
     def nothing_helps(self) -> str:
-        """What there is to say without any change."""
+        """Return the sentence for no useful change."""
         most = "serves a failed request" if self.num_failed else f"lowers the peak by {LEAST_PERCENT} %"
         return f"None that was tried in a replay {most}."
 
@@ -308,18 +308,18 @@ def _tried(cause: Cause, modelled: Modelled) -> FirstChange | None:
 
 
 def is_small(taken_bytes: int, device_bytes: int) -> bool:
-    """Whether a program takes so little of its device that nothing has to become less."""
+    """True if a program takes so little of its device that nothing has to become less."""
     return taken_bytes < _SMALL_SHARE * device_bytes
 
 
 def _is_of_use(change: FirstChange, taken: float) -> bool:
-    """Whether a change is worth a word where nothing failed.
+    """True if a change is worth a sentence where nothing failed.
 
-    On a device that is mostly free only a cause that is known is told, such as a leak; a setting of the allocator only
-    on one that is nearly full.
+    On a device that is mostly free, only a known cause is reported, such as a leak; a setting of the allocator only on
+    a device that is nearly full.
 
     Args:
-        taken: Of the device, as a share; 1 where its memory is not known.
+        taken: Share of the device's memory that is taken; 1 if that memory is unknown.
     """
     if change.cause in _OF_RESERVED_ALONE:
         return taken >= _FULL and change.saved_bytes >= _LEAST_RESERVED_BYTES

@@ -174,7 +174,7 @@ def _in_parts(case: Case, grown: Grown, what: str) -> str:
 
 
 def _is_of_backward(case: Case, rows: Ints) -> bool:
-    """Whether a backward made a good part of some blocks, for a graph of its own (`create_graph=True`)."""
+    """True if a backward made a good part of some blocks, for a graph of its own (`create_graph=True`)."""
     return case.is_share(rows[has(case.facts[rows], Fact.ENGINE)], of=rows)
 
 
@@ -207,7 +207,7 @@ def _behind_forwards(case: Case, starts: Ints) -> Ints:
 
 
 def _of_one_line(case: Case, starts: Ints) -> Ints:
-    """Where several lines make steps in turn, as those of a generator and of its critic: one of the last line each."""
+    """Return the starts of the last line alone, if lines make steps in turn, like a generator's and its critic's."""
     sites = [case.sites.site(stack) for stack in case.state.trace.stack[starts].tolist()]
     times = Counter(sites)
     if len(times) < 2 or Site(NO_FRAMES) in times or min(times.values()) * 2 * len(times) < len(starts):
@@ -220,7 +220,7 @@ def _forwards(case: Case) -> Ints:
 
 
 def _is_inside_steps(case: Case, stack: int, steps: Ints) -> bool:
-    """Whether a line runs several times in most steps: then it is a part of each, and not a loop around them."""
+    """True if a line runs several times in most steps: it is then a part of each, and not a loop around them."""
     if len(steps) < 2:
         return False
     begin = case.lives.begin[(case.stack == stack) & (case.lives.begin > BEFORE)]
@@ -295,7 +295,7 @@ def _grown_lines(case: Case, rows: Ints, iteration: Ints, number: int) -> Bools:
 
 
 def _is_graph(case: Case, grown: Grown) -> bool:
-    """Whether it is a good part of what the same calls of models made, in several blocks: a graph, and not results."""
+    """True if growth is a good part of the results of its model calls, in several blocks: a graph, and not results."""
     if case.in_graphs is not None:
         if case.is_share(np.intersect1d(grown.rows, case.in_graphs), of=grown.rows):
             return True
@@ -377,9 +377,9 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
 
 
 def _may_join(case: Case, row: int) -> bool:
-    """Whether the line that made a block may join tensors to a larger one, as torch.cat does.
+    """True if the line that made a block may join tensors to a larger one, as torch.cat does.
 
-    C++ frames tell, else the source.
+    The C++ frames decide, or else the source.
     """
     stack = int(case.lives.stack[row])
     if operation := case.sites.operation(stack):
@@ -396,7 +396,7 @@ def _in_its_library(case: Case, rows: Ints) -> str:
 
 
 def _grows(size: Ints) -> bool:
-    """Whether sizes only rise, in many steps; or in a few even ones, each by a part as large as the first had."""
+    """True if sizes only rise, in many steps; or in a few even ones, each by a part as large as the first had."""
     rises = np.diff(size)
     if len(size) >= _LEAST_CATS:
         return bool((rises >= 0).all()) and int((rises > 0).sum()) * 4 >= _LEAST_CATS

@@ -121,7 +121,7 @@ def gradients_of_nobody(case: Case) -> Iterator[Cause]:
 
 
 def are_listed_states(case: Case, rows: Ints) -> bool:
-    """Whether lists in the state of optimizers hold a good part of some blocks."""
+    """True if lists in the state of optimizers hold a good part of some blocks."""
     states = case.objects.listed_states if case.objects is not None else ()
     listed = case.at_addresses(address for state in states for address in state.addresses)
     return len(listed) > 0 and case.is_share(np.intersect1d(rows, listed), of=rows, percent=50)

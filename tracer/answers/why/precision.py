@@ -111,6 +111,6 @@ def cast_weights(case: Case) -> Ints:
 
 
 def _is_made_by_layer(stack: list[Frame]) -> bool:
-    """Whether the innermost line of Python is one of torch's layers."""
+    """True if the innermost line of Python is in one of torch's layers."""
     innermost = next((frame for frame in stack if is_python(frame) and not is_label(frame)), None)
     return innermost is not None and (torch_file(innermost) or "").startswith("nn/modules/")

@@ -164,7 +164,7 @@ def _told_apart(case: Case, part: _Part, lines: dict[int, int], rows: Ints, made
 
 
 def _are_alike(made_by: Ints, number: Ints) -> bool:
-    """Whether calls of a part have much the same blocks; the last one, which may not be over, has no others."""
+    """True if calls of a part have much the same blocks; the last call, possibly unfinished, has no others."""
     *whole, last = (set(mine.tolist()) for mine in np.split(made_by, np.flatnonzero(np.diff(number)) + 1))
     if not whole or len(last - set().union(*whole)) > (1 - _ALIKE) * len(last):
         return False

@@ -143,7 +143,7 @@ def _classes_of(file: str) -> tuple[tuple[str, int, int], ...]:
 
 
 def is_in_except(file: str, tried: int, line: int) -> bool:
-    """Whether a line lies in the `except` of a `try` around another one; by their order where no source tells."""
+    """True if a line is in the `except` of a `try` around another line; by their order if there is no source."""
     if (tree := _tree_of(file)) is None:
         return line > tried
     return any(
@@ -154,10 +154,10 @@ def is_in_except(file: str, tried: int, line: int) -> bool:
 
 
 def reaches_backward_behind(site: Site) -> bool:
-    """Whether the value of a call comes to a `backward` or `autograd.grad` behind the loop that the call is in.
+    """True if a call's value reaches a `backward` or `autograd.grad` after the loop that contains the call.
 
-    Followed are assignments and calls of methods in one function, in the order of the source. In a loop with
-    `out = model(x)` and `losses.append(criterion(out, y))`, and `sum(losses).backward()` behind it, the first line's
+    Assignments and calls of methods in one function are followed, in the order of the source. In a loop with
+    `out = model(x)` and `losses.append(criterion(out, y))`, and `sum(losses).backward()` after it, the first line's
     value does.
     """
     line = site.line or 0
@@ -183,7 +183,7 @@ def reaches_backward_behind(site: Site) -> bool:
 
 
 def is_without_grad(site: Frame | Site) -> bool:
-    """Whether a line is in a function or a block that records no gradients: `torch.no_grad`, `torch.inference_mode`."""
+    """True if a line is in a function or block without gradients: `torch.no_grad`, `torch.inference_mode`."""
     line = site.line or 0
     if (tree := _tree_of(site.file)) is None:
         return False
@@ -203,9 +203,9 @@ def loop_around(file: str, line: int) -> int:
 
 
 def updates_itself(site: Site) -> bool:
-    """Whether a line gives a variable a value that is computed from its own, as `mean = 0.9 * mean + x.mean()` does.
+    """True if a line computes a variable's value from its own, as `mean = 0.9 * mean + x.mean()` does.
 
-    Such a variable holds one value, unless a graph holds those before; a list that is joined to itself holds all.
+    Such a variable holds one value, unless a graph holds the earlier ones; a list that is joined to itself holds all.
     """
     line = site.line or 0
     if (tree := _tree_of(site.file)) is None:
