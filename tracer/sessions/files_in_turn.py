@@ -43,7 +43,7 @@ class FilesInTurn:
         return self
 
     def keeps_the_rest_in(self, path: Path) -> bool:
-        """Whether one more file may be written behind a Ctrl-C, from which those not written can be made."""
+        """Return True if one more file may be written after Ctrl-C, from which the unwritten files can be made."""
         if self._termination.num_interrupts < 2 and path not in self._written:
             self._keeps_rest = path
         return self._keeps_rest is not None

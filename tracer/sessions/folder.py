@@ -117,7 +117,7 @@ class SessionFolder(OwnFolder):
 
     @property
     def is_of_first_rank(self) -> bool:
-        """Whether this process may use the screen: one of all ranks does."""
+        """True if this process may use the screen: one of all ranks does."""
         return self.rank is None or self.rank.index == 0
 
     @property

@@ -1,4 +1,4 @@
-"""Where tensors of model, optimizers and batches lie while steps are recorded, noted by address only."""
+"""Addresses of the tensors of model, optimizers and batches, noted while steps are recorded."""
 
 from __future__ import annotations
 
@@ -193,5 +193,5 @@ class Observations:
 
 
 def has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
+    """True if an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
     return any(value is not None for value in (*args[1:2], kwargs.get("closure")))

@@ -1,4 +1,4 @@
-"""What this process knows of the null GPU: whether a device computes, and the values that decide sizes."""
+"""Facts of this process about the null GPU: if a device computes, and the values that decide sizes."""
 
 from __future__ import annotations
 

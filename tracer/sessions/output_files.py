@@ -35,7 +35,7 @@ from tracer.units import format_bytes
 
 
 def _has_times(results: RunResults) -> bool:
-    """Whether the run has times: not if nothing was computed."""
+    """True if the run has times, which needs that something was computed."""
     return results.findings is not None and results.computed
 
 

@@ -115,7 +115,7 @@ class ProfileAnswer:
         return f"The loop {ended}, and the first one that is recorded is step {self._first_recorded}{what_to_do}."
 
     def is_first_lost(self, error: BaseException, results: RunResults) -> bool:
-        """Whether the loop failed before anything was recorded, and the allocator's history does not explain it."""
+        """True if the loop failed before anything was recorded, and the allocator's history does not explain it."""
         is_explained = results.findings is not None or results.failed_allocation is not None
         is_early = self._stages.num_steps + 1 < self._first_recorded
         return isinstance(error, Exception) and not is_explained and is_early

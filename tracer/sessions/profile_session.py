@@ -265,7 +265,7 @@ class ProfileSession(Session):
 
     @property
     def has_recording(self) -> bool:
-        """Whether at least one step was recorded."""
+        """True if at least one step was recorded."""
         return self.cycles.number > 0
 
     @property

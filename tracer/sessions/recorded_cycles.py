@@ -37,7 +37,10 @@ _MOST_STEPS_OF_HISTORY = 10
 
 
 class Shapes(Enum):
-    """Whether torch.profiler records which tensors operators use, and so keeps what torch.func wraps alive."""
+    """State of torch.profiler's recording of operators' tensors, which keeps alive those that torch.func wraps.
+
+    "It" in the values is torch.profiler.
+    """
 
     RECORDED = "it does"
     LEFT_OUT = "it does not, since torch.func was used before a recording began"
@@ -84,7 +87,7 @@ class RecordedCycles:
         return self._tracer.num_cycles
 
     def are_all(self, stages: Stages) -> bool:
-        """Whether the last cycle of the schedule has ended."""
+        """True if the last cycle of the schedule has ended."""
         return stages.cost.has_ended or self.number == stages.schedule.num_repeats
 
     # ------------------------------------------------------------------------------------------------ while it runs
@@ -150,7 +153,7 @@ class RecordedCycles:
         self._observed.module_names.update(compiled_wrapper_names(self._observed.module_names))
 
     def _go_over_to_history(self) -> None:
-        """Where the session began on the CPU, go on with the history that is on since the program used CUDA, if any."""
+        """Switch a session that began on the CPU to the history that records since the program used CUDA, if any."""
         if not self.history.is_offered and (device := recorded_from_start()):
             self.history = allocator_history(device)
             self.history.start()

@@ -58,7 +58,7 @@ class RecordingCost:
 
     @property
     def has_ended(self) -> bool:
-        """Whether recording has ended early, and no further step is recorded."""
+        """True if recording has ended early, and no further step is recorded."""
         return bool(self._ended_by)
 
     @property
@@ -128,7 +128,7 @@ class RecordingCost:
 
     @property
     def has_step(self) -> bool:
-        """Whether a whole step was recorded."""
+        """True if a whole step was recorded."""
         return self._num_recorded > 0
 
     def is_long_evaluation(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is known of a script in which no training was found, or no step, and what is said of that."""
+"""Facts about a script in which no training was found, or no step, and the sentences on them."""
 
 from __future__ import annotations
 

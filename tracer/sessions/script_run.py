@@ -109,7 +109,7 @@ class ScriptProfile:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether files or answers are missing by a fault that is not the script's."""
+        """True if files or answers are missing by a fault that is not the script's."""
         return self.facts.fault is not None or self.sessions.is_incomplete
 
     # ------------------------------------------------------------------------------------------------- the life cycle

@@ -58,7 +58,7 @@ class ScriptSessions:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether files or answers are missing."""
+        """True if files or answers are missing."""
         return any(session.is_incomplete for session in (self.session, self.later) if session is not None)
 
     def begin_of_calls(self, module: nn.Module) -> list[nn.Module]:
@@ -100,7 +100,7 @@ class ScriptSessions:
 
     @property
     def can_watch_later(self) -> bool:
-        """Whether somebody asked for what comes behind the recorded steps."""
+        """True if the steps after the recorded ones were asked for, too."""
         return self._make_later is not None
 
     def watch_later(self, num_steps_done: int) -> bool:
@@ -138,9 +138,9 @@ class ScriptSessions:
 
     @property
     def are_elsewhere(self) -> bool:
-        """Whether this thread's steps are not those that are recorded: torch records one thread.
+        """True if this thread's steps are not those that are recorded: torch records one thread.
 
-        A loop that has moved to another thread has left its own waiting, in `threading`.
+        A loop that has moved to another thread has left its first thread waiting, in `threading`.
         """
         recorded = self.profile.recorder.thread if self.profile is not None else threading.get_ident()
         if recorded == threading.get_ident():

@@ -108,7 +108,7 @@ class Session:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether the session failed at something: its files or its answer are not all there."""
+        """True if the session failed at something: its files or its answer are incomplete."""
         return self.fault is not None
 
     # ------------------------------------------------------------------------------------------------- the life cycle
@@ -166,9 +166,9 @@ class Session:
             self._trains_in_training_mode = any(model.training for model in self._objects.models.values())
 
     def _is_evaluating(self, error: BaseException | None = None) -> bool:
-        """Whether what was trained in training mode is in evaluation mode now, or a call failed of what is not trained.
+        """True if models trained in training mode are in evaluation mode now, or a call of an untrained model failed.
 
-        A model in evaluation mode that no optimizer updates, such as the teacher of a distillation.
+        An untrained model is in evaluation mode and no optimizer updates it, such as the teacher of a distillation.
         """
         if self._objects is None:
             return False

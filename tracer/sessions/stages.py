@@ -15,7 +15,7 @@ RECORDING: Final = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 class Stage(Enum):
-    """What happens to the step that is under way."""
+    """Recording state of the current step, which is "it" in the values."""
 
     WAITING = "it is not recorded, and a later one may be"
     FIRST = "the program's first step is recorded, beside a schedule that skips it"
@@ -93,10 +93,10 @@ class Stages:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the step that is under way is recorded."""
+        """True if the current step is recorded."""
         return self.now in (Stage.FIRST, Stage.RECORDING)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
+        """True if all steps that the schedule asks for are recorded; more steps would not be looked at."""
         return self.cost.has_ended or self.num_steps - self.num_steps_waited >= self.schedule.num_steps

@@ -52,21 +52,21 @@ class StepFinder:
 
     @property
     def are_by_hand(self) -> bool:
-        """Whether steps are found by gradients."""
+        """True if steps are found by gradients."""
         return self._by_hand is not None
 
     @property
     def are_of_calls(self) -> bool:
-        """Whether steps are found by calls."""
+        """True if steps are found by calls."""
         return self._of_calls is not None
 
     @property
     def are_endless(self) -> bool:
-        """Whether gradients have come more than once without an end of a step that shows."""
+        """True if gradients have come more than once without a visible end of a step."""
         return self._by_hand is not None and self._by_hand.has_passed_on and running_node() is None
 
     def trains_with(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer updates nothing but models whose steps are found by gradients; True for all others."""
+        """True if an optimizer updates only models whose steps are found by gradients; True for all others."""
         return self._by_hand is None or self._by_hand.trains_with(optimizer)
 
     def called(self, module: nn.Module) -> None:
@@ -157,11 +157,11 @@ class StepsByHand:
 
     @property
     def has_passed_on(self) -> bool:
-        """Whether more than one backward pass has come since the last end of a step."""
+        """True if more than one backward pass has come since the last end of a step."""
         return self._num_backwards > 1
 
     def trains_with(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer updates parameters of these models alone."""
+        """True if an optimizer updates parameters of these models alone."""
         own = {id(parameter) for model in self._models for parameter in model.parameters()}
         return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} <= own
 

@@ -212,7 +212,7 @@ class ProcessSignals:
 
     @property
     def unwinds(self) -> bool:
-        """Whether the exception that ends the program is under way: a program that catches it and goes on drops it."""
+        """True while the exception that ends the program propagates; a program that catches it and goes on drops it."""
         return self._terminated is not None and self._terminated() is not None
 
     def _handling(self, number: int) -> Handling:
@@ -244,7 +244,7 @@ class ProcessSignals:
         self._uninterrupted.add(code)
 
     def is_uninterrupted(self, frame: FrameType | None) -> bool:
-        """Whether a frame is within such a function."""
+        """True if a frame is within a function of `leave_uninterrupted`."""
         while frame is not None and frame.f_code not in self._uninterrupted:
             frame = frame.f_back
         return frame is not None

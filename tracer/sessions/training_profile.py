@@ -126,7 +126,7 @@ class TrainingProfile(ProfileSession):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
+        """True if all steps that the schedule asks for are recorded; more steps would not be looked at."""
         return self.stages.is_complete
 
     @property
@@ -204,7 +204,7 @@ class TrainingProfile(ProfileSession):
                 self._announce(self.session_folder.rank)
 
     def _announce(self, rank: Rank) -> None:
-        """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
+        """Write the complete recording now: a peer's death may end this process without running any Python code."""
         self._is_announced = True
         self.results = self._results(None)
         self.session_folder.write(self.results, leave_out=self._leave_out)
@@ -284,7 +284,7 @@ class TrainingProfile(ProfileSession):
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether a file could not be written, too."""
+        """True if the session failed at something, or a file could not be written."""
         return super().is_incomplete or any(file.error is not None for file in self.written)
 
 

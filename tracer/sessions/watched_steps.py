@@ -41,7 +41,7 @@ class WatchedSteps:
 
     @property
     def has_allocator(self) -> bool:
-        """Whether the device's allocator has counters."""
+        """True if the device's allocator has counters."""
         return self._reader.has_allocator
 
     @property
@@ -51,7 +51,7 @@ class WatchedSteps:
 
     @property
     def grow(self) -> bool:
-        """Whether memory grows from step to step."""
+        """True if memory grows from step to step."""
         steps = explain_steps(self.columns, limit_bytes=None, has_allocator=self.has_allocator)
         return steps.growth is not None
 

@@ -204,7 +204,7 @@ class RanksSummary:
 
 @dataclass(frozen=True, slots=True)
 class RankMessages:
-    """What a rank leaves in the folder of results, for the summary of all ranks."""
+    """Files that a rank leaves in the folder of results, for the summary of all ranks."""
 
     rank: Rank
     folder: Path  # Folder of all ranks' results

@@ -129,11 +129,11 @@ class ForkedTrials:
 
 
 def _is_alone(channel: Channel) -> bool:
-    """Whether a fork has all that the program may wait for: no other Python thread, no child, no connection.
+    """True if a fork has all that the program may wait for: no other Python thread, no child, no connection.
 
-    Threads that libraries start, as pyarrow does when it is imported, are no reason against a fork: most libraries
-    start them again there or do without. A fork that waits for one is ended by the command, which makes that trial in
-    a new process.
+    Threads that libraries start, as pyarrow does when it is imported, do not prevent a fork: most libraries start them
+    again there or do without. The command ends a fork that waits for such a thread, and makes that trial in a new
+    process.
     """
     try:
         children = [path.read_text("ascii").split() for path in Path("/proc/self/task").glob("*/children")]

@@ -81,7 +81,7 @@ def _place_on_card(build: Build, settings: Mapping[str, object]) -> OutOfMemoryA
 
 
 def trial(build: Build, card: Card) -> Trial:
-    """Whether a workload fits on a card, and what it takes where memory does not end."""
+    """Return a workload's trial on a card: if it fits, and the memory that it takes without a limit."""
     with _without_limit(1):
         _train(build)
         need = sizes_of("cuda:0")

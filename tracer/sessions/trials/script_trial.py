@@ -1,4 +1,4 @@
-"""Whether a script fits on the null GPU, and its peak: its first steps, counted until two ask for the same memory."""
+"""Trial of a script on the null GPU: if it fits, and its peak, from first steps until two ask for the same memory."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class _ChangeSearch:
         self._known: dict[Changes, FitTrial] = {}
 
     def fits(self, changes: Changes) -> bool:
-        """Whether the script fits with these; it does not with fewer than did not do."""
+        """True if the script fits with these changes; it does not if it failed with these and more."""
         names = set(changes)
         for more, trial in self._known.items():
             if names <= set(more) and not (trial.fits or trial.has_ended_before):

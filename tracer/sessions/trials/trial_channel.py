@@ -114,7 +114,7 @@ class TrialServer:
         self._is_over = False
 
     def answers(self, request: TrialRequest) -> bool:
-        """Whether a trial left an answer; none is left where the script fails, or where nothing can be shared."""
+        """True if a trial left an answer; it leaves none if the script fails, or if nothing can be shared."""
         if self._is_over:
             return False
         self.begin()

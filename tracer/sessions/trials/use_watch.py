@@ -1,4 +1,4 @@
-"""What a program that failed does next with the blocks that it had then: seen where memory does not end."""
+"""Next uses that a failed program makes of its blocks, observed in a run without a memory limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_ENTRIES: Final = 2_000_000
 _MOST_STEPS: Final = 2
 """Steps that are followed: the rest of the step that failed, and a whole one."""
 _MOST_TIMES: Final = 2
-"""Where no step ends, a program is followed for so many times the allocations before the failure."""
+"""Multiple of the allocations before the failure for which a program without steps is followed."""
 _LEAST_FOLLOWED: Final = 10_000
 _OURS: Final = str(Path(__file__).parents[2])
 _TORCHS: Final = str(Path(torch.__file__).parent)
@@ -77,7 +77,7 @@ class UseWatch:
         return not self.is_done
 
     def is_reached_in(self, num_steps: int) -> bool:
-        """Whether so many further steps come to the request that failed, if all are like the last."""
+        """True if so many further steps reach the request that failed, provided all are like the last."""
         return self._allocated + num_steps * self._of_last_step >= self._until
 
     def stop(self) -> None:
