@@ -88,7 +88,7 @@ class Run:
 
     @property
     def computes(self) -> bool:
-        """Whether it computes: not on a GPU that is not here."""
+        """True if the run computes: not on a GPU that is not here."""
         return self.place.on is None
 
     def as_job(self) -> None:

@@ -220,7 +220,7 @@ class _Again:
 
 
 def _operators_tell_all() -> bool:
-    """Whether only torch's operators read tensors here."""
+    """True if only torch's operators read tensors here."""
     from tracer.capture.torch_private.torch_compile import has_compiled, may_launch_kernels_of_triton
 
     return not has_compiled() and not may_launch_kernels_of_triton()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 OUTPUT: Final = "engine.txt"
-"""What the engine printed, in the folder of the results."""
+"""File of the engine's output, in the folder of the results."""
 _LOOK_EVERY_S: Final = 0.5
 _ERROR: Final = re.compile(r"\b\w*Error: .+")
 # Pydantic says the reason in the next line, between the name of the process and the value that was given.

@@ -11,7 +11,7 @@ from typing import Final
 from tracer.units import format_bytes
 
 KEPT_FREE_BYTES: Final = 150 << 20
-"""What vLLM itself leaves free of a card, in the sizes of `--kv-cache-memory` that it suggests."""
+"""Bytes of a card that vLLM itself leaves free, in the sizes of `--kv-cache-memory` that it suggests."""
 
 LEAST_OF_DRIVER_BYTES: Final = 276 << 20
 MOST_OF_DRIVER_BYTES: Final = 2662 << 20
