@@ -46,7 +46,7 @@ class Modelled:
     is_from_start: bool = False
 
     def moment_after(self, entry: int) -> Moment | None:
-        """Return all blocks after `peak_entry` or `most_in_use_entry`; None if the model differs before."""
+        """Return all blocks after one of the two entries; None if the model differs from the recording by then."""
         reproduction = self.reproduction
         left_at = reproduction.first_difference
         if not reproduction.moments or (left_at is not None and left_at <= entry):

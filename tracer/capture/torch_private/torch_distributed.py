@@ -173,7 +173,7 @@ def state_of_other_shards(own: Any) -> Any:
     rest. Each missing state is returned like one of this rank.
 
     Returns:
-        None if another function calls.
+        None for any other value.
     """
     utils: Any = sys.modules.get("torch.distributed.fsdp._optim_utils")
     frame: FrameType | None = sys._getframe(1)
