@@ -150,7 +150,7 @@ def test_a_lightning_step_has_phases_though_the_optimizer_calls_it(tmp_path: Pat
     rows = {(row.op, row.phase) for row in findings.peak.rows if row.op is not None}
     assert ("aten::clamp", "other") in rows
     assert not [row for row in rows if row[1] == "optimizer"]
-    assert [one.phase for one in findings.step_phases] == ["forward", "backward", "optimizer"] * 2
+    assert [one.phase for one in findings.source.step_phases] == ["forward", "backward", "optimizer"] * 2
 
 
 @needs("lightning")

@@ -88,4 +88,4 @@ def test_a_run_that_fails_says_what_nothing_reads_again(tmp_path: Path) -> None:
     ran = run_python(ROOT / "main.py", "run", "--on", "h100:3GiB", "train.py", folder=tmp_path)
     words = " ".join(ran.stdout.split())
     assert "With enough memory it needs" in words and "more than there is." in words
-    assert "(train.py:10) in the rest of this step and the next one; held by kept[...]" in words
+    assert "train.py:10" in words and "in the rest of this step and the next one; held by kept[...]" in words

@@ -60,9 +60,10 @@ class ProgramWrites:
             if os.getpid() == owner:
                 writes.end()
                 if files := writes.written(folder):
-                    console.say(
-                        _sentence(files, "a folder that is deleted" if save_dir is None else _common(files, save_dir))
-                    )
+                    where = "a folder that is deleted"
+                    if save_dir is not None and results is not None:
+                        where = _common(files, save_dir, results)
+                    console.say(_sentence(files, where))
                 # Before what the program wants done at the end of its process, such as a last checkpoint.
                 atexit.register(writes.hold, -1)
 
@@ -129,10 +130,14 @@ def _free_folder(results: Path | None) -> OwnFolder:
     raise AssertionError  # the loop has no end
 
 
-def _common(files: Sequence[Path], results: Path) -> str:
-    """The folder of all files; one below the results is named as the user named these."""
-    common, absolute = Path(os.path.commonpath([path.parent for path in files])), results.absolute()
-    kept = results / common.relative_to(absolute) if common.is_relative_to(absolute) else common
+def _common(files: Sequence[Path], save_dir: Path, results: Path) -> str:
+    """The folder of all files; one below the results is named as the user named these.
+
+    Args:
+        results: The results' absolute path: the program may have changed its folder since.
+    """
+    common = Path(os.path.commonpath([path.parent for path in files]))
+    kept = save_dir / common.relative_to(results) if common.is_relative_to(results) else common
     return f"{kept}, not over yours"
 
 
