@@ -196,7 +196,7 @@ def test_links_of_the_long_description_lead_to_the_repository() -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     assert len(targets) == readme.count("](") and all(target.startswith("https://") for target in targets)
     assert "](https://example.org/a/b/raw/v1.0.0/docs/pictures/page.png)" in text
-    assert "](https://example.org/a/b/blob/v1.0.0/docs/recipes.md#will-it-fit)" in text
+    assert "](https://example.org/a/b/blob/v1.0.0/benchmarks/results.md#causes-at-first-sight)" in text
     assert with_absolute_links("[a](#b)", "https://example.org/a/b", "v1.0.0") == "[a](#b)"
 
 
