@@ -300,37 +300,19 @@ def test_an_address_that_is_handed_out_again_was_freed_unseen() -> None:
 
 
 @pytest.mark.usefixtures("fake_types")
-def test_a_free_that_is_read_before_the_second_allocation_is_of_that_one() -> None:
-    """Another thread's events are read apart: a free by it that came last may be read first."""
-    roots = [
-        FakeEvent(FakeAllocation(64, 100, 5, id=1), 1000),
-        FakeEvent(FakeAllocation(64, -300, 5, id=1), 1040),
-        FakeEvent(FakeAllocation(64, 300, 5, id=1), 1020),
-    ]
+@pytest.mark.parametrize(("order", "numbers"), [((0, 2, 1), (5, -2)), ((1, 2, 0), (-2, 5))])
+def test_a_number_that_was_used_twice_is_paired_in_time(order: tuple[int, ...], numbers: tuple[int, int]) -> None:
+    """Another thread's events are read apart: a free that came last, or an allocation that came first."""
+    events = [(100, 1000), (300, 1020), (-300, 1040)]
+    roots = [FakeEvent(FakeAllocation(64, size, 5, id=1), time_ns) for size, time_ns in (events[at] for at in order)]
     allocations = read_recording(FakeResults(*roots)).allocations
     columns = allocations.time_ns, allocations.size_bytes, allocations.allocation_id, allocations.assumed
+    first, second = numbers
     assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == [
-        (1000, 100, 5, False),
-        (1019, -100, 5, True),
-        (1020, 300, -2, False),
-        (1040, -300, -2, False),
-    ]
-
-
-@pytest.mark.usefixtures("fake_types")
-def test_an_allocation_that_is_read_last_and_came_first_was_freed_before_the_other() -> None:
-    roots = [
-        FakeEvent(FakeAllocation(64, 300, 5, id=1), 1020),
-        FakeEvent(FakeAllocation(64, -300, 5, id=1), 1040),
-        FakeEvent(FakeAllocation(64, 100, 5, id=1), 1000),
-    ]
-    allocations = read_recording(FakeResults(*roots)).allocations
-    columns = allocations.time_ns, allocations.size_bytes, allocations.allocation_id, allocations.assumed
-    assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == [
-        (1000, 100, -2, False),
-        (1019, -100, -2, True),
-        (1020, 300, 5, False),
-        (1040, -300, 5, False),
+        (1000, 100, first, False),
+        (1019, -100, first, True),
+        (1020, 300, second, False),
+        (1040, -300, second, False),
     ]
 
 

@@ -113,8 +113,7 @@ def _number_renamed_frees(tables: EventTables) -> None:
     """
     if not tables.original:
         return
-    rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _WIDTH)
-    rows = rows[rows[:, _ASSUMED] == 0]
+    rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _WIDTH).copy()
     first = np.array([tables.original.get(number, number) for number in rows[:, _NUMBER].tolist()], np.int64)
     frees, before = [], []
     for number in set(tables.original.values()):

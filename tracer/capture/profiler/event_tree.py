@@ -182,7 +182,7 @@ class _TreeReader(EventTables):
         # Allocation ids with an allocation or free so far: their size is known, their tensors need no look.
         self.sized: set[int] = set()
         # Bytes of the latest allocation under each number.
-        self.live: dict[int, int] = {}
+        self.live: set[int] = set()
         # An allocation id that was handed out again without a recorded free continues under a number of its own.
         self.renamed: dict[int, int] = {}
         # By name and types of the arguments, and by what these turn out to be where the types do not say it.
@@ -299,8 +299,8 @@ class _TreeReader(EventTables):
                         )
                     if is_numbered and size > 0:
                         if allocation_id in live:
-                            self._free_unrecorded(allocation_id, time_ns, address, live[allocation_id])
-                        live[allocation_id] = size
+                            self._free_unrecorded(allocation_id, time_ns)
+                        live.add(allocation_id)
                     if renamed:
                         allocation_id = renamed.get(allocation_id, allocation_id)
                     allocations += ALLOCATION_ROW(
@@ -456,14 +456,13 @@ class _TreeReader(EventTables):
             self.span_bytes[allocation_id] = span_bytes
         return True
 
-    def _free_unrecorded(self, allocation_id: int, time_ns: int, address: int, size: int) -> None:
+    def _free_unrecorded(self, allocation_id: int, time_ns: int) -> None:
         """The address was handed out again: whoever freed it was not recorded, and torch's own analysis gives up here.
 
-        The old storage is freed right before, the latest it can have been, and the new one gets a number of its own.
+        The new storage gets a number of its own. The row of the free is made when all is read, in order of time.
         """
         old = self.renamed.get(allocation_id, allocation_id)
         before_ns = time_ns - 1  # the timeline puts frees behind allocations of the same time
-        self.allocations += ALLOCATION_ROW(before_ns, address, -size, old, -1, -1, -1, -1, True)
         self._add_node(before_ns, False)[old] = FREED
         # Negative and below -1: never one of torch's own numbers, and never "none".
         new = -2 - len(self.original)
