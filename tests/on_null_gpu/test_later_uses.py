@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.processes import ROOT, run_python
 from tests.truth.isolate import Elsewhere
@@ -18,51 +19,85 @@ MIB = 1 << 20
 ZEROED = NextUse(__file__, 0, "aten::zero_", False, overwrites=True, fails=False, can_be_in_place=False, step=1)
 
 
-def _followed() -> Iterator[LaterUses | None]:
-    """Four blocks of 1 to 4 MiB, then the request that failed; of 1, 2, and 3 one is read, freed, overwritten."""
-    watch = UseWatch(0, 4)
-    watch.begin()
-    read, freed, overwritten, viewed = (torch.ones(size * MIB // 4, device="cuda") for size in (1, 2, 3, 4))
-    read + 1
-    watch.step_ended()
-    torch.ones(5, device="cuda")
-    del freed
-    overwritten.zero_()
-    overwritten.sum()
-    viewed.view(-1, 1).t()
-    read.sum()
-    watch.step_ended()
-    yield watch.found(is_to_the_end=False)
-
-
 def followed() -> LaterUses | None:
-    return next(_followed())
+    """Four blocks of 1 to 4 MiB, then the request that failed; of 1, 2, and 3 one is read, freed, overwritten."""
+    with UseWatch(0, 4) as watch:
+        read, freed, overwritten, viewed = (torch.ones(size * MIB // 4, device="cuda") for size in (1, 2, 3, 4))
+        read + 1
+        watch.step_ended()
+        torch.ones(5, device="cuda")
+        del freed
+        overwritten.zero_()
+        overwritten.sum()
+        viewed.view(-1, 1).t()
+        read.sum()
+        watch.step_ended()
+        return watch.found(is_to_the_end=False)
 
 
 def test_the_first_use_behind_the_failure_is_known(elsewhere: Elsewhere) -> None:
     found = elsewhere(followed)
     assert found is not None
     assert found.is_last == (False, False, False, False)
-    first = _followed.__code__.co_firstlineno
+    first = followed.__code__.co_firstlineno
     assert found.distance == (4, 3, 2, 1)
     assert found.size_bytes == tuple(size * MIB for size in (1, 2, 3, 4))
     assert [found.uses[use] if use < len(found.uses) else None for use in found.use] == [
         replace(
-            ZEROED, line=first + 5, operator="aten::add", overwrites=False, fails=True, can_be_in_place=True, step=0
+            ZEROED, line=first + 4, operator="aten::add", overwrites=False, fails=True, can_be_in_place=True, step=0
         ),
         None,
-        replace(ZEROED, line=first + 9),
+        replace(ZEROED, line=first + 8),
         None,
     ]
     assert found.freed[1] == 2 and found.freed[0] == found.freed[2] == found.freed[3] == 0
     assert found.num_steps == 2 and not found.is_to_the_end
 
 
+class Marked(TorchDispatchMode):  # type: ignore[misc]
+    """A mode of the program's own, on top of the watch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def within_a_mode_of_the_program() -> tuple[int, bool]:
+    """Twenty steps far from the failure, then on: none may take the program's mode away."""
+    with UseWatch(0, 60) as watch, Marked() as mode:
+        for _ in range(20):
+            [torch.ones(5, device="cuda") for _ in range(5)]
+            watch.step_ended()
+        return mode.num_seen, watch.found(is_to_the_end=True) is not None
+
+
+def test_a_mode_of_the_program_stays(elsewhere: Elsewhere) -> None:
+    num_seen, is_found = elsewhere(within_a_mode_of_the_program)
+    assert num_seen >= 100 and is_found
+
+
+def long_without_steps() -> tuple[bool, int]:
+    done: list[int] = []
+    with UseWatch(0, 1, when_done=lambda: done.append(watch.found(is_to_the_end=False) is not None)) as watch:
+        while not done and torch.cuda.memory_stats().get("allocation.all.allocated", 0) < 20_000:
+            torch.ones(5, device="cuda")
+        torch.ones(5, device="cuda")
+    return watch.is_done, len(done)
+
+
+@pytest.mark.slow
+def test_a_program_without_steps_is_followed_for_a_while(elsewhere: Elsewhere) -> None:
+    assert elsewhere(long_without_steps) == (True, 1)
+
+
 def _stopped_before() -> LaterUses | None:
-    watch = UseWatch(0, 4)
-    watch.begin()
-    torch.ones(5, device="cuda")
-    return watch.found(is_to_the_end=True)
+    with UseWatch(0, 4) as watch:
+        torch.ones(5, device="cuda")
+        return watch.found(is_to_the_end=True)
 
 
 def test_a_program_that_does_not_come_so_far_tells_nothing(elsewhere: Elsewhere) -> None:

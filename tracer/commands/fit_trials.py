@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -317,8 +317,7 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
             memory.begin(request)
             if request.follow is not None:
                 uses = UseWatch(*request.follow, when_done=partial(leave_uses, is_to_the_end=False))
-                uses.begin()
-            with AppliedChanges(request.changes) as applied:
+            with uses or nullcontext(), AppliedChanges(request.changes) as applied:
                 answer = tried(applied, request.arguments)
             if uses is not None and not uses.is_done:
                 leave_uses(is_to_the_end=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 
@@ -33,8 +35,8 @@ _TORCHS: Final = str(Path(torch.__file__).parent)
 class UseWatch:
     """Notes which operator reads each block next, behind the request that failed in an earlier run of this program.
 
-    Operators are watched from the start, and again from the step in which that request is about to come: it costs
-    some microseconds for each.
+    Enter it before CUDA begins, and leave it when the program has ended: in between, the program may have dispatch
+    modes of its own on top of this one, which leaving would take away. Far from the request an operator costs a call.
     """
 
     def __init__(self, device: int, num_allocations: int, *, when_done: Callable[[], None] = lambda: None) -> None:
@@ -47,7 +49,8 @@ class UseWatch:
         """
         self._when_done = when_done
         self._device, self._until = torch.device("cuda", device), num_allocations
-        self._mode: Any = None
+        self._mode: Any = watched(self._see)
+        self._is_near = True  # Whether the failed request may come before the next step ends
         self._reads: dict[int, list[tuple[int, int]]] = {}  # By address: allocations by then, and row of `_uses`
         self._uses: dict[NextUse, int] = {}
         self._behind = 0  # Allocations when the operator that failed has ended; 0 before
@@ -55,10 +58,13 @@ class UseWatch:
         self._allocated = self._of_last_step = 0
         self.is_done = False
 
-    def begin(self) -> None:
-        """Watch from where CUDA begins; called before it does."""
+    def __enter__(self) -> Self:
         when_cuda_has_begun(lambda: start_history_without_stacks(self._device, _MAX_ENTRIES))
-        self._watch()
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._mode.__exit__(*raised)
 
     def step_ended(self) -> bool:
         """Count a step that has ended; False once as many as are followed have, or the failure is far off."""
@@ -70,45 +76,35 @@ class UseWatch:
             self._num_steps += 1
             if self._num_steps >= _MOST_STEPS:
                 self._end()
-        elif self._allocated + 2 * self._of_last_step < self._until:
-            self.stop()
         else:
-            self._watch()
+            self._is_near = self._allocated + 2 * self._of_last_step >= self._until
         return not self.is_done
 
     def is_reached_in(self, num_steps: int) -> bool:
         """True if so many further steps reach the request that failed, provided all are like the last."""
         return self._allocated + num_steps * self._of_last_step >= self._until
 
-    def stop(self) -> None:
-        """Watch no operator any more."""
-        if self._mode is not None:
-            self._mode.__exit__(None, None, None)
-            self._mode = None
-
-    def _watch(self) -> None:
-        if self._mode is None:
-            self._mode = watched(self._see)
-            self._mode.__enter__()
-
     def _count(self) -> int:
         counters = allocator_statistics(self._device) if torch.cuda.is_initialized() else {}  # type: ignore[no-untyped-call]
         return int(counters["allocation"]["all"]["allocated"]) if counters else 0
 
     def _see(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if self.is_done or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if self.is_done or not self._is_near or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
         count = self._count()
         if count <= self._until:
             return
         self._behind = self._behind or count
+        use = None
         for find, overwrites in ((read_tensors, False), (overwritten_tensors, True)):
-            row = None
             for tensor in find(name, args, kwargs):
                 if tensor.device == self._device:
-                    if row is None:
-                        use = self._use(name, overwrites=overwrites, fails=count == self._behind)
-                        row = self._uses.setdefault(use, len(self._uses))
+                    use = use or self._use(name, fails=count == self._behind)
+                    # The first argument is the one that `mul_` and its like write to.
+                    of_tensor = replace(
+                        use, overwrites=overwrites, can_be_in_place=tensor is args[0] and _has_in_place(name)
+                    )
+                    row = self._uses.setdefault(of_tensor, len(self._uses))
                     self._reads.setdefault(_address(tensor), []).append((count, row))
         if not self._num_steps and count > self._until * (1 + _MOST_TIMES) + _LEAST_FOLLOWED:
             self._end()
@@ -117,7 +113,7 @@ class UseWatch:
         self.is_done = True
         self._when_done()
 
-    def _use(self, name: str, *, overwrites: bool, fails: bool) -> NextUse:
+    def _use(self, name: str, *, fails: bool) -> NextUse:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith((_OURS, _TORCHS)):
             frame = frame.f_back
@@ -126,9 +122,9 @@ class UseWatch:
             line=frame.f_lineno if frame is not None else 0,
             operator=name,
             in_backward=running_node() is not None,
-            overwrites=overwrites,
+            overwrites=False,
             fails=fails,
-            can_be_in_place=operator(f"{name.partition('::')[2]}_", "Tensor") is not None,
+            can_be_in_place=False,
             step=self._num_steps,
         )
 
@@ -138,7 +134,6 @@ class UseWatch:
         Args:
             is_to_the_end: Whether the program has ended by itself.
         """
-        self.stop()
         if not self._behind:
             return None
         trace = allocator_snapshot(self._device)["device_traces"][self._device.index]
@@ -153,7 +148,7 @@ class UseWatch:
                     alive[entry["addr"]] = number, entry["size"]
             elif entry["action"] == "free_completed":
                 block = alive.pop(entry["addr"], None)
-                # What no operator is given, and is freed by the end of the one that failed, is a workspace of that one.
+                # The failed operator itself allocated and freed a block that no operator was given: a workspace.
                 is_behind = number > self._behind or (number == self._behind and entry["addr"] in self._reads)
                 if block is not None and is_behind:
                     blocks.append((*block, number, *self._next(entry["addr"], number)))
@@ -178,6 +173,13 @@ class UseWatch:
         """
         rows = [row for count, row in self._reads.get(address, ()) if freed is None or count <= freed]
         return (rows[0], len(rows) == 1) if rows else (len(self._uses), False)
+
+
+@cache
+def _has_in_place(name: str) -> bool:
+    """True if an operator has a form that writes to its first argument, such as `aten::div_` of `aten::div`."""
+    in_place = f"{name.partition('::')[2]}_"
+    return operator(in_place) is not None or operator(in_place, "Tensor") is not None
 
 
 def _address(tensor: torch.Tensor) -> int:
