@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tracer.capture.ignored_warnings import ignore, ignored
 from tracer.capture.profiler.quiet_profiler import quiet_profiler, without_line
 from tracer.capture.torch_names import step_words
 from tracer.capture.torch_private import torch_compile, torch_cuda, torch_profiler
-from tracer.capture.torch_private.torch_cuda import PeakCounters
+from tracer.capture.torch_private.torch_cuda import PeakCounters, extensions_on_cuda
 from tracer.capture.torch_private.torch_modules import leave_unfilled
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
@@ -385,3 +386,17 @@ def told_apart() -> list[bool]:
 def test_graphs_that_torch_compile_made_are_told_from_models() -> None:
     """In a process of its own: hooks know whether anything was ever compiled in one."""
     assert value_in_fresh_process(told_apart) == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("content", "is_one"), [(b"\x7fELF libc10_cuda.so", True), (b"\x7fELF libc10.so", False), (b"", False)]
+)
+def test_an_extension_that_links_torchs_cuda_library_is_found(
+    content: bytes, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fast_kernels.so"
+    path.write_bytes(content)
+    module = ModuleType("fast_kernels")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "fast_kernels", module)
+    assert ("fast_kernels" in extensions_on_cuda()) == is_one

@@ -222,8 +222,9 @@ class _Again:
 def _operators_tell_all() -> bool:
     """True if only torch's operators read tensors here."""
     from tracer.capture.torch_private.torch_compile import has_compiled, may_launch_kernels_of_triton
+    from tracer.capture.torch_private.torch_cuda import extensions_on_cuda
 
-    return not has_compiled() and not may_launch_kernels_of_triton()
+    return not (has_compiled() or may_launch_kernels_of_triton() or extensions_on_cuda())
 
 
 @contextmanager

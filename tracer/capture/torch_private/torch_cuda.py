@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -165,3 +168,28 @@ def _raise_to(kept: _Peaks, peaks: _Peaks) -> None:
 
 PEAKS: Final = PeakCounters()
 """Of this process, which has one set of counters."""
+
+
+_TORCHS_CUDA: Final = b"libc10_cuda.so"
+
+
+def extensions_on_cuda() -> tuple[str, ...]:
+    """Names of loaded extension modules that link torch's CUDA library, such as those of flash-attn.
+
+    Their functions may launch kernels that no operator of torch names.
+    """
+    files = {name: vars(module).get("__file__") for name, module in list(sys.modules.items()) if module is not None}
+    own = str(Path(torch.__file__).parent)
+    return tuple(
+        name
+        for name, file in files.items()
+        if isinstance(file, str) and file.endswith(".so") and not file.startswith(own) and _links_cuda(Path(file))
+    )
+
+
+def _links_cuda(path: Path) -> bool:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(_TORCHS_CUDA) >= 0
+    except (OSError, ValueError):  # gone, or empty
+        return False
