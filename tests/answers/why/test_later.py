@@ -24,14 +24,16 @@ ZEROED = replace(READ, operator="aten::zero_", overwrites=True)
 DIVIDED = replace(READ, operator="aten::div", fails=True, can_be_in_place=True)
 
 
-def second_run(*blocks: tuple[int, int], num_steps: int = 2, used: NextUse = READ, **known: Any) -> ObjectsAtFailure:
+def second_run(
+    *blocks: tuple[int, int], num_steps: int = 2, used: NextUse = READ, is_freed: bool = False, **known: Any
+) -> ObjectsAtFailure:
     """Size in MiB and next use of each block in use, in the order in which they were allocated."""
     uses = LaterUses(
         distance=tuple(range(len(blocks), 0, -1)),
         size_bytes=tuple(size * _MIB for size, _ in blocks),
         use=tuple(use for _, use in blocks),
         is_last=(used.fails,) * len(blocks),
-        freed=(0,) * len(blocks),
+        freed=(int(is_freed),) * len(blocks),
         uses=(used, ZEROED),
         num_steps=num_steps,
         is_to_the_end=False,
@@ -142,7 +144,7 @@ def test_an_operand_that_nothing_reads_afterwards_can_take_the_result(used: Next
     program = Recorded(capacity=100)
     program.make(60, [line(3)])
     program.fail(60, [line(4)])
-    objects = second_run((60, 0), used=used, in_graphs=frozenset())
+    objects = second_run((60, 0), used=used, is_freed=True, in_graphs=frozenset())
     changes = program.changes(objects)
     assert ("not in place" in changes) == is_said
     if is_said:
@@ -152,3 +154,5 @@ def test_an_operand_that_nothing_reads_afterwards_can_take_the_result(used: Next
         )
         graphs = replace(objects, in_graphs=None)
         assert "not in place" not in program.changes(graphs)
+        is_there = second_run((60, 0), used=used, in_graphs=frozenset())
+        assert "not in place" not in program.changes(is_there)

@@ -298,7 +298,7 @@ class Case:
         uses = second.uses if second is not None else None
         if uses is None:
             return None
-        # The same program, with threads of its own or other random numbers, may ask for other blocks.
+        # Two runs of a program with threads, or with other random numbers, may allocate other blocks.
         num_alike = np.isin(np.array(uses.distance), self._distances()[1]).sum()
         return uses if len(self._followed(uses)[1]) >= max(1, _LEAST_ALIKE * num_alike) else None
 
@@ -314,6 +314,15 @@ class Case:
         _, found, own = np.intersect1d(np.array(uses.distance, np.int64), distance, return_indices=True)
         is_alike = self.lives.requested_bytes[rows[own]] == np.array(uses.size_bytes, np.int64)[found]
         return found[is_alike], rows[own[is_alike]]
+
+    @cached_property
+    def freed_later(self) -> Ints:
+        """Blocks in use that the program freed as far as it was followed, or that it was followed past to its end."""
+        uses = self.later_uses
+        if uses is None:
+            return np.zeros(0, np.int64)
+        found, rows = self._followed(uses)
+        return np.sort(rows[(np.array(uses.freed, np.int64)[found] > 0) | uses.is_to_the_end])
 
     def used_next(self, holds: Callable[[NextUse | None], bool], *, is_last: bool = False) -> Ints:
         """Return the blocks in use whose next use, None for none, meets a condition; none where it is not known.

@@ -34,7 +34,7 @@ def not_read_again(case: Case) -> Iterator[Cause]:
         rows = rows[~case.stays[rows]]
     for group, what, change, price in _groups(case, rows):
         if case.is_much(group, percent=_LEAST_PERCENT):
-            yield _unread(case, group, what, f"{uses.horizon}", change, price)
+            yield _unread(case, group, what, uses.horizon, change, price)
 
 
 _LEAST_STEPS: Final = 2
@@ -55,7 +55,7 @@ def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
     )
     yield (
         rows[is_parameter],
-        f" of {Kind(int(kind[is_parameter][0])).words}s" if is_parameter.any() else "",
+        f" of {' and '.join(sorted({Kind(each).words for each in kind[is_parameter].tolist()}))}",
         'keep what is not called on the host meanwhile (.to("cpu"))',
         GivesUp.A_LITTLE,
     )
@@ -66,7 +66,7 @@ def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
         GivesUp.NOTHING,
     )
     others = rows[~is_gradient & ~is_parameter & ~is_in_graph]
-    yield others, "", "let go of them before that (`del`, a function of their own, or .cpu())", GivesUp.NOTHING
+    yield others, "", "let go of them before this line (`del`, a function of their own, or .cpu())", GivesUp.NOTHING
 
 
 def _unread(case: Case, rows: Ints, what: str, horizon: str, change: str, price: GivesUp) -> Cause:
@@ -90,8 +90,7 @@ def gradients_that_wait(case: Case) -> Iterator[Cause]:
         return
     yield Cause(
         "gradients that wait",
-        f"{case.words(rows)} are gradients that wait, through this backward, for the optimizer's step, and more are to "
-        "come.",
+        f"{case.words(rows)} are gradients that wait, through this backward, for the optimizer's step.",
         "step each parameter as its gradient is there (register_post_accumulate_grad_hook), and free the gradient: "
         "without clipping by the norm of all, and without accumulation",
         lambda modelled: without_blocks(modelled, rows),
@@ -106,7 +105,8 @@ def not_in_place(case: Case) -> Iterator[Cause]:
     if not case.has_no_graph:
         return
     rows = case.used_next(lambda use: use is not None and use.fails and use.can_be_in_place, is_last=True)
-    rows = rows[~case.stays[rows] & (case.lives.requested_bytes[rows] == case.asked_bytes)]
+    is_alike = ~case.stays[rows] & (case.lives.requested_bytes[rows] == case.asked_bytes)
+    rows = rows[is_alike & np.isin(rows, case.freed_later)]  # One that is still there may be read behind the horizon
     if not len(rows) or not case.is_much(rows[:1], asked_bytes=case.asked_bytes, percent=_LEAST_PERCENT):
         return
     site = case.sites.site(case.asked_stack)
