@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import types
@@ -20,6 +19,7 @@ from tracer.exporters.facts_file import FailureFactsFile, facts_path, write_fact
 from tracer.exporters.files import check_folder
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.screen.terminal import say
+from tracer.sessions.jobs.ranks import this_rank
 from tracer.sessions.session import fault_text
 
 MAX_ENTRIES: Final = 1_000_000
@@ -48,13 +48,13 @@ def dump_on_oom(path: str | Path = "oom.pickle", *, max_entries: int = MAX_ENTRI
         OutputError: The folder cannot be written to.
     """
     path = Path(path).absolute()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and (rank := os.environ.get("RANK", "")).isdecimal():
-        path = path.with_name(f"{path.stem}_rank{rank}{path.suffix}")
+    if (rank := this_rank()) is not None:
+        path = path.with_name(f"{path.stem}_rank{rank.index}{path.suffix}")
     check_folder(path.parent)
     dump = _OomDump(path, AllocatorHistory(torch.device("cuda"), max_entries=max_entries))
     when_cuda_has_begun(dump.start)
     RAISED.callbacks.append(dump.write)
-    RAISED.start()
+    RAISED.start(with_collections=False)
 
 
 class _OomDump:

@@ -172,18 +172,24 @@ class RaisedOutOfMemory:
         self.number = self._num_starts = 0
         self.collected_bytes = 0  # Since the last of these errors
         self._before_bytes: int | None = None
+        self._counts_collections = False
         self.callbacks: list[Callable[[], None]] = []  # Called as such an error is made, before any function is left
 
-    def start(self) -> None:
-        """Count from now on; as often as it is called, `stop` has to be."""
+    def start(self, *, with_collections: bool = True) -> None:
+        """Count from now on; as often as it is called, `stop` has to be.
+
+        Args:
+            with_collections: False leaves Python's collector alone: after an error each collection asks the allocator.
+        """
         self._num_starts += 1
+        self._counts_collections |= with_collections
         if self._num_starts > 1:
             return
 
         def made(error: torch.OutOfMemoryError, *arguments: object) -> None:
             self.number += 1
             self.collected_bytes = 0
-            if self._while_collecting not in gc.callbacks:
+            if self._counts_collections and self._while_collecting not in gc.callbacks:
                 gc.callbacks.append(self._while_collecting)
             RuntimeError.__init__(error, *arguments)
             for callback in self.callbacks:
@@ -196,6 +202,7 @@ class RaisedOutOfMemory:
         self._num_starts -= 1
         if not self._num_starts:
             delattr(torch.OutOfMemoryError, "__init__")
+            self._counts_collections = False
             self.forget()
 
     def forget(self) -> None:
