@@ -34,7 +34,7 @@ class WatchedSteps:
     def __init__(self, device: torch.device, *, max_entries: int) -> None:
         self.earlier: Mapping[str, Alike] | None = None
         self._device, self._reader, self._table = device, StepReader(device), StepTable()
-        # What the ring can hold has far fewer steps than this, and a step without an allocation needs no place in it.
+        # The ring holds far fewer steps than this; a step without an allocation needs no place in it.
         self._ends: deque[tuple[int, int]] = deque(maxlen=max_entries)
         self._num_raised = 0  # Errors of full memory that Python has seen, when the last step ended
         self._next_look: float = _FIRST_LOOK  # Step at which growth is looked for; infinite when it has been told

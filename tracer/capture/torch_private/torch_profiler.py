@@ -260,7 +260,7 @@ class OpenRegions:
 
 @contextmanager
 def _inductor_left_out() -> Iterator[None]:
-    """Meanwhile torch is without Inductor, if nobody has loaded it: to ask for `torch._inductor` takes a second.
+    """While active, `torch._inductor` is absent unless it has been imported: importing it takes a second.
 
     The profiler asks whether it makes CUDA graphs, which an option of its own or a variable of the environment says.
     """

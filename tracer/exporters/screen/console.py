@@ -37,12 +37,12 @@ class Console:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether words are left out, and an answer that is no document."""
+        """True if words are left out, and an answer that is no document."""
         return self.level == "none"
 
     @property
     def is_full(self) -> bool:
-        """Whether the answer is shown whole."""
+        """True if the answer is shown whole."""
         return self.level == "full"
 
     def say(self, *lines: str) -> None:
@@ -57,7 +57,7 @@ class Console:
 
     @contextmanager
     def screen(self) -> Iterator[RichConsole]:
-        """What draws the answer; it is printed when the block ends well."""
+        """The console that draws the answer; it is printed when the block ends well."""
         with screen(is_shown=self.as_json or not self.is_quiet) as console:
             yield console
 
