@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,17 +169,20 @@ def test_data_that_is_loaded_before_the_first_call_of_a_model_is_no_growth() -> 
 
 def test_results_that_each_iteration_leaves() -> None:
     """Nothing is trained; what stays is one block of each pass, and not what forward makes on its way."""
-    program = Recorded(capacity=300)
+    program, kept = Recorded(capacity=300), set[int]()
     for _ in range(10):
         batch = program.make(10, [line(2)])
         passing = [program.make(10, layer(7)) for _ in range(4)]
-        program.make(20, layer(9))
+        kept.add(program.make(20, layer(9)).address)
         for block in [batch, *passing]:
             program.free(block, [line(2)])
     program.fail(120, [line(2)])
     change = first(program)
     assert change.cause == "results kept"
     assert ".cpu()" in change.words
+    # A look at the objects, as the error passed, found them, or nothing but a batch: the failed call had held them.
+    assert "results kept" in program.changes(replace(objects_of(), seen=frozenset(kept)))
+    assert "results kept" not in program.changes(replace(objects_of(), seen=frozenset({1})))
 
 
 @pytest.mark.parametrize(("caller", "cause"), [([line(9)], "results kept"), (layer(9), "cache grown by cat")])

@@ -121,6 +121,10 @@ def growth(case: Case) -> Iterator[Cause]:
         return
     if is_list_of_join(case, grown.rows) or are_listed_states(case, grown.rows):
         return
+    if case.objects is not None and case.objects.seen:
+        seen = np.intersect1d(grown.rows, case.at_addresses(case.objects.seen))
+        if not case.is_share(seen, of=grown.rows, percent=50):
+            return  # the call that failed held them, as a list under construction, and not the program
     inside = grown.rows[case.in_model[grown.rows]]
     are_copies = are_copies_of_weights(case, grown.rows)
     if are_copies and case.with_frame(_is_comprehension)[case.lives.stack[grown.rows]].all():

@@ -66,7 +66,12 @@ def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
         GivesUp.NOTHING,
     )
     others = rows[~is_gradient & ~is_parameter & ~is_in_graph]
-    yield others, "", "let go of them before this line (`del`, a function of their own, or .cpu())", GivesUp.NOTHING
+    yield (
+        others,
+        "",
+        "let go of them before this line (`del`), or keep them on the host until they are used (.cpu())",
+        GivesUp.NOTHING,
+    )
 
 
 def _unread(case: Case, rows: Ints, what: str, horizon: str, change: str, price: GivesUp) -> Cause:
