@@ -246,7 +246,7 @@ def followed(
     from tracer.engines.run import engine_reports
     from tracer.sessions.child_phases import children_followed
     from tracer.sessions.folder import SessionFolder
-    from tracer.sessions.jobs.ranks import ranks_of_children, read_ranks, shared_sentences, write_ranks
+    from tracer.sessions.jobs.ranks import ranks_of_children, read_ranks, shared_sentences, speaks_for_all, write_ranks
     from tracer.sessions.phase_reports import follow_trl, ledger_of_process
 
     assert run.save_dir is not None  # the option has a default
@@ -273,13 +273,15 @@ def followed(
                 write_ranks(children, folder.save_dir)
             if rank is not None and rank.job_folder is None:
                 summary = read_ranks(folder.save_dir, rank.world_size, run=rank.run)
-            if console.is_quiet or not summary.ranks:
+                if not speaks_for_all(rank, summary, folder.save_dir):
+                    return
+            if run.console.is_quiet or not summary.ranks:
                 return
             if children.ranks:
                 names = ", ".join(f"rank{each.index}" for each in children.ranks)
                 processes = some(len(children.ranks), "process")
                 say(f"{processes} of the script trained: {names} in {folder.save_dir}, compared in {RANKS_TEXT}.")
-            with console.screen() as rich:
+            with run.console.screen() as rich:
                 for sentence in shared_sentences(summary):
                     say_on(rich, sentence)
 

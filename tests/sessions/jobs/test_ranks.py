@@ -31,6 +31,7 @@ from tracer.sessions.jobs.ranks import (
     ran_out_later,
     rank_folder,
     read_ranks,
+    speaks_for_all,
     summary_text,
     this_rank,
 )
@@ -187,6 +188,31 @@ def test_whoever_announces_last_puts_all_together(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "ranks.json").read_text())
     assert document["missing"] == []
     assert [rank["has_ended"] for rank in document["ranks"]] == [False] * 3
+
+
+def speakers(save_dir: Path, world_size: int = 3) -> list[int]:
+    summary = read_ranks(save_dir, world_size, run=RUN)
+    return [
+        index for index in range(world_size) if speaks_for_all(Rank(index, world_size, index, RUN), summary, save_dir)
+    ]
+
+
+def test_the_last_rank_to_end_speaks_for_all(tmp_path: Path) -> None:
+    for time_s, index in enumerate((1, 2, 0)):
+        assert speakers(tmp_path) == []
+        leave(tmp_path, peak(index))
+        os.utime(rank_folder(tmp_path, index) / RANK_JSON, (time_s, time_s))
+    assert speakers(tmp_path) == [0]
+    os.utime(rank_folder(tmp_path, 1) / RANK_JSON, (2, 2))  # at the same moment as rank 0's
+    assert speakers(tmp_path) == [1]
+
+
+def test_rank_0_speaks_for_ranks_of_which_one_has_failed(tmp_path: Path) -> None:
+    for index in (0, 1):
+        leave(tmp_path, peak(index))
+    assert speakers(tmp_path) == []
+    leave(tmp_path, replace(peak(1), failure="OutOfMemoryError"))
+    assert speakers(tmp_path) == [0]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"index": 1}', '{"index": 1, "run": "run", "new": 3}'])

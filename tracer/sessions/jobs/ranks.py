@@ -335,6 +335,17 @@ def message_of(folder: Path, index: int) -> RankMessage | None:
         return None
 
 
+def speaks_for_all(rank: Rank, summary: RanksSummary, folder: Path) -> bool:
+    """Whether this rank prints the sentences on all ranks: the last one to end, or rank 0 where a rank has failed.
+
+    Each rank leaves its message before it reads those of others, so that exactly one finds that it came last.
+    """
+    if summary.missing or len(summary.ended) < rank.world_size:
+        return rank.index == 0 and any(each.failure for each in summary.ranks)
+    times = {index: (rank_folder(folder, index) / RANK_JSON).stat().st_mtime_ns for index in summary.ended}
+    return rank.index == max(times, key=lambda index: (times[index], index))
+
+
 def _as_json(summary: RanksSummary) -> dict[str, Any]:
     from tracer.exporters.json_documents.job import gpus_json
 
