@@ -146,7 +146,7 @@ def check(program: SmallTraining, device: torch.device) -> None:
         assert reproduction.addresses.is_exact, reproduction.addresses
 
 
-def let_go(device: torch.device) -> None:
+def release(device: torch.device) -> None:
     """Free what the program before has left, so that none is in the next one's reserved memory."""
     gc.collect()
     if device.type == "cuda":
@@ -184,14 +184,14 @@ def replayed(session: ProfileSession) -> Reproduction | None:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_the_peak_is_the_allocators_and_its_history_has_every_block(program: SmallTraining) -> None:
-    let_go(DEVICE)  # of tests before: their parameters would have rows, too
+    release(DEVICE)  # of tests before: their parameters would have rows, too
     check(program, DEVICE)
 
 
 @pytest.mark.needs_values
 @pytest.mark.parametrize("program", NAMED_KERNELS, ids=lambda program: program.name)
 def test_each_kernel_of_attention_has_its_scratch_in_the_rows(program: SmallTraining) -> None:
-    let_go(DEVICE)
+    release(DEVICE)
     check(program, DEVICE)
 
 

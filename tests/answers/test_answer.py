@@ -31,7 +31,7 @@ from tracer.answers.findings import SnapshotFindings
 from tracer.answers.paths import shorten_paths
 from tracer.answers.prediction import OutOfMemoryAt, Prediction, Sizes
 from tracer.answers.ranks import explain_job
-from tracer.answers.recording_findings import put_together
+from tracer.answers.recording_findings import combine_cycles
 from tracer.answers.run_results import RunResults
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.answers.step_findings import GrowthOverSteps, StepFindings, Trend
@@ -106,7 +106,7 @@ SNAPSHOTS: dict[str, Callable[[], SnapshotFindings]] = {
 
 
 def of_workload(name: str) -> RunResults:
-    return RunResults(put_together(recorded_workload(name).cycles))
+    return RunResults(combine_cycles(recorded_workload(name).cycles))
 
 
 RUNS: dict[str, Callable[[], RunResults]] = {

@@ -23,7 +23,7 @@ from tracer.answers.answer_tables import categories_table
 from tracer.answers.findings import CycleFindings, RunFindings
 from tracer.answers.parallelism import _of_modules, parallelism_sentences, wide_sentence
 from tracer.answers.prediction import LargestBatch
-from tracer.answers.recording_findings import find_in_cycle, put_together
+from tracer.answers.recording_findings import combine_cycles, find_in_cycle
 from tracer.answers.rows import Row
 from tracer.answers.values_read import values_lines
 from tracer.blocks.kinds import meaning_of, words_of
@@ -62,7 +62,7 @@ def phases_of(lines: list[str]) -> list[list[str]]:
 
 
 def test_the_peaks_phase_is_a_row_in_order_of_time() -> None:
-    found = phases_of(screen_of(put_together([cycle()])))
+    found = phases_of(screen_of(combine_cycles([cycle()])))
     assert found == [["forward"], ["backward"], ["other", "<-", "peak"], ["optimizer"]]
 
 
@@ -71,14 +71,14 @@ def test_a_table_without_rows_is_not_printed() -> None:
     outside = replace(found.source.attribution, op_step=np.full_like(found.source.attribution.op_step, -1))
     changed = replace(found.source, attribution=outside)
     peak = replace(found.peak, phase=None)
-    assert phases_of(screen_of(put_together([replace(found, source=changed, peak=peak)]))) == []
+    assert phases_of(screen_of(combine_cycles([replace(found, source=changed, peak=peak)]))) == []
 
 
 def test_peaks_that_read_alike_do_not_differ() -> None:
     peak = replace(cycle().peak, peak_bytes=5 << 30)
     slightly_more = replace(cycle(), peak=replace(peak, peak_bytes=peak.peak_bytes + 512))
     assert "recorded cycles differ" not in " ".join(
-        screen_of(put_together([replace(cycle(), peak=peak), slightly_more]))
+        screen_of(combine_cycles([replace(cycle(), peak=peak), slightly_more]))
     )
 
 
@@ -86,7 +86,7 @@ def test_peaks_that_read_alike_do_not_differ() -> None:
 def test_only_whole_cycles_differ(is_whole: bool, differ: bool) -> None:
     found = cycle()
     smaller = replace(found, source=replace(found.source, is_whole=is_whole), peak=replace(found.peak, peak_bytes=1))
-    text = " ".join(screen_of(put_together([cycle(), smaller])))
+    text = " ".join(screen_of(combine_cycles([cycle(), smaller])))
     assert ("recorded cycles differ" in text) == differ
     assert ("1 cycle was cut short by the end of the run" in text) == (not is_whole)
 
@@ -103,7 +103,7 @@ def with_modules(sizes: dict[str, int]) -> RunFindings:
     row = cycle().peak.rows[0]
     rows = tuple(replace(row, module=name, bytes=size, file=None, caller_file=None) for name, size in sizes.items())
     peak = replace(cycle().peak, rows=rows, peak_bytes=sum(sizes.values()))
-    return put_together([replace(cycle(), peak=peak)])
+    return combine_cycles([replace(cycle(), peak=peak)])
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from tracer.answers.graph_pools import graph_pools
 from tracer.answers.line_memory import line_memory
 from tracer.answers.out_of_memory import OutOfMemory
 from tracer.answers.peak import Peak
-from tracer.answers.recording_findings import counted_blocks, find_in_cycle, put_together
+from tracer.answers.recording_findings import combine_cycles, counted_blocks, find_in_cycle
 from tracer.answers.rows import Row, group_rows
 from tracer.answers.run_history import RunHistory
 from tracer.answers.snapshot_findings import replay_snapshot
@@ -88,7 +88,7 @@ def test_without_a_history_no_entry_is_joined() -> None:
 
 def test_means_are_of_whole_cycles_and_the_worst_is_any() -> None:
     cycles = [cycle(100), cycle(300), cycle(900, is_whole=False)]
-    found = put_together(cycles)
+    found = combine_cycles(cycles)
     assert found.averaged == tuple(cycles[:2])
     assert (found.breakdown.peak_bytes, found.breakdown.num_left_out) == (200, 1)
     assert found.worst is cycles[2]
@@ -96,18 +96,18 @@ def test_means_are_of_whole_cycles_and_the_worst_is_any() -> None:
 
 
 def test_where_no_cycle_is_whole_all_are_averaged() -> None:
-    found = put_together([cycle(100, is_whole=False), cycle(300, is_whole=False)])
+    found = combine_cycles([cycle(100, is_whole=False), cycle(300, is_whole=False)])
     assert (found.breakdown.peak_bytes, found.breakdown.num_left_out) == (200, 0)
 
 
 def test_of_equal_peaks_the_first_cycle_is_the_worst() -> None:
     cycles = [cycle(100), cycle(300), cycle(300)]
-    assert put_together(cycles).worst is cycles[1]
+    assert combine_cycles(cycles).worst is cycles[1]
 
 
 def test_no_cycle_is_an_error() -> None:
     with pytest.raises(RecordingError, match="before a single step was profiled"):
-        put_together([])
+        combine_cycles([])
 
 
 # ---- Memory of each kind over time has the sizes that the rows of the peak have, and sums to the allocator's count.
@@ -301,7 +301,7 @@ def captured() -> tuple[RunFindings, list[Capture]]:
     (results,) = record(work)
     begins = [Capture(0, marks[0], marks[1], (1, 0)), Capture(0, marks[2], marks[3], (1, 0))]
     begins[1].in_use = frozenset({kept[0].data_ptr()})
-    return put_together([find_in_cycle(read_recording(results))]), begins
+    return combine_cycles([find_in_cycle(read_recording(results))]), begins
 
 
 def explained(findings: RunFindings, *captures: Capture) -> GraphPool:
@@ -435,7 +435,7 @@ def test_without_a_walk_nothing_is_told() -> None:
 def test_a_walk_from_before_a_recorded_event_tells_nothing_of_the_failure() -> None:
     """An event at 5: the walk at 0 was before that cycle, and what lies at its addresses may be something else."""
     recording = recording_of([Event(0, 100, 1, at_ns=5)])
-    findings = put_together([find_in_cycle(recording)])
+    findings = combine_cycles([find_in_cycle(recording)])
     assert held_at_failure(with_walks(0), "cpu", findings) == NOTHING_HELD
     assert held_at_failure(with_walks(0, 9), "cpu", findings).named
 
@@ -450,7 +450,7 @@ def test_a_recording_that_shows_everything_needs_no_sentence() -> None:
     found = findings_of(recording)
     assert unseen(recording, found.source.lifetimes) == ()
     assert not_recorded(found.peak) is None
-    assert left_out(put_together([found])) == ()
+    assert left_out(combine_cycles([found])) == ()
 
 
 def test_assumed_frees_and_reused_addresses_are_said_with_their_number() -> None:
@@ -505,10 +505,10 @@ def test_cycles_that_were_cut_are_said_and_whether_the_peak_is_in_one() -> None:
     )
     larger = findings_of(recording_of([Event(0, 500, 1)]))
     cut, larger = (replace(one, source=replace(one.source, is_whole=False)) for one in (cut, larger))
-    assert left_out(put_together([whole, cut])) == (
+    assert left_out(combine_cycles([whole, cut])) == (
         "1 cycle was cut short by the end of the run: means (max_mem.txt) leave that out.",
     )
-    assert left_out(put_together([whole, cut, larger])) == (
+    assert left_out(combine_cycles([whole, cut, larger])) == (
         "2 cycles were cut short by the end of the run: means (max_mem.txt) leave that out, and the peak shown is in "
         "one that was cut.",
     )
@@ -531,7 +531,7 @@ def found(code: CompiledCode, *, is_compiled: bool = True) -> RunFindings:
     blocks = replace(blocks, frame=none, origin=none + is_compiled, values=region)
     source = replace(cycle.source, attribution=attribution)
     changed = replace(cycle, source=source, peak=replace(cycle.peak, blocks=blocks))
-    return put_together([changed], compiled=code)
+    return combine_cycles([changed], compiled=code)
 
 
 def test_a_program_that_compiles_nothing_has_no_sentence() -> None:

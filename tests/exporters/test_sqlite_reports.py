@@ -18,7 +18,7 @@ from tests.skips import by_default
 from tests.training_steps import ONE_OF_EACH, REPORT_QUICK, REPORT_WORKLOADS, record
 from tracer.answers.operators.memory_report import ActivationEntry, MemoryReport, Weight, memory_report
 from tracer.answers.operators.run_times import RunTimeRow
-from tracer.answers.recording_findings import find_in_cycle, put_together
+from tracer.answers.recording_findings import combine_cycles, find_in_cycle
 from tracer.capture.objects.parameter_origins import ParameterOrigins, describe_parameters
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources.source_files import ProjectFiles
@@ -159,7 +159,7 @@ def test_sequential_in_a_script_has_rows_with_lines(tmp_path: Path) -> None:
     module = ModuleType("script")
     with ParameterOrigins():
         exec(compile(script.read_text(), str(script), "exec"), module.__dict__)
-    found = put_together([find_in_cycle(read_recording(one)) for one in record(module.step)])
+    found = combine_cycles([find_in_cycle(read_recording(one)) for one in record(module.step)])
     what = memory_report(found, parameters=describe_parameters(module.model))
     path = memory_written(what, tmp_path, root=tmp_path)
     assert query(path, R1) == [("0.weight", 128, 128, "script.py", 3), ("0.bias", 32, 32, "script.py", 3)]

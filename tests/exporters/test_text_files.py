@@ -17,7 +17,7 @@ from tests.blocks.from_recording.test_memory_timeline import cycle
 from tests.test_json_documents import HEADER, keys
 from tests.training_steps import ONE_OF_EACH, Recorded
 from tracer.answers.peak import AllocatorPeak
-from tracer.answers.recording_findings import put_together
+from tracer.answers.recording_findings import combine_cycles
 from tracer.answers.run_results import RunResults
 from tracer.blocks.from_recording.memory_timeline import Breakdown
 from tracer.blocks.table import CountedParts
@@ -101,7 +101,7 @@ def test_the_parser_reads_every_row_and_nothing_else(cycles: list[tuple[list[int
 def test_on_a_workload_of_each_kind_the_parser_reads_it_and_finds_a_peak(
     name: str, recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:
-    findings = put_together(recorded(name).cycles)
+    findings = combine_cycles(recorded(name).cycles)
     write_max_mem(findings.breakdown, findings.peaks, tmp_path / "max_mem.txt")
     text = (tmp_path / "max_mem.txt").read_text()
     found = parse_max_mem(text)
@@ -121,7 +121,7 @@ def _assert_second_part_sums(text: str, peak_bytes: int) -> None:
 
 
 def test_the_part_at_the_true_peak_has_the_means_over_cycles(recorded: Callable[[str], Recorded]) -> None:
-    findings = put_together(recorded("transformer").cycles)
+    findings = combine_cycles(recorded("transformer").cycles)
     text = max_mem_text(findings.breakdown, findings.peaks)
     one, two = (peak.by_category()["ACTIVATION"] for peak in findings.peaks)
     assert re.search(rf"ACTIVATION +{(one + two) / 2:.0f} bytes", text)
@@ -169,7 +169,7 @@ def test_the_timing_parser_reads_any_duration(durations: list[float]) -> None:
 def test_on_a_workload_of_each_kind_the_rows_of_peak_json_sum_to_the_allocators_count(
     name: str, recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:
-    findings = put_together(recorded(name).cycles)
+    findings = combine_cycles(recorded(name).cycles)
     write_json(tmp_path / "peak.json", peak_document(RunResults(findings)))
     document: dict[str, Any] = json.loads((tmp_path / "peak.json").read_text())
     assert set(document) >= CONTRACT
@@ -180,19 +180,19 @@ def test_on_a_workload_of_each_kind_the_rows_of_peak_json_sum_to_the_allocators_
 
 
 def test_peak_json_is_about_the_cycle_with_the_largest_peak(recorded: Callable[[str], Recorded]) -> None:
-    findings = put_together(recorded("lbfgs").cycles)
+    findings = combine_cycles(recorded("lbfgs").cycles)
     small, large = findings.peaks
     assert small.peak_bytes < large.peak_bytes
     document = peak_document(RunResults(findings))
     assert (document["cycle"], document["peak_bytes"]) == (1, large.peak_bytes)
     assert document["time_us"] == large.time_ns / 1000
     first, last = findings.parts
-    assert peak_document(RunResults(put_together([last, first])))["cycle"] == 0
-    assert peak_document(RunResults(put_together([first, first])))["cycle"] == 0, "the first of equals"
+    assert peak_document(RunResults(combine_cycles([last, first])))["cycle"] == 0
+    assert peak_document(RunResults(combine_cycles([first, first])))["cycle"] == 0, "the first of equals"
 
 
 def test_rows_are_told_apart_as_the_report_tells_them(recorded: Callable[[str], Recorded]) -> None:
-    findings = put_together(recorded("fno_2d_new_zeros").cycles)
+    findings = combine_cycles(recorded("fno_2d_new_zeros").cycles)
     document = peak_document(RunResults(findings))
     assert [row["bytes"] for row in document["rows"]] == [row.bytes for row in findings.peaks[0].rows]
     assert any(row["file"] and row["file"].endswith("fno_layers.py") and row["line"] > 0 for row in document["rows"])  # type: ignore[operator]
@@ -200,7 +200,7 @@ def test_rows_are_told_apart_as_the_report_tells_them(recorded: Callable[[str], 
 
 
 def test_peak_json_says_with_what_the_run_was_made(recorded: Callable[[str], Recorded]) -> None:
-    findings = put_together(recorded("lbfgs").cycles)
+    findings = combine_cycles(recorded("lbfgs").cycles)
     origin = RunOrigin("main.py --seed 1", "2026-01-01", "2.15.0", "3.11")
     document = peak_document(RunResults(findings, origin=origin))
     assert {name for row in document["rows"] for name in row} == set(keys("A row"))

@@ -128,5 +128,5 @@ def test_two_sessions_of_one_process_share_none_either(tmp_path: Path) -> None:
     assert second.take() == tmp_path / "out" / f"process{os.getpid()}"
     assert third.take() == tmp_path / "out" / f"process{os.getpid()}_2"
     for folder in (third, second, first):
-        folder.let_go()
+        folder.release()
     assert not (tmp_path / "out").exists(), "nothing was written"

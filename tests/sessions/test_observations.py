@@ -1,4 +1,4 @@
-"""Whose memory it is: of several models and optimizers, who received a gradient, mapped files, and torch.func."""
+"""CodeOwner memory it is: of several models and optimizers, who received a gradient, mapped files, and torch.func."""
 
 from __future__ import annotations
 

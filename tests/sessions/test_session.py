@@ -64,18 +64,18 @@ class Recording(Session):
         self._note("finish")
 
     @property
-    def has_let_go(self) -> bool:
+    def has_released(self) -> bool:
         return self._objects is None
 
 
 def test_it_is_on_within_the_block_and_keeps_nothing_behind_it(tmp_path: Path) -> None:
     session = Recording(save_dir=tmp_path / "here")
     with session:
-        assert (session.events, session.has_let_go) == (["on"], False)
+        assert (session.events, session.has_released) == (["on"], False)
         other = Recording(save_dir=tmp_path / "here")
         with other:
             assert other._folder is not None and other._folder.is_another
-    assert (session.events, session.has_let_go) == (["on", "off", "finish"], True)
+    assert (session.events, session.has_released) == (["on", "off", "finish"], True)
     with Recording(save_dir=tmp_path / "here") as again:  # the folder is free again
         assert again._folder is not None and not again._folder.is_another
 

@@ -55,7 +55,7 @@ class FitTrial:
     explanation: Explanation | None = None  # Why memory ran out on the card, or grows; of the script as it is
 
     @property
-    def in_vain(self) -> frozenset[str]:
+    def not_applicable(self) -> frozenset[str]:
         """Names of changes that could not be made."""
         return frozenset(name for name in self.apply if any(note.startswith(f"{name}:") for note in self.notes))
 

@@ -38,7 +38,7 @@ def workspace_sentence(rows: Iterable[Row], peak_bytes: int) -> str | None:
     size_bytes = sum(row.bytes for row in of_cublas)
     if not size_bytes or size_bytes * 100 < peak_bytes * LEAST_WIDE_PERCENT:
         return None
-    is_kept = of_cublas[0].evidence == Evidence.LIBRARYS.text
+    is_kept = of_cublas[0].evidence == Evidence.LIBRARY.text
     when = "keeps for a stream" if is_kept else "allocates for a call and frees behind it"
     return f"cuBLAS has {format_bytes(size_bytes)} of the peak, a workspace that torch {when}; it does not grow."
 

@@ -137,10 +137,10 @@ def find_on_other_device(findings: RunFindings, device: str, *, known: KnownStor
         lifetimes = follow_blocks(cycle.recording, known, index)
         parts = (cycle.recording, cycle.categories, cycle.attribution, lifetimes)
         cycles.append(_cycle_findings(*parts, known=known, is_whole=cycle.is_whole))
-    return put_together(cycles, compiled=findings.compiled)
+    return combine_cycles(cycles, compiled=findings.compiled)
 
 
-def put_together(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = NOTHING_COMPILED) -> RunFindings:
+def combine_cycles(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = NOTHING_COMPILED) -> RunFindings:
     """Findings of a run from those of its cycles, all of one device."""
     if not cycles:
         raise RecordingError(
@@ -164,7 +164,7 @@ def without_wrapped(findings: RunFindings) -> RunFindings:
     """
     cycles = [cycle for cycle in findings.parts if not cycle.source.recording.flow.has_uses]
     if cycles:
-        return put_together(cycles, compiled=findings.compiled)
+        return combine_cycles(cycles, compiled=findings.compiled)
     return replace(findings, growth=None)
 
 

@@ -119,12 +119,12 @@ class Evidence(IntEnum):
     STEP_STACK_BEFORE = 33, "allocated before the recording, with a stack in an optimizer's step"
     BACKWARD_STACK_BEFORE = 34, "likely: allocated before the recording, never freed, with a stack in backward"
     RECOMPUTED_STACK = 35, "recomputed in backward by a module or a checkpoint, freed by autograd"
-    RELEASED_IN_SILENCE = 36, "likely: allocated with a Python stack, freed without one, as by autograd's threads"
-    SILENCE_TO_STEP = (
+    RELEASED_STACKLESS = 36, "likely: allocated with a Python stack, freed without one, as by autograd's threads"
+    STACKLESS_TO_STEP = (
         37,
         "likely: allocated without a Python stack, of a parameter's size, alive when the optimizer's step ran",
     )
-    WITHIN_SILENCE = 38, "likely: allocated and freed without a Python stack, as by autograd's threads"
+    WITHIN_STACKLESS_RUN = 38, "likely: allocated and freed without a Python stack, as by autograd's threads"
     SAME_STACK = 39, "likely: other blocks of the same stack are of this kind"
     GRADIENTS_SIZES = 40, "likely: allocated before the recording, never freed, as many as gradients of its size"
     SETS_OF_SIZES = (
@@ -157,7 +157,7 @@ class Evidence(IntEnum):
     )
     COPIED_PARAMETER = 55, "its stack is where copy.deepcopy copies a Parameter"
     SAVED_IN_BACKWARD = 56, "saved for a second derivative: made in backward, alive after it, freed by autograd"
-    SAVED_IN_SILENCE = (
+    SAVED_STACKLESS = (
         58,
         "likely: allocated and freed without a Python stack, and the program's own code ran in between, as what a"
         " second derivative needs",
@@ -173,7 +173,7 @@ class Evidence(IntEnum):
     WITHIN_LOOP = 68, "made and freed outside forward, backward and optimizer"
     COMPILED_SAVED = 69, "saved for backward by a compiled forward"
     COMPILED_TAKEN_OVER = 71, "memory saved by a compiled forward, reused by its backward"
-    LIBRARYS = 72, "workspace that a library keeps between calls"
+    LIBRARY = 72, "workspace that a library keeps between calls"
     COMPILED_RECOMPUTED = 73, "recomputed by a compiled backward"
     REPLACES_BUFFER = 86, "made by the line that freed a buffer of its size, right before"
     REPLACES_BY_LINE = 88, "made by the line that freed a parameter of its size, right before"
@@ -186,7 +186,7 @@ class Evidence(IntEnum):
         84,
         "made by the loop before backward, freed in the next step before its forward; uses not recorded",
     )
-    LIBRARYS_STATE = 78, "cuDNN's random state for the dropout of recurrent layers"
+    LIBRARY_STATE = 78, "cuDNN's random state for the dropout of recurrent layers"
     FREED_BY_MAKER = 82, "made and freed by one operator; uses not recorded"
     GIVEN_TO_REDUCER = 79, "from before the recording, written and read by DDP's reducer"
     # Of a process that can be asked, or could when its recording began.

@@ -104,7 +104,7 @@ class GraphCaptures:
                 with quiet_profiler():
                     profiler.stop()
                 capture.recording = read_recording(torch_profiler.kineto_results(profiler))
-                torch_profiler.let_go_of(profiler)
+                torch_profiler.release_profiler(profiler)
         except Exception as fault:
             self.fault = fault
 

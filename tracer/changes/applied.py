@@ -50,8 +50,8 @@ class AppliedChanges:
         """A sentence on each change that could not be made, and lines for the script where a library was used."""
         # A program whose memory ended before its first step has not come to its loss yet, say.
         known = ((name, hooks) for name, hooks in self.hooks.items() if hooks.known_after <= self._reached)
-        in_vain = [f"{name}: {why}" for name, hooks in known if (why := hooks.why_not())]
-        return (*in_vain, *(hooks.in_script for hooks in self.hooks.values() if hooks.in_script))
+        not_applicable = [f"{name}: {why}" for name, hooks in known if (why := hooks.why_not())]
+        return (*not_applicable, *(hooks.in_script for hooks in self.hooks.values() if hooks.in_script))
 
     def __enter__(self) -> Self:
         """Register the hooks that make the changes, or those that find out when they have to be chosen."""

@@ -39,7 +39,7 @@ _MOST_SHARED = 8
 _NEED_LIMIT_S = 300
 """Seconds of a processor for the run of the script as it is without a limit of memory."""
 _TRACEBACK, _NOTHING_PRINTED = "Traceback (", "It printed nothing."
-_OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
+_OWN_LINES = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
 
 
 @dataclass
@@ -252,8 +252,8 @@ def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], TracerEr
 
 def _said(lines: Sequence[str]) -> tuple[tuple[str, ...], TracerError | None]:
     """A script's own lines; and our error behind them, where the script has printed no traceback that says why."""
-    own = tuple(line for line in lines if line.strip() and not line.startswith(_OURS))
-    ours = {begin: next((line for line in reversed(lines) if line.startswith(begin)), "") for begin in _OURS[:2]}
+    own = tuple(line for line in lines if line.strip() and not line.startswith(_OWN_LINES))
+    ours = {begin: next((line for line in reversed(lines) if line.startswith(begin)), "") for begin in _OWN_LINES[:2]}
     sentence, hint = (line.removeprefix(begin) for begin, line in ours.items())
     if not sentence or any(line.startswith(_TRACEBACK) for line in own):
         return own, None

@@ -43,7 +43,7 @@ __tracebackhide__ = True  # a line of this file explains nothing about the scrip
 
 _WRONG_USAGE = 2
 _SCHEDULE = ("n_wait_steps", "n_warmup_steps", "n_active_steps", "n_repeats")
-_OURS = {"--on", "--save-dir", "--keep-recording", "--watch", "--inference", "--apply"}
+_OWN_OPTIONS = {"--on", "--save-dir", "--keep-recording", "--watch", "--inference", "--apply"}
 
 LATER = "later"
 """Below the folder of the results: what is said of memory that ends, or grows, after the recorded steps."""
@@ -336,7 +336,7 @@ class _Ending:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, SystemExit) or isinstance(error, Terminated):
             return False
-        if error.code == _WRONG_USAGE and _OURS.intersection(self._arguments):
+        if error.code == _WRONG_USAGE and _OWN_OPTIONS.intersection(self._arguments):
             say(f"Hint: {BEFORE_SCRIPT}")
         self.own_end = error
         return True

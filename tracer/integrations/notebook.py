@@ -77,7 +77,7 @@ class CellVoice(ScriptVoice):
     to_record_the_first = "--wait 0 --warmup 0 records from the first one"
     if_too_short = "`%%memory_timeline --warmup 0 --active 1` needs one"
 
-    def complain(self, sentence: str) -> None:
+    def warn(self, sentence: str) -> None:
         """Display it."""
         _tell(sentence)
 

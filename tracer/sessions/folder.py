@@ -77,7 +77,7 @@ class OwnFolder:
         self._lock = opened
         return True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Unlock the folder, and remove it if nothing was written."""
         if self._lock is not None and fcntl is not None:
             with suppress(OSError):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tracer.null_gpu.values.switch import HostValues, ValuesReport
 
 
-_OURS = Path(__file__).parents[1]
+_TRACER_FOLDER = Path(__file__).parents[1]
 
 
 def allocator_history(device: torch.device, **options: Any) -> AllocatorHistory:
@@ -84,7 +84,7 @@ def read_by_program(report: ValuesReport) -> ValuesRead:
             num_empty=read.num_empty,
         )
         for read in report.reads
-        if read.decides_size or not Path(read.line.file).is_relative_to(_OURS)
+        if read.decides_size or not Path(read.line.file).is_relative_to(_TRACER_FOLDER)
     ]
     return ValuesRead(
         reads=tuple(reads),

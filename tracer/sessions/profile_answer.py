@@ -61,12 +61,12 @@ class ProfileAnswer:
         if not is_due or results is None:
             return ()
         for sentence in self._warnings(results):
-            self._voice.complain(sentence)
+            self._voice.warn(sentence)
         for file in self._folder.written:
             if file.error is not None and self._screen == "full":
                 say_if_failed(file)
             elif file.error is not None:
-                self._voice.complain(" ".join(file.error.lines))
+                self._voice.warn(" ".join(file.error.lines))
         if self._screen == "none" or not self._folder.is_of_first_rank:
             return ()
         note = of_another_time if self._voice.is_of_script else ""

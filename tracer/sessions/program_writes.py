@@ -126,7 +126,7 @@ def _free_folder(results: Path | None) -> OwnFolder:
         # Another process's folder is deleted with all that is in it: this one's lies beside it.
         if not own.is_another and not any(path.iterdir()):
             return own
-        own.let_go()
+        own.release()
     raise AssertionError  # the loop has no end
 
 
@@ -157,4 +157,4 @@ def _finish(own: OwnFolder, owner: int, *, is_kept: bool) -> None:
             writes.tidy(own.path)
         else:
             shutil.rmtree(own.path)
-        own.let_go()
+        own.release()

@@ -116,7 +116,7 @@ class RecordedCycles:
         self._tracer(profiler)
         self._dropped = None
         cost.has_read(self._tracer.num_events)
-        torch_profiler.let_go_of_recording(profiler)
+        torch_profiler.release_recording(profiler)
 
     def keep_history(self, *, is_last: bool) -> None:
         """Keep the allocator's history if the cycle that has been read has the highest peak so far."""
@@ -131,7 +131,7 @@ class RecordedCycles:
         """Keep a recording that was cut unread, with all that Python holds at its end, in case no other is made."""
         self._name_wrappers()
         add = self._tracer.adder(profiler)
-        torch_profiler.let_go_of_recording(profiler)
+        torch_profiler.release_recording(profiler)
         self.look(is_walk=True)
         self.history.dump(0)
         self._dropped, self.history.snapshot = (add, self.history.snapshot), None

@@ -132,7 +132,7 @@ class Session:
     def abandon(self) -> None:
         """Switch off without a result, as if the block had never begun."""
         self._guarded(lambda: self._switch_off(None))
-        self._let_go()
+        self._release()
         self._termination.forget()
 
     @uninterrupted
@@ -146,7 +146,7 @@ class Session:
             with numpys_own_names():
                 self._end_and_finish(error)
         finally:
-            self._let_go()
+            self._release()
             self._termination.close()
 
     def _end_and_finish(self, error: BaseException | None) -> None:
@@ -190,12 +190,12 @@ class Session:
                 hint="Put the loop into a block: `with ... as session:`, and call session.step() in it.",
             )
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Drop all references to the user's objects, and release the folder."""
         self._forget_forks()
         self._objects = None
         if self._folder is not None:
-            self._folder.let_go()
+            self._folder.release()
 
     def _leave_to_parent(self) -> None:
         """Drop the session in a forked child; it belongs to the parent."""
@@ -265,7 +265,7 @@ class Voice:
         for sentence in objects.updates_of_others():
             warn_at_users_line(sentence)
 
-    def complain(self, sentence: str) -> None:
+    def warn(self, sentence: str) -> None:
         """Warn, at the line that ends the block; in a notebook, below the cell."""
         if not display_in_notebook(Paragraph(sentence)):
             warn_at_users_line(sentence)
@@ -300,7 +300,7 @@ class Voice:
             with screen() as console:
                 print_answer(answer, console, full=is_full, top=top, last=last, below=below)
         except OutputError as problem:
-            self.complain(f"{problem} {problem.hint}")
+            self.warn(f"{problem} {problem.hint}")
             return ()
         return tuple(last)
 
@@ -323,7 +323,7 @@ class ScriptVoice(Voice):
     def of_optimizers(self, objects: TrainingObjects) -> None:
         """No-op: optimizers of a script may train tensors outside any model, such as latents and prompts."""
 
-    def complain(self, sentence: str) -> None:
+    def warn(self, sentence: str) -> None:
         """Print it."""
         say(f"Note: {sentence}")
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracer.answers.failure_lines import failure_lines
 from tracer.answers.findings import RunFindings
-from tracer.answers.recording_findings import find_in_cycle, put_together
+from tracer.answers.recording_findings import combine_cycles, find_in_cycle
 from tracer.answers.run_history import RunHistory
 from tracer.answers.run_results import RunResults
 from tracer.blocks.from_recording.origins import with_lines_of_nodes
@@ -80,7 +80,7 @@ def _findings(run: KeptRun, history: RunHistory) -> RunFindings | None:
     if not run.cycles:
         return None
     texts = {source.path: source.text for source in run.sources}
-    findings = put_together(
+    findings = combine_cycles(
         [
             find_in_cycle(
                 with_lines_of_nodes(place_inline_operators(cycle.recording, texts.get), run.compiled.graphs),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tracer.answers.findings import CycleFindings, RunFindings
-from tracer.answers.recording_findings import find_in_cycle, put_together
+from tracer.answers.recording_findings import combine_cycles, find_in_cycle
 from tracer.blocks.from_recording.allocator_count import default_device, most_held_bytes
 from tracer.blocks.from_recording.origins import with_lines_of_nodes
 from tracer.capture.compile_watch import CompileWatch
@@ -194,7 +194,7 @@ class TimelineTracer:
                 code = self._compiled(self._recordings)
                 for cycle, recording in zip(self._kept, self._recordings, strict=True):
                     cycle.recording = with_lines_of_nodes(recording, code.graphs)
-                self._findings = put_together(self._cycles(code), compiled=code)
+                self._findings = combine_cycles(self._cycles(code), compiled=code)
         return self._findings
 
     def _cycles(self, code: CompiledCode) -> list[CycleFindings]:

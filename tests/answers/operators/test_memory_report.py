@@ -37,7 +37,7 @@ from tracer.answers.operators.memory_report import (
     saved_activations,
     weights,
 )
-from tracer.answers.recording_findings import find_in_cycle, put_together
+from tracer.answers.recording_findings import combine_cycles, find_in_cycle
 from tracer.blocks.from_recording.cycle import Cycle
 from tracer.capture.objects.known_storages import Parameter, Role
 from tracer.capture.objects.parameter_origins import describe_parameters
@@ -51,7 +51,7 @@ NAMES = by_default([*WORKLOADS, *REPORT_WORKLOADS], {*ONE_OF_EACH, *REPORT_QUICK
 def findings_of(run: Recorded) -> RunFindings:
     model = run.workload.model
     names = {id(module): path for path, module in model.named_modules()} if model is not None else {}
-    return put_together([find_in_cycle(recording, module_names=names) for recording in run.recordings])
+    return combine_cycles([find_in_cycle(recording, module_names=names) for recording in run.recordings])
 
 
 @cache

@@ -23,7 +23,7 @@ from tests.snapshot.explained import explain_snapshot
 from tests.training_steps import Recorded, build_workload, each_workload
 from tracer.answers.findings import CycleFindings, RunFindings
 from tracer.answers.labels import Labels, label_snapshot, labels_of
-from tracer.answers.recording_findings import counted_blocks, find_in_cycle, put_together, with_allocator_history
+from tracer.answers.recording_findings import combine_cycles, counted_blocks, find_in_cycle, with_allocator_history
 from tracer.arrays import Int, PerBlock
 from tracer.blocks.from_recording.allocator_join import join_entries, join_history, reserved_ranges
 from tracer.blocks.from_recording.block_lifetimes import follow_blocks
@@ -93,7 +93,7 @@ class WatchedAllocator(AllocatorModel):
     def findings(self, keys: Iterable[Key] = (), **given: Any) -> RunFindings:
         """The recording's alone."""
         recording = recording_of(self.events, tuple(keys), devices=("cuda:0",))
-        return put_together([find_in_cycle(recording, **given)])
+        return combine_cycles([find_in_cycle(recording, **given)])
 
 
 def joined(allocator: WatchedAllocator, *, keep: int | None = None, **given: Any) -> RunFindings:

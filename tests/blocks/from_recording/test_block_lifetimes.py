@@ -418,7 +418,7 @@ def test_an_input_counts_until_it_was_seen_to_be_let_go() -> None:
     recording = with_steps(recording_of(events(8), KEYS), 0, 35)
     recording = with_flow(recording, (12, 1), (22, 0), (52, 1), (62, 0))
     known = known_of((-5, 100, 40, Role.HELD, ""), (11, 500, 60, Role.INPUT, "x"), (51, 500, 60, Role.INPUT, "x"))
-    lifetimes = follow_blocks(recording, walked(let_go(known, (38, 500)), -5), 0)
+    lifetimes = follow_blocks(recording, walked(release(known, (38, 500)), -5), 0)
     # Event 4 is the first behind 38.
     assert unseen_lives(lifetimes) == [(500, 60, 0, 4), (500, 60, 4, 8)]
 
@@ -446,7 +446,7 @@ def test_what_is_looked_at_after_the_walk_was_there_too() -> None:
     assert levels_of(lifetimes) == [101, 102]
 
 
-def let_go(known: KnownStorages, *ends: tuple[int, int]) -> KnownStorages:
+def release(known: KnownStorages, *ends: tuple[int, int]) -> KnownStorages:
     """Storages at these addresses were let go at these times."""
     ends_ns = START_NS + np.array([at for at, _ in ends], np.int64)
     address = np.array([place for _, place in ends], np.int64)
@@ -460,7 +460,7 @@ def let_go(known: KnownStorages, *ends: tuple[int, int]) -> KnownStorages:
 )
 def test_what_is_seen_to_be_let_go_is_gone(at_ns: int, levels: list[int]) -> None:
     """Of an earlier tenant of the address, from before the walk, it says nothing."""
-    known = let_go(WALK, (at_ns, 100), (at_ns, 777))
+    known = release(WALK, (at_ns, 100), (at_ns, 777))
     lifetimes = follow_blocks(recording_of(events(3), KEYS[:1]), known, 0)
     assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == levels
     assert lifetimes.died_unseen.tolist()[0] == (levels[-1] < 43)
@@ -469,7 +469,7 @@ def test_what_is_seen_to_be_let_go_is_gone(at_ns: int, levels: list[int]) -> Non
 def test_rows_go_by_the_reported_free_and_the_count_by_when_it_was_let_go() -> None:
     """A reference is called right before the memory is freed. What contradicts that is no longer explained."""
     recording = recording_of([*events(2), Event(100, -40, 1, key=0, at_ns=30), Event(9, 1, 70, at_ns=40)], KEYS[:1])
-    right, wrong = (follow_blocks(recording, let_go(WALK, (at_ns, 100)), 0) for at_ns in (29, 5))
+    right, wrong = (follow_blocks(recording, release(WALK, (at_ns, 100)), 0) for at_ns in (29, 5))
     assert levels_of(right) == right.allocator_bytes.tolist() == levels_of(wrong) == [41, 42, 2, 3]
     assert wrong.allocator_bytes.tolist() == [41, 2, 2, 3]
 

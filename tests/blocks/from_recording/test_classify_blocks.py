@@ -100,7 +100,7 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         ({**FORWARD, "in_collective": True, "role": Role.SAVED}, Kind.COMMUNICATION),
     ),
     (
-        Evidence.LIBRARYS_STATE,
+        Evidence.LIBRARY_STATE,
         # Used beside parameters, as a batch is.
         ({**BEFORE, **INPUT, "is_target": True, "is_dropout_state": True}, Kind.WORKSPACE),
         ({"role": Role.SAVED, **BEFORE, "is_dropout_state": True}, Kind.WORKSPACE),
@@ -111,7 +111,7 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         ({"role": Role.SAVED, **BEFORE, "is_made_unseen": True, "used_by_backward": True}, Kind.ACTIVATION),
     ),
     (
-        Evidence.LIBRARYS,
+        Evidence.LIBRARY,
         ({"role": Role.WORKSPACE, **BEFORE, "has_tensor": False}, Kind.WORKSPACE),
         ({"role": Role.WORKSPACE, **FORWARD, "has_tensor": False}, Kind.WORKSPACE),
         # As large as a tensor that an operator uses, which NEARLY has.

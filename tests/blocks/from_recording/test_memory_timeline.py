@@ -17,7 +17,7 @@ from tests.programs import NODE_NS, Node, Program, Storage, programs
 from tests.torch_rules import TorchRules
 from tests.training_steps import Recorded, build_workload, each_workload, record, torch_timeline
 from tracer.answers.findings import CycleFindings
-from tracer.answers.recording_findings import find_in_cycle, put_together
+from tracer.answers.recording_findings import combine_cycles, find_in_cycle
 from tracer.blocks.from_recording.memory_timeline import (
     TAGGED,
     Breakdown,
@@ -379,7 +379,7 @@ def test_rows_sum_to_the_peak_in_whole_bytes(cycles: list[tuple[list[int], int]]
 
 @each_workload
 def test_on_every_workload_rows_sum_to_the_peak(name: str, recorded: Callable[[str], Recorded]) -> None:
-    findings = put_together(recorded(name).cycles)
+    findings = combine_cycles(recorded(name).cycles)
     drawn = findings.breakdown
     assert sum(drawn.rows_bytes.values()) == drawn.peak_bytes > 0
     assert drawn.peak_bytes == sum(peak.peak_bytes for peak in findings.peaks) // len(findings.peaks)
@@ -407,6 +407,6 @@ def test_on_every_workload_a_plain_loop_agrees(name: str, recorded: Callable[[st
 
 def test_some_workload_has_cycles_of_different_peaks(recorded: Callable[[str], Recorded]) -> None:
     """Else the means over cycles above were of equal numbers."""
-    findings = put_together(recorded("lbfgs").cycles)
+    findings = combine_cycles(recorded("lbfgs").cycles)
     assert len({cycle.true_peak_bytes for cycle in findings.breakdown.cycles}) == 2
     assert findings.worst.peak.peak_bytes == max(peak.peak_bytes for peak in findings.peaks)

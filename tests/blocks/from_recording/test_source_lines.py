@@ -18,7 +18,7 @@ from tests.training_steps import record, recorded_workload
 from tracer.answers.recording_findings import find_in_cycle
 from tracer.arrays import Ints
 from tracer.blocks.from_recording.attribution import Attribution, attribute, frames_of_op
-from tracer.blocks.from_recording.source_lines import Whose, line_of_frame, whose_frames
+from tracer.blocks.from_recording.source_lines import CodeOwner, line_of_frame, owner_of_frames
 from tracer.blocks.from_recording.time_spans import enclosing, merged
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
@@ -109,16 +109,16 @@ def line_with(text: str) -> int:
 
 def test_every_frame_is_somebodys(library: ModuleType) -> None:
     recording = recorded(library)
-    whose = whose_frames(recording)
+    whose = owner_of_frames(recording)
     assert len(whose) == len(recording.frames.file)
     for at, file in enumerate(recording.frames.file.tolist()):
         name = recording.strings[file]
         if name == __file__:
-            assert whose[at] == Whose.USERS
+            assert whose[at] == CodeOwner.USER
         elif "somelib" in name:
-            assert whose[at] == Whose.LIBRARYS
+            assert whose[at] == CodeOwner.LIBRARY
         elif name.startswith("torch/"):
-            assert whose[at] == Whose.TORCHS
+            assert whose[at] == CodeOwner.TORCH
 
 
 def caller_of(recording: Recording, attribution: Attribution, op: int) -> int:
@@ -181,8 +181,8 @@ def test_a_callers_frame_is_never_the_line_itself(library: ModuleType) -> None:
     has = attribution.allocation_caller >= 0
     frame, caller = attribution.allocation_frame[has], attribution.allocation_caller[has]
     assert has.any()
-    assert (attribution.frame_whose[frame] == Whose.LIBRARYS).all()
-    assert (attribution.frame_whose[caller] == Whose.USERS).all()
+    assert (attribution.frame_owner[frame] == CodeOwner.LIBRARY).all()
+    assert (attribution.frame_owner[caller] == CodeOwner.USER).all()
     assert not np.any(frame == caller)
 
 

@@ -32,8 +32,8 @@ LOSS = {**OUTSIDE, "in_functional": True}
 KEPT = {**MODULE, "is_kept_by_forward": True}
 BACKWARD = {"has_stack": True, "in_backward": True}
 STEP = {"has_stack": True, "in_optimizer": True}
-SILENT = {"in_silence": True, "has_cpp": False}
-SILENT_TWICE = {**SILENT, **GONE, "outlives_silence": True, "freed_in_silence": True}
+SILENT = {"is_stackless": True, "has_cpp": False}
+SILENT_TWICE = {**SILENT, **GONE, "outlives_stackless_run": True, "freed_stackless": True}
 RELEASED = {**GONE, "freed_by_autograd": True}
 SAVED_TWICE = {**RELEASED, "freed_as_saved": True, "outlives_backward": True}
 UNCLEAR = {**GONE, "may_meet_backward": True}
@@ -182,11 +182,11 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         Evidence.WORKSPACE_BRIEF,
         Kind.WORKSPACE,
         {**BRIEF, **OUTSIDE},
-        {**BRIEF, "in_silence": True, "freed_in_silence": True},
+        {**BRIEF, "is_stackless": True, "freed_stackless": True},
         {**BRIEF, **BACKWARD, **RELEASED},
     ),
     (Evidence.WORKSPACE_KEPT, Kind.WORKSPACE, {"is_workspace_kept": True}, {**BEFORE, "is_workspace_kept": True}),
-    (Evidence.BEFORE_ANY_BACKWARD, Kind.TEMPORARY, {**OUTSIDE, **GONE}, {**MODULE, **GONE, "freed_in_silence": True}),
+    (Evidence.BEFORE_ANY_BACKWARD, Kind.TEMPORARY, {**OUTSIDE, **GONE}, {**MODULE, **GONE, "freed_stackless": True}),
     (
         Evidence.FREED_IN_STEP,
         Kind.OPTIMIZER_STATE,
@@ -200,20 +200,20 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         {**BACKWARD, **BEFORE, "stack_kind": Kind.TEMPORARY},
     ),
     (
-        Evidence.RELEASED_IN_SILENCE,
+        Evidence.RELEASED_STACKLESS,
         Kind.ACTIVATION,
-        {**OUTSIDE, **GONE, "freed_in_silence": True, "may_meet_backward": True},
-        {**OUTSIDE, **GONE, "freed_in_silence": True, "may_meet_backward": True, "stack_kind": Kind.TEMPORARY},
+        {**OUTSIDE, **GONE, "freed_stackless": True, "may_meet_backward": True},
+        {**OUTSIDE, **GONE, "freed_stackless": True, "may_meet_backward": True, "stack_kind": Kind.TEMPORARY},
     ),
     (
-        Evidence.SILENCE_TO_STEP,
+        Evidence.STACKLESS_TO_STEP,
         Kind.GRADIENT,
         {**SILENT, "meets_step": True, "is_of_parameters_size": True},
-        {**SILENT, **GONE, "meets_step": True, "is_of_parameters_size": True, "freed_in_silence": True},
+        {**SILENT, **GONE, "meets_step": True, "is_of_parameters_size": True, "freed_stackless": True},
         {**SILENT_TWICE, "meets_step": True, "is_of_parameters_size": True},
     ),
-    (Evidence.SAVED_IN_SILENCE, Kind.ACTIVATION, SILENT_TWICE),
-    (Evidence.WITHIN_SILENCE, Kind.TEMPORARY, {**SILENT, **GONE, "freed_in_silence": True}),
+    (Evidence.SAVED_STACKLESS, Kind.ACTIVATION, SILENT_TWICE),
+    (Evidence.WITHIN_STACKLESS_RUN, Kind.TEMPORARY, {**SILENT, **GONE, "freed_stackless": True}),
     (
         Evidence.LEFT_BY_BACKWARD,
         Kind.GRADIENT,
@@ -292,7 +292,7 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**BACKWARD, **BEFORE, **GONE},
             {**OUTSIDE, "meets_step": True, "is_of_parameters_size": True},
             {**SILENT, "is_of_parameters_size": True},
-            {**BEFORE, **GONE, "freed_in_silence": True},
+            {**BEFORE, **GONE, "freed_stackless": True},
             {**BACKWARD, "in_module": True, "meets_backward": True},
             {**OUTSIDE, "meets_backward": True},
             {**BACKWARD, "in_module": True},
@@ -320,7 +320,7 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**LOSS, **HELD, "constructor": 3},
             {**BEFORE, "is_one_set": True},
             {**BEFORE, "has_only_forward": True},
-            {**SILENT_TWICE, "freed_in_silence": False},  # the result of torch.autograd.grad
+            {**SILENT_TWICE, "freed_stackless": False},  # the result of torch.autograd.grad
             {**BACKWARD, "meets_step": True, "is_of_grad_call": True},
             {**SILENT, "meets_step": True, "is_of_parameters_size": True, "is_of_grad_call": True},
             {**BACKWARD, "is_left_by_backward": True, "is_of_grad_call": True},
@@ -392,14 +392,14 @@ def test_neighbours_that_overlap_cannot_change_places_unseen() -> None:
 def possible(table: BlockFacts) -> Any:
     """What contradicts itself is no block: freed and in use, without a stack and in a place, silent and loud."""
     freed = (
-        table.freed_by_autograd | table.freed_by_zero_grad | table.freed_in_step | table.freed_in_silence
+        table.freed_by_autograd | table.freed_by_zero_grad | table.freed_in_step | table.freed_stackless
         | table.data_was_set | table.freed_by_program
     )  # fmt: skip
     placed = table.in_backward | table.in_optimizer | table.in_module | (table.constructor != NONE)
     no = (
         (freed & table.is_at_end)
         | (placed & ~table.has_stack)
-        | (table.in_silence & (table.has_stack | table.is_before))
+        | (table.is_stackless & (table.has_stack | table.is_before))
     )
     of_sets = table.is_first_set | table.is_later_set
     no |= (table.is_first_set & table.is_later_set) | (of_sets & table.is_as_many_as_gradients)
@@ -412,15 +412,15 @@ def possible(table: BlockFacts) -> Any:
         table.in_module_setup | table.in_backward | table.in_optimizer | table.is_before | ~table.has_stack
     )
     no |= table.is_kept_alone & (~table.in_module | table.meets_backward)
-    no |= table.in_silence & (table.stack_kind != NONE)
-    no |= table.is_left_by_backward & ~(table.is_at_end & ~table.is_before & (table.in_backward | table.in_silence))
+    no |= table.is_stackless & (table.stack_kind != NONE)
+    no |= table.is_left_by_backward & ~(table.is_at_end & ~table.is_before & (table.in_backward | table.is_stackless))
     no |= table.outlives_step & ~table.in_optimizer
     no |= table.is_replacing & ~table.outlives_step
-    no |= table.freed_by_autograd & table.freed_in_silence
-    no |= table.outlives_silence & ~table.in_silence
+    no |= table.freed_by_autograd & table.freed_stackless
+    no |= table.outlives_stackless_run & ~table.is_stackless
     no |= (table.freed_as_saved & ~table.freed_by_autograd) | (table.outlives_backward & ~table.in_backward)
     no |= (table.freed_in_recompute & ~table.freed_by_autograd) | (table.in_recompute & ~table.in_backward)
-    no |= table.freed_by_program & (table.freed_by_autograd | table.freed_in_silence)
+    no |= table.freed_by_program & (table.freed_by_autograd | table.freed_stackless)
     no |= table.is_in_flight & ~(table.in_backward & table.is_at_end & ~table.is_before)
     no |= table.has_only_forward & (table.in_backward | table.in_optimizer | table.freed_in_step | table.meets_backward)
     no |= (table.constructor != NONE) & (table.in_backward | table.in_optimizer | table.in_module)

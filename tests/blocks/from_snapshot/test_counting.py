@@ -286,12 +286,12 @@ def test_a_free_with_the_allocations_own_stack_says_nothing(tmp_path: Path) -> N
 def test_silence_means_autograd_only_where_a_training_is_seen(tmp_path: Path) -> None:
     silent = [entry("alloc", BASE, 5), *freed(BASE, 5)]
     loud = entry("alloc", BASE + 1024, 5, frames=[MODEL, MAIN])
-    assert not facts(tmp_path / "s", [*silent, loud])[BASE].in_silence
+    assert not facts(tmp_path / "s", [*silent, loud])[BASE].is_stackless
     zero = entry("alloc", BASE + 2048, 5, frames=[ZERO, MAIN])
     one = facts(tmp_path / "t", [*silent, loud, zero])[BASE]
-    assert one.in_silence and one.freed_in_silence and not one.has_cpp
+    assert one.is_stackless and one.freed_stackless and not one.has_cpp
     with_cpp = entry("alloc", BASE + 4096, 5, frames=FORWARD)
-    assert not facts(tmp_path / "u", [*silent, loud, zero, with_cpp])[BASE].in_silence
+    assert not facts(tmp_path / "u", [*silent, loud, zero, with_cpp])[BASE].is_stackless
 
 
 def test_a_silence_is_over_when_the_caller_of_backward_goes_on(tmp_path: Path) -> None:
@@ -307,14 +307,14 @@ def test_a_silence_is_over_when_the_caller_of_backward_goes_on(tmp_path: Path) -
         *freed(BASE + 2048, 5),
     ]
     found = facts(tmp_path / "s", trace, [segment(BASE, 8 << 10, [block(BASE + at, 5) for at in (0, 3072, 4096)])])
-    assert [bool(found[BASE + at].outlives_silence) for at in range(0, 5120, 1024)] == [
+    assert [bool(found[BASE + at].outlives_stackless_run) for at in range(0, 5120, 1024)] == [
         False,
         False,
         True,
         False,
         False,
     ]
-    assert not facts(tmp_path / "t", trace[1:], [segment(BASE, 8 << 10, [])])[BASE + 2048].outlives_silence
+    assert not facts(tmp_path / "t", trace[1:], [segment(BASE, 8 << 10, [])])[BASE + 2048].outlives_stackless_run
 
 
 def test_two_steps_are_long(tmp_path: Path) -> None:

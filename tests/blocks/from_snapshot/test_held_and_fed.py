@@ -178,7 +178,7 @@ def of(address: int, line: Row) -> Row:
     return entry("alloc", address, SIZE, frames=[UNWIND, MALLOC, MUL, line, CALL, MAIN])
 
 
-def let_go(address: int, *inner: Row, line: Row = LINE) -> list[Row]:
+def release(address: int, *inner: Row, line: Row = LINE) -> list[Row]:
     return freed(address, SIZE, frames=[UNWIND, *inner, line, CALL, MAIN])
 
 
@@ -200,7 +200,7 @@ def test_what_a_line_makes_and_puts_in_anothers_place(
     tmp_path: Path, line: Row, inner: list[Row], old: str, new: str
 ) -> None:
     """A buffer or a parameter of the same size was there, and backward runs while the new one is in use."""
-    trace = [of(NEW, line), *let_go(WEIGHT, *inner), made(OTHER, BACKWARD), *gone(OTHER, FREE_BACKWARD)]
+    trace = [of(NEW, line), *release(WEIGHT, *inner), made(OTHER, BACKWARD), *gone(OTHER, FREE_BACKWARD)]
     # Nothing of the first address is left: its place is another segment's.
     found = kinds(tmp_path, [*trace, entry("alloc", WEIGHT, SIZE, frames=MADE_BY_MAIN)], more=[left(NEW)])
     assert [found[WEIGHT][0], *found[NEW]] == [old, new]
@@ -218,13 +218,13 @@ def test_what_a_line_makes_and_puts_in_anothers_place(
 def test_what_a_line_casts_a_parameter_to_is_one(tmp_path: Path, size: int, line: Row, kind: str) -> None:
     """`p.data = p.data.to(dtype)`, of another size than what it takes the place of."""
     cast = entry("alloc", NEW, size, frames=[UNWIND, MALLOC, MUL, line, CALL, MAIN])
-    trace = [cast, *let_go(WEIGHT, TAKES_DATA), made(OTHER, BACKWARD), *gone(OTHER, FREE_BACKWARD)]
+    trace = [cast, *release(WEIGHT, TAKES_DATA), made(OTHER, BACKWARD), *gone(OTHER, FREE_BACKWARD)]
     found = kinds(tmp_path, [*trace, entry("alloc", WEIGHT, SIZE, frames=MADE_BY_MAIN)], more=[left(NEW, size)])
     assert [found[WEIGHT][0], *found[NEW]] == ["parameter", kind]
 
 
 def test_what_took_the_place_of_what_took_a_buffers_place(tmp_path: Path) -> None:
-    trace = [of(NEW, LINE), *let_go(WEIGHT, *REGISTER), of(NEWER, LINE), *let_go(NEW, *REGISTER)]
+    trace = [of(NEW, LINE), *release(WEIGHT, *REGISTER), of(NEWER, LINE), *release(NEW, *REGISTER)]
     found = kinds(tmp_path, [*trace, entry("alloc", WEIGHT, SIZE, frames=MADE_BY_MAIN)], more=[left(NEWER)])
     assert [found[NEW], found[NEWER]] == [["buffer"], ["buffer"]]
 

@@ -21,7 +21,7 @@ from tests.snapshot.dumps import each_real_file
 from tests.snapshot.explained import real_replayed
 from tests.training_steps import Recorded
 from tracer.answers.answer import Answer
-from tracer.answers.recording_findings import put_together
+from tracer.answers.recording_findings import combine_cycles
 from tracer.answers.rows import rows_of_lines
 from tracer.answers.snapshot_findings import ReplayedSnapshot, replay_snapshot
 from tracer.arrays import Ints
@@ -60,7 +60,7 @@ def test_at_any_moment_of_a_run_the_rows_sum_to_the_allocators_count(
     workload: str, recorded: Callable[[str], Recorded]
 ) -> None:
     cycle = recorded(workload).cycles[0]
-    page = timeline_page(put_together([cycle]), run={})
+    page = timeline_page(combine_cycles([cycle]), run={})
     data = page_data(page)
     rows = kept_rows(data)
     assert data["timeline"]["counted"] is not None

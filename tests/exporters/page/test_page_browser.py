@@ -30,7 +30,7 @@ from tests.exporters.page.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
 from tracer.answers.answer import Answer
-from tracer.answers.recording_findings import put_together
+from tracer.answers.recording_findings import combine_cycles
 from tracer.answers.tables import Section, Table, columns
 from tracer.exporters.page.model import Page
 from tracer.exporters.page.timeline_page import timeline_page
@@ -158,7 +158,7 @@ def test_lines_open_in_the_folder_that_the_reader_names(
 def test_any_moment_by_click_key_and_address(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
     cycle = recorded("fno_2d_new_zeros").cycles[0]
     counted = cycle.source.lifetimes.allocator_bytes
-    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+    with opened(timeline_page(combine_cycles([cycle]), run={})) as tab:
         assert tab.locator(".when strong").inner_text() == "At the peak"
         assert sum_of_rows(tab) == cycle.peak.peak_bytes
         for share in (0.15, 0.5, 0.85):
@@ -197,7 +197,7 @@ def test_two_moments_are_compared(opened: Callable[..., Any], recorded: Callable
     cycle = recorded("fno_2d_new_zeros").cycles[0]
     counted, lifetimes = cycle.source.lifetimes.allocator_bytes, cycle.source.lifetimes
     first, last = len(counted) // 4, len(counted) // 2
-    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+    with opened(timeline_page(combine_cycles([cycle]), run={})) as tab:
         tab.evaluate(f"location.hash = '#t={last + 1}&with={first + 1}'")
         until(tab, "document.querySelector('.when').textContent.startsWith('From')")
         was = (lifetimes.made_at <= first) & (lifetimes.freed_at > first)
@@ -317,7 +317,7 @@ def test_the_tree_opens_by_mouse_and_keyboard_and_chooses_for_all(opened: Callab
 
 def test_each_block_is_drawn_and_read(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
     cycle = recorded("fno_2d_new_zeros").cycles[0]
-    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+    with opened(timeline_page(combine_cycles([cycle]), run={})) as tab:
         kinds = picture(tab)
         tab.get_by_role("button", name="Each block").click()
         assert picture(tab) != kinds
@@ -404,7 +404,7 @@ def test_small_blocks_appear_as_the_bytes_are_zoomed(opened: Callable[..., Any],
 
 def test_keys_move_and_zoom_and_are_listed(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
     cycle = recorded("fno_2d_new_zeros").cycles[0]
-    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+    with opened(timeline_page(combine_cycles([cycle]), run={})) as tab:
         tab.locator(".frame").focus()
         whole = view(tab)
         tab.keyboard.press("w")

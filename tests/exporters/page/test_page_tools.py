@@ -22,7 +22,7 @@ from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
 from tracer.answers.answer_of_findings import answer_of_findings
 from tracer.answers.difference import diff_peaks
-from tracer.answers.recording_findings import put_together
+from tracer.answers.recording_findings import combine_cycles
 from tracer.exporters.page.diff_page import diff_pages
 from tracer.exporters.page.model import Page, without_times
 from tracer.exporters.page.timeline_page import timeline_page
@@ -307,7 +307,7 @@ def pages(request: pytest.FixtureRequest, recorded: Callable[[str], Recorded], t
         return [page_of(load_snapshot(path))]
     if request.param == "diff":
         return diff_pages([diff_peaks(BEFORE, AFTER)], before="before", after="after")
-    findings = put_together(recorded("fno_2d_new_zeros").cycles[:1])
+    findings = combine_cycles(recorded("fno_2d_new_zeros").cycles[:1])
     if request.param == "run":
         return [timeline_page(findings, run={"command": "main.py"})]
     answer = answer_of_findings(findings, "Null GPU: nothing was computed.")

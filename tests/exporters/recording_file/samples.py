@@ -12,7 +12,7 @@ import torch
 
 from tests.pieces import Pieces
 from tracer.answers.failure import Failure
-from tracer.answers.recording_findings import find_in_cycle, put_together, with_allocator_history
+from tracer.answers.recording_findings import combine_cycles, find_in_cycle, with_allocator_history
 from tracer.answers.run_history import RunHistory
 from tracer.answers.run_results import RunResults
 from tracer.capture.objects.at_failure import ObjectsAtFailure
@@ -63,7 +63,7 @@ def on_cuda(*, oom: bool = False) -> RunResults:
         failed = {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}
         snapshot["device_traces"][0].append(failed)
     compiled = CompiledCode((CompiledGraph("/tmp/ab/cab.py", "def call(args):\n    return ()\n"),))
-    findings = put_together(cycles, compiled=compiled)
+    findings = combine_cycles(cycles, compiled=compiled)
     findings = with_allocator_history(findings, snapshot_in_memory(snapshot), known=known)
     failure = (
         Failure(torch.OutOfMemoryError("CUDA out of memory"), 2, {"allocated": 5, "device": 80 << 30}) if oom else None

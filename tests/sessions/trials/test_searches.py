@@ -31,7 +31,7 @@ COMPUTE = "checkpoint,saved-on-host"
 def searched(
     needs: int,
     saves: dict[str, int],
-    in_vain: str = "",
+    not_applicable: str = "",
     not_borne: str = "",
     *,
     is_job: bool = False,
@@ -44,7 +44,7 @@ def searched(
         asked.append(",".join(names))
         if set(not_borne.split(",")) <= set(names):
             return FitTrial(names, fits=False, has_ended_before=True)
-        notes = (f"{in_vain}: there is none.",) if in_vain in names else ()
+        notes = (f"{not_applicable}: there is none.",) if not_applicable in names else ()
         left = needs - sum(saves.get(name, 0) for name in names)
         return FitTrial(names, fits=left <= 10, allocated_bytes=left, notes=notes)
 
@@ -93,7 +93,7 @@ def test_of_what_fits_together_alone_all_that_is_needed_is_found() -> None:
 
 
 def test_what_cannot_be_made_is_in_no_larger_set() -> None:
-    names, asked = searched(100, {"bf16-weights": 95}, in_vain="chunked-loss")
+    names, asked = searched(100, {"bf16-weights": 95}, not_applicable="chunked-loss")
     assert names == ("bf16-weights",)
     assert not any("chunked-loss" in names for names in asked[1:])
 

@@ -222,7 +222,7 @@ def _is_freed_by_program(case: Case) -> Bools:
 def graph_of_gradient(case: Case) -> Iterator[Cause]:
     """Blocks that a finished backward saved for a derivative of its gradient (`create_graph=True`)."""
     lives, phases = case.lives, case.device.kinds.phases
-    is_over = [runs.end_after(lives.begin) <= case.entry for runs in (phases.backwards, phases.silences)]
+    is_over = [runs.end_after(lives.begin) <= case.entry for runs in (phases.backwards, phases.stackless_runs)]
     # A gradient that torch.autograd.grad returns, or a hook keeps, is of another kind, or not known.
     is_made = np.logical_or(*is_over) & np.isin(case.kind, (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL))
     kept = case.in_use[is_made[case.in_use]]

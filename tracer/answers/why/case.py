@@ -471,7 +471,7 @@ class Case:
     def last_learning(self) -> int:
         """The last entry of a backward or of an optimizer's step before the moment; -1 where there is none."""
         kinds = self.device.kinds
-        runs = kinds.phases.backwards, kinds.phases.silences, kinds.phases.steps
+        runs = kinds.phases.backwards, kinds.phases.stackless_runs, kinds.phases.steps
         starts, ends = (np.concatenate([run[at] for run in runs]) for at in (0, 1))
         past = np.minimum(ends[starts <= self.entry], self.entry + 1)
         return int(past.max()) - 1 if len(past) else BEFORE

@@ -194,8 +194,8 @@ def _kept_for_nothing(case: Case) -> Ints:
         size = case.lives.requested_bytes
         held = rows[case.lives.end[rows] > case.last_entry]
         kept_bytes, held_bytes = (np.bincount(call[of], size[of], minlength=len(lines)) for of in (rows, held))
-        has_let_go = idle & (held_bytes < _KEPT_SHARE * kept_bytes)
-        idle &= np.isin(calls.line, calls.line[has_let_go]) | _are_of_a_part(case, call, rows)
+        has_released = idle & (held_bytes < _KEPT_SHARE * kept_bytes)
+        idle &= np.isin(calls.line, calls.line[has_released]) | _are_of_a_part(case, call, rows)
     return rows[idle[call[rows]]]
 
 
@@ -265,7 +265,7 @@ def _calls(case: Case, call: Ints, lines: Ints) -> _Calls:
 
 def _learns(case: Case, line: Ints, first: Ints) -> Bools:
     """True for each call after which a backward began, before the same line's next call."""
-    starts = np.concatenate([case.device.kinds.phases.backwards[0], case.device.kinds.phases.silences[0]])
+    starts = np.concatenate([case.device.kinds.phases.backwards[0], case.device.kinds.phases.stackless_runs[0]])
     starts = np.sort(starts)
     until = np.full(len(first), case.last_entry + 1)
     for number in np.unique(line).tolist():

@@ -185,7 +185,7 @@ def _is_of_backward(case: Case, rows: Ints) -> bool:
 def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
     """First entries of iterations, in several ways, and whether these are steps."""
     kinds = case.device.kinds
-    for runs in (kinds.phases.steps, kinds.phases.backwards, kinds.phases.silences):
+    for runs in (kinds.phases.steps, kinds.phases.backwards, kinds.phases.stackless_runs):
         starts = _of_one_line(case, _behind_forwards(case, runs[0][runs[0] <= case.entry]))
         if len(starts) >= _LEAST_ITERATIONS:
             yield starts, True

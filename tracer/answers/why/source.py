@@ -173,7 +173,7 @@ def reaches_backward_behind(site: Site) -> bool:
         is_at = any(part.lineno <= line <= (part.end_lineno or part.lineno) for part in parts)
         read = [statement.value] if isinstance(statement, ast.Assign) else parts  # but for what gets a value
         if not (is_at or names & set(_names(read))):
-            names.difference_update(_given_anew(statement))
+            names.difference_update(_reassigned_names(statement))
             continue
         calls = [call for part in parts for call in ast.walk(part) if isinstance(call, ast.Call)]
         if statement.lineno > end and any(_learns(call, names) for call in calls):
@@ -219,7 +219,7 @@ def _reads_own_target(statement: ast.stmt) -> bool:
         return False
     if any(isinstance(node, (ast.List, ast.Dict, ast.ListComp, ast.DictComp)) for node in ast.walk(statement)):
         return False
-    return isinstance(statement, ast.AugAssign) or bool({*_given_anew(statement)} & {*_names([statement.value])})
+    return isinstance(statement, ast.AugAssign) or bool({*_reassigned_names(statement)} & {*_names([statement.value])})
 
 
 def _function_around(tree: ast.Module, line: int) -> list[ast.stmt]:
@@ -238,7 +238,7 @@ def _statements(body: Sequence[ast.AST]) -> Iterator[ast.stmt]:
         yield from _statements([*ast.iter_child_nodes(part)])
 
 
-def _given_anew(statement: ast.stmt) -> Iterator[str]:
+def _reassigned_names(statement: ast.stmt) -> Iterator[str]:
     """Names that an assignment gives a whole new value: `out`, and not `out` of `out[0]`."""
     if isinstance(statement, ast.Assign):
         targets = [part for target in statement.targets for part in getattr(target, "elts", [target])]

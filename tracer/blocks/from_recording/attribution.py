@@ -15,7 +15,7 @@ import numpy as np
 from tracer.arrays import Bool, Bools, Int, Ints, PerAllocation, PerCall, PerFrame, PerOp, Rows
 from tracer.blocks.from_recording.collectives import carried_modules, made_for_collectives
 from tracer.blocks.from_recording.origins import CompiledOrigins
-from tracer.blocks.from_recording.source_lines import Whose, line_of_frame, whose_frames
+from tracer.blocks.from_recording.source_lines import CodeOwner, line_of_frame, owner_of_frames
 from tracer.blocks.from_recording.time_spans import enclosing, merged
 from tracer.blocks.table import Phase
 from tracer.capture.recording import CallKind, OpKind, Recording
@@ -39,7 +39,7 @@ class Attribution:
     # Distinct module paths: dotted names where the model was given, else class names from the outermost in.
     modules: tuple[str, ...]
     op_module: PerOp[Int]  # [O] Index in `modules`
-    # [O] Row in `Recording.frames`: the innermost line of the user or a library, as `whose_frames` says.
+    # [O] Row in `Recording.frames`: the innermost line of the user or a library, as `owner_of_frames` says.
     op_frame: PerOp[Int]
     op_phase: PerOp[Int]  # [O] `Phase`
     op_step: PerOp[Int]  # [O] Index of the step in the recording, from 0
@@ -52,7 +52,7 @@ class Attribution:
     allocation_phase: PerAllocation[Int]  # [A]
     allocation_step: PerAllocation[Int]  # [A]
     allocation_is_collectives: PerAllocation[Bool]  # [A] Whether it is a buffer that FSDP or DDP made for a collective
-    frame_whose: PerFrame[Int]  # [F] `Whose` each row of `Recording.frames` is
+    frame_owner: PerFrame[Int]  # [F] `CodeOwner` each row of `Recording.frames` is
     step_names: tuple[str, ...] = field(default=())  # Names of the steps, `ProfilerStep#2` and so on
     origins: CompiledOrigins | None = None  # What compiled regions allocated; None where nothing compiled ran
 
@@ -68,7 +68,7 @@ class _Attributor:
         self.module_names = module_names
         self.module_paths: dict[str, int] = {}
         self.first_path: dict[int, str] = {}
-        self.whose = whose_frames(recording)
+        self.whose = owner_of_frames(recording)
         self.lines = _LineFinder(len(self.whose))
 
     def run(self) -> Attribution:
@@ -121,7 +121,7 @@ class _Attributor:
             allocation_phase=allocation_phase,
             allocation_step=self._steps(allocations.time_ns)[0],
             allocation_is_collectives=is_collectives,
-            frame_whose=self.whose,
+            frame_owner=self.whose,
             step_names=step_names,
         )
 
@@ -129,7 +129,7 @@ class _Attributor:
     def _calls(self) -> tuple[PerCall[Int], PerCall[Int]]:
         """[C] module and line of every call: the innermost of a library or the user, and the user's innermost."""
         recording, calls = self.recording, self.recording.calls
-        whose = [*self.whose.tolist(), Whose.TORCHS]  # of row -1, no frame
+        whose = [*self.whose.tolist(), CodeOwner.TORCH]  # of row -1, no frame
         names = [recording.strings[name] for name in recording.modules.name.tolist()]
         pointers = recording.modules.self_ptr.tolist()
         module, frame, caller = ([-1] * len(calls.kind) for _ in range(3))
@@ -140,11 +140,11 @@ class _Attributor:
             module[row] = module[parent] if parent >= 0 else -1
             above = parent if parent >= 0 else asked_by.get(row, -1)
             frame[row], caller[row] = (frame[above], caller[above]) if above >= 0 else (-1, -1)
-            if whose[called_from] == Whose.USERS:
+            if whose[called_from] == CodeOwner.USER:
                 frame[row] = caller[row] = called_from
-            elif whose[called_from] == Whose.LIBRARYS:
+            elif whose[called_from] == CodeOwner.LIBRARY:
                 frame[row] = called_from
-            elif whose[called_from] == Whose.OURS:
+            elif whose[called_from] == CodeOwner.TRACER:
                 frame[row] = caller[row]
             if kind == CallKind.MODULE:
                 path = self._module_path(paths, module[row], pointers[which], names[which])
@@ -197,10 +197,10 @@ class _Attributor:
         # or, where none was, in the function that begins with its `def` line.
         function = np.full(len(ops.name), -1, np.int64)
         function[called] = calls.function[ops.call[called]]
-        whose = np.append(self.whose, Whose.TORCHS)  # of row -1, no frame
-        direct = whose[function] > Whose.TORCHS
+        whose = np.append(self.whose, CodeOwner.TORCH)  # of row -1, no frame
+        direct = whose[function] > CodeOwner.TORCH
         frame = np.where(ops.inline_frame >= 0, ops.inline_frame, function)[direct]
-        users = whose[function[direct]] == Whose.USERS
+        users = whose[function[direct]] == CodeOwner.USER
         line[direct] = self.lines.of(frame, np.where(users, frame, self.lines.user(line[direct])))
         return module, line
 
@@ -428,14 +428,14 @@ def frames_of_op(recording: Recording, attribution: Attribution, op: int) -> tup
     """
     rows = [int(attribution.op_frame[op])] if attribution.op_frame[op] >= 0 else []
     is_ours_passed = False
-    whose_of = attribution.frame_whose.item  # quicker than an index, of which there are many
+    whose_of = attribution.frame_owner.item  # quicker than an index, of which there are many
     for frame in _call_frames(recording, int(recording.ops.call[op])):
         whose = whose_of(frame)
-        is_ours_passed |= bool(whose == Whose.OURS)
-        is_named = whose == Whose.USERS or (whose == Whose.LIBRARYS and not is_ours_passed)
+        is_ours_passed |= bool(whose == CodeOwner.TRACER)
+        is_named = whose == CodeOwner.USER or (whose == CodeOwner.LIBRARY and not is_ours_passed)
         if is_named and (not rows or frame != rows[-1]):
             rows.append(frame)
-    users = [at for at, row in enumerate(rows) if attribution.frame_whose[row] == Whose.USERS]
+    users = [at for at, row in enumerate(rows) if attribution.frame_owner[row] == CodeOwner.USER]
     rows = rows[: users[-1] + 1] if users else rows
     return tuple(line for row in rows if (line := line_of_frame(recording, row)) is not None)
 

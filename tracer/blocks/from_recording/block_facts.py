@@ -240,10 +240,10 @@ class Facts:
         step_ns, (start_ns, end_ns) = self.recording.step_starts_ns, self.passes
         calls_ns = np.sort(self.model_calls.start_ns)
         following = np.searchsorted(start_ns, self.made_ns, side="right")
-        used_ns, let_go_ns = np.append(start_ns, _FOREVER)[following], np.append(end_ns, _FOREVER)[following]
+        used_ns, released_ns = np.append(start_ns, _FOREVER)[following], np.append(end_ns, _FOREVER)[following]
         made_in = np.searchsorted(step_ns, self.made_ns, side="right")
         of_step = (self.made_ns >= 0) & (made_in == np.searchsorted(step_ns, used_ns, side="right"))
-        call_ns = np.append(calls_ns, _FOREVER)[np.searchsorted(calls_ns, let_go_ns, side="right")]
+        call_ns = np.append(calls_ns, _FOREVER)[np.searchsorted(calls_ns, released_ns, side="right")]
         freed_in = np.searchsorted(step_ns, self.freed_ns, side="right")
         is_gone = of_step & (freed_in == made_in + 1) & (self.freed_ns < call_ns)
         # At the end of the recording the last batch is still there.
@@ -256,9 +256,9 @@ class Facts:
     def is_past_release(self) -> PerBlock[Bool]:
         """The next backward pass after it let go of what forward had made."""
         start_ns, _ = self.passes
-        let_go_in = self.pass_of(self.freed_ns[self.in_forward])
+        released_in = self.pass_of(self.freed_ns[self.in_forward])
         releases: Bools = np.zeros(len(start_ns) + 1, np.bool_)
-        releases[let_go_in[let_go_in >= 0]] = True
+        releases[released_in[released_in >= 0]] = True
         return np.asarray(releases[np.searchsorted(start_ns, self.made_ns, side="right")], np.bool_)
 
     # ---- a step that failed ------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def blocks_of_recording(
     dtype = np.where(shape >= 0, at(recording.keys.dtype, key, NONE), NONE)
     module = _modules(recording, attribution, lifetimes, evidence)
     is_product = recording.is_text(MATRIX_OPERATORS.__contains__)[op] & (recording.devices[lifetimes.device] != "cpu")
-    is_cublas = (evidence == Evidence.LIBRARYS) | ((evidence == Evidence.NO_TENSOR) & is_product)
+    is_cublas = (evidence == Evidence.LIBRARY) | ((evidence == Evidence.NO_TENSOR) & is_product)
     names, values = known.names if known is not None else (), Interned()
 
     def name_of(row: int) -> str | None:

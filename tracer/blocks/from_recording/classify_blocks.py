@@ -29,9 +29,9 @@ RULES: tuple[Rule[F], ...] = (
         ),
     ),
     Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, (F.in_collective,)),
-    Rule(Evidence.LIBRARYS_STATE, Kind.WORKSPACE, (F.is_dropout_state,)),
+    Rule(Evidence.LIBRARY_STATE, Kind.WORKSPACE, (F.is_dropout_state,)),
     Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, (F.was_saved_before,)),
-    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, (F.is_librarys, Not(F.has_tensor))),
+    Rule(Evidence.LIBRARY, Kind.WORKSPACE, (F.is_librarys, Not(F.has_tensor))),
     # Storages from before, by torch's data flow: it names parameters only where nothing else names any.
     Rule(
         Evidence.DATA_FLOW,

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracer.blocks.from_recording.attribution import Attribution
 from tracer.blocks.from_recording.origins import CompiledOrigins
-from tracer.blocks.from_recording.source_lines import Whose
+from tracer.blocks.from_recording.source_lines import CodeOwner
 from tracer.capture.recording import Recording
 from tracer.capture.sources.source_line import SourceLine
 
@@ -28,13 +28,13 @@ def with_compiled_owners(
     lines = zip(files, recording.frames.line.tolist(), strict=True)
     frame_of = {SourceLine(*line): row for row, line in reversed(list(enumerate(lines)))}
     # A recording without Python's calls has no frames at all.
-    whose = np.append(attribution.frame_whose, Whose.TORCHS)
+    whose = np.append(attribution.frame_owner, CodeOwner.TORCH)
     # Columns of origins: rows of the line, of the user's line that led there and of the module; whether it has a stack.
     owners = []
     for origin in origins.origins:
         node = origin.node
         rows = [frame_of[line] for line in node.lines] if node is not None else []
-        own = [row for row in rows if whose[row] == Whose.USERS]
+        own = [row for row in rows if whose[row] == CodeOwner.USER]
         user = own[-1] if own and own[-1] != rows[-1] else -1
         path = (module_names.get(node.module_id) or node.module) if node is not None else None
         of_module = modules.setdefault(path, len(modules)) if path else -1
@@ -47,7 +47,7 @@ def with_compiled_owners(
     entered, entered_from = allocation_frame[is_compiled], allocation_caller[is_compiled]
     users = np.where(entered_from >= 0, entered_from, entered)
     is_inside = frame >= 0
-    is_librarys = is_inside & (whose[frame] == Whose.LIBRARYS) & (caller < 0)
+    is_librarys = is_inside & (whose[frame] == CodeOwner.LIBRARY) & (caller < 0)
     allocation_frame[is_compiled] = np.where(is_inside, frame, np.where(has_stack, entered, -1))
     allocation_caller[is_compiled] = np.where(
         is_inside, np.where(is_librarys, users, caller), np.where(has_stack, entered_from, -1)

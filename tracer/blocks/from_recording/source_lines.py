@@ -18,18 +18,18 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import OVERRIDES, node_name
 
 
-class Whose(IntEnum):
+class CodeOwner(IntEnum):
     """The owner of the code that a frame runs."""
 
-    OURS = -1  # This program's own; the search for a line stops here, unless the user's code called it
-    TORCHS = 0
+    TRACER = -1  # This program's own; the search for a line stops here, unless the user's code called it
+    TORCH = 0
     """Or Python's own, or what torch.compile generated, or a method that every operation on a kind of tensor calls."""
-    LIBRARYS = 1
-    USERS = 2
+    LIBRARY = 1
+    USER = 2
 
 
-def whose_frames(recording: Recording) -> PerFrame[Int]:
-    """[F] `Whose` each frame is."""
+def owner_of_frames(recording: Recording) -> PerFrame[Int]:
+    """[F] `CodeOwner` each frame is."""
     strings, frames = recording.strings, recording.frames
     # A path is absolute on the machine that made the recording, which may be another: torch's are not.
     is_absolute = {
@@ -40,7 +40,7 @@ def whose_frames(recording: Recording) -> PerFrame[Int]:
     is_torchs |= recording.is_text(lambda text: text in OVERRIDES)[frames.function]
     return np.select(
         [is_torchs, frames.user.astype(np.bool_), frames.own.astype(np.bool_)],
-        [Whose.TORCHS, Whose.USERS, Whose.OURS],
+        [CodeOwner.TORCH, CodeOwner.USER, CodeOwner.TRACER],
         np.array([is_absolute[file] for file in frames.file.tolist()], np.int64),
     )
 

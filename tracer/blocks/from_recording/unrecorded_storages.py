@@ -209,10 +209,10 @@ def _made_unseen(device: DeviceRecording) -> UnrecordedStorages:
         at = (key, int(step_of_node[node]))
         lives[at] = max(lives.get(at, -1), node)
     next_node_ns = np.append(recording.flow.node_time_ns[1:], _NEVER)
-    let_go = _inputs_let_go(device)
+    released = _inputs_released(device)
     table = []
     for (key, step), last in sorted(lives.items()):
-        ends = let_go.get(int(recording.keys.address[key]))
+        ends = released.get(int(recording.keys.address[key]))
         last_ns = int(next_node_ns[last])
         if ends is not None:
             behind = bisect_right(ends, int(recording.flow.node_time_ns[last]))
@@ -231,7 +231,7 @@ def _made_unseen(device: DeviceRecording) -> UnrecordedStorages:
     return UnrecordedStorages(address, size_bytes, key, made_at, np.maximum(freed_at, made_at), none)
 
 
-def _inputs_let_go(device: DeviceRecording) -> dict[int, list[int]]:
+def _inputs_released(device: DeviceRecording) -> dict[int, list[int]]:
     """Times at which inputs were let go, in order, by address; other addresses are left out."""
     known, rows, ends = device.known, device.observations, device.ends
     times: dict[int, list[int]] = {addr: [] for addr in known.address[rows[np.isin(known.role[rows], BATCH)]].tolist()}

@@ -97,7 +97,7 @@ class LifeFacts:
     # Made in the recording, by code that is seen to be neither backward's nor the optimizer's
     outside = truth(lambda f: f.has_stack & ~f.in_backward & ~f.in_optimizer & ~f.is_before)
     # Without a stack, in a recording of a training's Python frames alone: autograd's threads have none
-    in_silence = truth(lambda f: ~f.has_stack & ~f.is_before & f.phases.is_silence_autograd)
+    is_stackless = truth(lambda f: ~f.has_stack & ~f.is_before & f.phases.is_stackless_autograd)
     # In the backward that a call of `torch.autograd.grad` ran, which writes no .grad
     is_of_grad_call = truth(lambda f: f.phases.is_of_grad_call(f.begin))
     # The call of a layer with one weight that it is in, by its line and its callers'
@@ -241,10 +241,10 @@ class LifeFacts:
     buffer_was_set = freed_in(Fact.SET_BUFFER)  # As a module's buffer got another tensor
 
     @truth
-    def freed_in_silence(self) -> Bools:
+    def freed_stackless(self) -> Bools:
         """Without a stack, likewise."""
         has_none: Bools = at(self.state.trace.stack, self.lives.free_entry, NO_STACK) == NO_STACK
-        return self.is_freed & has_none & self.phases.is_silence_autograd
+        return self.is_freed & has_none & self.phases.is_stackless_autograd
 
     # ---- what ran while it was in use --------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class LifeFacts:
     # When the run of backward that made it was over
     outlives_backward = truth(lambda f: f.in_backward & (f.end >= f.phases.backwards.end_after(f.begin)))
     # When the thread that calls backward went on
-    outlives_silence = truth(lambda f: f.in_silence & (f.end >= f.phases.silences.end_after(f.begin)))
+    outlives_stackless_run = truth(lambda f: f.is_stackless & (f.end >= f.phases.stackless_runs.end_after(f.begin)))
 
     @truth
     def is_long_lived(self) -> Bools:

@@ -110,8 +110,8 @@ class BlockFacts(LifeFacts):
         `p.data = p.data - ...` makes the new one and lets go of the old one right away: of the blocks of its size, the
         last one made before the old one went is the new one.
         """
-        set_anew = (self.data_was_set & ~self.in_backward) | self.in_module_setup | self.is_constructed
-        olds, stacks = np.flatnonzero(self.freed_in_step & set_anew), [np.zeros(0, dtype=np.int32)]
+        is_replaced = (self.data_was_set & ~self.in_backward) | self.in_module_setup | self.is_constructed
+        olds, stacks = np.flatnonzero(self.freed_in_step & is_replaced), [np.zeros(0, dtype=np.int32)]
         while len(olds):
             news = self._made_before_free(olds)
             news = news[(news >= 0) & (news != olds) & self.in_optimizer[news]]
@@ -255,7 +255,7 @@ class BlockFacts(LifeFacts):
         Gradients of forward's results are on their way to the next node while backward runs, and never freed where the
         recording ends. Of a second derivative, what is not over is on its way, or saved for it.
         """
-        is_left = (self.in_backward | self.in_silence) & ~self.is_before & self.is_at_end & ~self.in_module
+        is_left = (self.in_backward | self.is_stackless) & ~self.is_before & self.is_at_end & ~self.in_module
         of_results = has_size_of(self.size, self.size[self.outside & self.in_module])
         is_left &= has_size_of(self.size, self.of_parameters) & (self.outlives_backward | ~of_results)
         is_left &= ~self.others_are_no_gradients
@@ -278,7 +278,7 @@ class BlockFacts(LifeFacts):
 
     def gradients_at_once(self, kind: Ints) -> tuple[Ints, Ints]:
         """The sizes of gradients and the most of each that were in use at once, likely ones of Python's stacks too."""
-        rows = np.flatnonzero((kind == Kind.GRADIENT) | (self.in_silence & self.meets_step))
+        rows = np.flatnonzero((kind == Kind.GRADIENT) | (self.is_stackless & self.meets_step))
         return most_at_once(self.size[rows], self.begin[rows], self.end[rows])
 
     @cached_property
@@ -289,7 +289,7 @@ class BlockFacts(LifeFacts):
     @cached_property
     def is_backward_over(self) -> bool:
         """True if there was a backward."""
-        return bool((self.outlives_backward | (self.in_silence & self.meets_step)).any())
+        return bool((self.outlives_backward | (self.is_stackless & self.meets_step)).any())
 
     @truth
     def is_as_many_as_gradients(self) -> Bools:
@@ -389,11 +389,11 @@ class BlockFacts(LifeFacts):
         """
         made = self.of_forward & self.meets_backward
         # Forwards are told apart by how many blocks of backward came before.
-        of_backward = np.sort(self.begin[self.in_backward | self.in_silence])
+        of_backward = np.sort(self.begin[self.in_backward | self.is_stackless])
         forward = np.searchsorted(of_backward, self.begin)
         may_be_workspace = ~self.has_cpp & np.isin(self.size, (WORKSPACE_BYTES, LARGE_WORKSPACE_BYTES))
         kept = made & self.meets_step & self.is_at_end & ~self.is_long_lived & ~may_be_workspace
-        gone = made & (self.freed_by_autograd | self.freed_in_silence)
+        gone = made & (self.freed_by_autograd | self.freed_stackless)
         num_kept, num_gone = (np.bincount(forward[rows], minlength=len(of_backward) + 1) for rows in (kept, gone))
         return kept & (num_kept * _GONE_PER_HELD <= num_gone)[forward]
 

@@ -115,17 +115,17 @@ class DevicePhases:
         trains = (
             len(self.steps.start) or len(self.zero_grads.start) or has(facts, Fact.ENGINE, Fact.BACKWARD_CALL).any()
         )
-        self.is_silence_autograd = bool(trains) and not self.has_cpp and bool(has(facts, Fact.STACK).any())
+        self.is_stackless_autograd = bool(trains) and not self.has_cpp and bool(has(facts, Fact.STACK).any())
         engine = has(self.of_entry, Fact.ENGINE)
         self.backwards = runs_of(engine, stacked)
-        is_silent, goes_on = ~stacked & self.is_silence_autograd, calls_backward(snapshot.stacks, facts)
+        is_silent, goes_on = ~stacked & self.is_stackless_autograd, calls_backward(snapshot.stacks, facts)
         # Of entries without a stack, where stacks are Python's alone: autograd's own threads have none.
-        self.silences = runs_of(is_silent, is_silent | goes_on[state.trace.stack])
-        self.num_backward = _running_count(engine | (~stacked & self.is_silence_autograd))
+        self.stackless_runs = runs_of(is_silent, is_silent | goes_on[state.trace.stack])
+        self.num_backward = _running_count(engine | (~stacked & self.is_stackless_autograd))
         self.num_maybe_backward = _running_count(engine | ~stacked)
         self.next_forward = _next_forward(
             has(self.of_entry, Fact.MODULE_FORWARD) & ~engine,
-            engine | has(self.of_entry, Fact.OPTIMIZER_STEP, Fact.ZERO_GRAD) | (~stacked & self.is_silence_autograd),
+            engine | has(self.of_entry, Fact.OPTIMIZER_STEP, Fact.ZERO_GRAD) | (~stacked & self.is_stackless_autograd),
         )
         self.has_only_forward = bool(
             has(self.of_entry, Fact.MODULE_FORWARD).any() and not len(self.steps.start) and not self.num_backward[-1]
@@ -134,13 +134,13 @@ class DevicePhases:
     @property
     def seen_backwards(self) -> Stretches:
         """Backward passes by their stacks; where no stack tells of one, by the silence of autograd's threads."""
-        return self.backwards if len(self.backwards.start) else self.silences
+        return self.backwards if len(self.backwards.start) else self.stackless_runs
 
     def is_of_grad_call(self, entry: Ints) -> Bools:
         """Which entries are of a backward right behind an entry of `torch.autograd.grad`, which makes its root."""
         is_called = np.append(has(self.of_entry, Fact.GRAD_CALL), False)
         is_of_call = np.zeros(len(entry), dtype=np.bool_)
-        for runs in (self.backwards, self.silences):
+        for runs in (self.backwards, self.stackless_runs):
             run = runs.containing(entry)
             is_of_call |= (run >= 0) & is_called[np.append(runs.start, 0)[run] - 1]
         return is_of_call

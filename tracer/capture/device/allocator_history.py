@@ -69,7 +69,7 @@ class AllocatorHistory:
         self.cycle: int | None = 0  # Number of the recorded cycle that it is of; None if it is of none
         self._peak_bytes: int | None = None
         self._recording = False
-        self._ours = False
+        self._started_here = False
 
     @property
     def is_offered(self) -> bool:
@@ -82,10 +82,10 @@ class AllocatorHistory:
             return
         if self.device.type in _from_start:
             _from_start.discard(self.device.type)
-            self._ours = self._recording = True
+            self._started_here = self._recording = True
             return
-        self._ours = self._ours or not torch_history.allocator_history_enabled(self.device)
-        if self._ours:
+        self._started_here = self._started_here or not torch_history.allocator_history_enabled(self.device)
+        if self._started_here:
             torch_history.start_allocator_history(self.device, self._max_entries, stacks_of_frees=self._stacks_of_frees)
         self._recording = True
 
@@ -112,7 +112,7 @@ class AllocatorHistory:
 
     def stop(self) -> None:
         """End the recording, unless it was somebody else's."""
-        if self._recording and self._ours:
+        if self._recording and self._started_here:
             torch_history.stop_allocator_history(self.device)
         self._recording = False
 

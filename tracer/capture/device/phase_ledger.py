@@ -59,7 +59,7 @@ class PhaseLedger:
         self._thread = threading.get_ident()
         self._open: dict[int, _Visit] = {}  # By `id()` of a region, outermost first
         self._between: _Visit | None = None
-        self._device: torch.device | None = None  # Whose peaks have been set back
+        self._device: torch.device | None = None  # CodeOwner peaks have been set back
         self._outside_bytes: Counter[torch.device] = Counter()  # At the last look
         self._stop: Callable[[], None] = lambda: None
         self._forget_forks: Callable[[], object] = lambda: None

@@ -191,7 +191,7 @@ def joined(parts: list[str]) -> str:
     return text.removesuffix(IN_DICT)
 
 
-_OURS: Final = __name__.partition(".")[0]
+_TRACER_PACKAGE: Final = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +226,12 @@ def is_iterator(kind: type) -> bool:
 
 def is_ours(kind: type) -> bool:
     """True if a class is this program's."""
-    return str(getattr(kind, "__module__", "")).partition(".")[0] == _OURS
+    return str(getattr(kind, "__module__", "")).partition(".")[0] == _TRACER_PACKAGE
 
 
 def is_of_ours(frame: types.FrameType) -> bool:
     """True if a frame runs code of this program."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _TRACER_PACKAGE
 
 
 def running_frames(error: BaseException | None) -> Iterator[types.FrameType]:

@@ -95,8 +95,8 @@ def _folder_of_torch() -> Path:
 
 
 _TORCH = _folder_of_torch()
-_OURS = Path(__file__).resolve().parents[2]
-_SHIPPED_MODELS = _OURS / "_models"  # in an installed package; as good as the user's own
+_TRACER_FOLDER = Path(__file__).resolve().parents[2]
+_SHIPPED_MODELS = _TRACER_FOLDER / "_models"  # in an installed package; as good as the user's own
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
@@ -183,7 +183,7 @@ def _is_user_file(file_name: str) -> bool:
         return False
     if "." in resolved.stem and resolved.parent == Path(tempfile.gettempdir()).resolve():
         return False  # a module that a library has written, as PyTorch Geometric does by its dotted name
-    return not any(resolved.is_relative_to(folder) for folder in (_TORCH, _OURS, *_library_folders()))
+    return not any(resolved.is_relative_to(folder) for folder in (_TORCH, _TRACER_FOLDER, *_library_folders()))
 
 
 @remembered
@@ -201,7 +201,7 @@ def is_own_code(file_name: str) -> bool:
     path = _found(file_name)
     if path is None or is_user_code(file_name):
         return False
-    return path.resolve().is_relative_to(_OURS) or str(path) in _hidden_files()
+    return path.resolve().is_relative_to(_TRACER_FOLDER) or str(path) in _hidden_files()
 
 
 def _found(file_name: str) -> Path | None:
@@ -335,4 +335,4 @@ def error_line(error: BaseException) -> SourceLine | None:
 
 def _is_a_library(file_name: str) -> bool:
     path = Path(file_name)
-    return path.is_absolute() and not any(path.resolve().is_relative_to(folder) for folder in (_TORCH, _OURS))
+    return path.is_absolute() and not any(path.resolve().is_relative_to(folder) for folder in (_TORCH, _TRACER_FOLDER))

@@ -155,7 +155,7 @@ def device_text(device: Any) -> str:
     return f"cuda{text.removeprefix('hip')}" if text.startswith("hip") else text
 
 
-def let_go_of_recording(profiler: Any) -> None:
+def release_recording(profiler: Any) -> None:
     """Free what a `torch.profiler.profile` holds of the cycle that has ended, which it keeps until the next begins."""
     profiler.profiler.kineto_results = None
 
@@ -331,7 +331,7 @@ def abandon(profiler: Any) -> None:
     profiler.on_trace_ready = None
     with suppress(RuntimeError):
         profiler.__exit__(None, None, None)
-    let_go_of(profiler)
+    release_profiler(profiler)
 
 
 def end(profiler: Any, error: BaseException | None = None) -> None:
@@ -339,7 +339,7 @@ def end(profiler: Any, error: BaseException | None = None) -> None:
     try:
         profiler.__exit__(type(error) if error is not None else None, error, error and error.__traceback__)
     finally:
-        let_go_of(profiler)
+        release_profiler(profiler)
 
 
 def is_prepared(profiler: Any) -> bool:
@@ -371,7 +371,7 @@ def begin_at(profiler: Any, step: int) -> None:
     profiler.current_action = profiler._prev_schedule_action = profiler.schedule(step)
 
 
-def let_go_of(profiler: Any) -> None:
+def release_profiler(profiler: Any) -> None:
     """Break the circles in a stopped `torch.profiler.profile`, so that it goes without a garbage collection."""
     profiler.on_trace_ready = None
     profiler.profiler = None

@@ -35,7 +35,7 @@ from tracer.null_gpu.values.sizes import SIZED, SizedResults
 Kernel = Callable[..., Any]
 __tracebackhide__ = True  # for pytest: an operator's error is at the line that called it
 NAMESPACES = frozenset({"aten", "torchvision"})
-"""Whose operators are looked at; those of others are made of them, or leave floats that nobody has written."""
+"""CodeOwner operators are looked at; those of others are made of them, or leave floats that nobody has written."""
 
 
 _MADE_OF_OTHERS = ("aten::copy_", "aten::_is_all_true")

@@ -52,7 +52,7 @@ def predict_workload(build: Build, devices: Devices, *, is_limited: bool, settin
         need = memory = sizes_of(results.device)
     failed_at = None
     if is_limited and need.peak_reserved_bytes > devices.card.usable_bytes:
-        _start_anew()
+        _reset_memory()
         failed_at = _place_on_card(build, settings)
         memory = sizes_of(results.device)
     return _prediction(results, devices.card if is_limited else None, devices.count, need, memory, failed_at)
@@ -87,7 +87,7 @@ def trial(build: Build, card: Card) -> Trial:
         need = sizes_of("cuda:0")
     fits = need.peak_reserved_bytes <= card.usable_bytes
     if not fits and need.peak_allocated_bytes <= card.usable_bytes:  # the allocator may do with its cache given back
-        _start_anew()
+        _reset_memory()
         try:
             _train(build)
             fits = True
@@ -105,12 +105,12 @@ def _train(build: Build) -> None:
 
 @contextmanager
 def _without_limit(num_devices: int) -> Iterator[None]:
-    _start_anew()
+    _reset_memory()
     with limited_to(WITHOUT_END_BYTES, num_devices):
         yield
 
 
-def _start_anew() -> None:
+def _reset_memory() -> None:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -81,7 +81,7 @@ class _ChangeSearch:
             if everything == before:
                 return before
             trial = self.tried(everything)
-        useful = tuple(change for change in everything if change not in trial.in_vain)
+        useful = tuple(change for change in everything if change not in trial.not_applicable)
         self._known.setdefault(useful, replace(trial, apply=useful))
         return useful
 

@@ -28,8 +28,8 @@ _MOST_STEPS: Final = 2
 _MOST_TIMES: Final = 2
 """Multiple of the allocations before the failure for which a program without steps is followed."""
 _LEAST_FOLLOWED: Final = 10_000
-_OURS: Final = str(Path(__file__).parents[2])
-_TORCHS: Final = str(Path(torch.__file__).parent)
+_TRACER_FOLDER: Final = str(Path(__file__).parents[2])
+_TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
 
 
 class UseWatch:
@@ -115,7 +115,7 @@ class UseWatch:
 
     def _use(self, name: str, *, fails: bool) -> NextUse:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith((_OURS, _TORCHS)):
+        while frame is not None and frame.f_code.co_filename.startswith((_TRACER_FOLDER, _TORCH_FOLDER)):
             frame = frame.f_back
         return NextUse(
             file=frame.f_code.co_filename if frame is not None else "",
