@@ -184,7 +184,10 @@ def test_a_recording_tells_of_each_device_what_is_reserved_there_and_by_which_li
         ("node2/rank11/s.pkl", 11), ("memory_snapshot.pkl", None), ("host1/mem.pkl", None),
         ("pp_rank_1_tp_rank_0.pickle", None), ("pp1_rank9.pkl", 9), ("mp_rank_00_001/snapshot.pkl", None),
         ("pp1/rank_12.pkl", 12), ("dp3.pkl", None), ("job_stage2/mem_7.pkl", None),
-        # As libraries and people name what they dump.
+        # As libraries and people name what they dump: torchtitan, Megatron-Bridge, lmms-engine, NeMo-RL first.
+        ("step_000000000010_exit/000003_step_10.pickle", 3), ("snapshot_oom_rank-4.pickle", 4),
+        ("memory_snapshot/snapshot_oom_observer_rank3_pid812_1748000000.pickle", 3),
+        ("nemo_rl_memory_snapshots/oom_train_rank12_pid812_20261001-120000_1a2b3c4d.pickle", 12),
         ("oom_rank3.pickle", 3), ("oom_rank-4_snapshot.pickle", 4), ("snapshots/oom_rank2_t1712345678.pickle", 2),
         ("memory_snapshot_rank5_step6.pkl", 5), ("iteration_10_exit/rank0_memory_snapshot.pickle", 0),
         ("oom_memory_snapshot_rank4_step100.pkl", 4), ("llama_rank7_memory_snapshot.pickle", 7),
@@ -195,6 +198,7 @@ def test_a_recording_tells_of_each_device_what_is_reserved_there_and_by_which_li
         ("epoch3.pickle", None), ("host7_20250101.pickle", None), ("frank3.pickle", None),
         ("lora_rank_8/rank1.pickle", 1), ("cuda_memory_snapshot.pickle", None), ("step100.pickle", None),
         ("outputs/run-3/snapshot.pickle", None), ("memory_2.7B_ctx512_train_bf16.pickle", None),
+        ("snapshot_0.pickle", None), ("003000_steps.pickle", None), ("3_step_10.pickle", None),
     ],
 )  # fmt: skip
 def test_names_tell_the_rank(file: str, rank: int | None) -> None:

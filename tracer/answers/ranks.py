@@ -33,6 +33,8 @@ _MEGATRON_STAGE: Final = re.compile(r"(?<![a-z])mp_rank_\d{2}_(\d{3})(?!\d)")
 _WORD: Final = r"(?:(?<![A-Za-z])(?:[Ll]ocal[_\-]?)?[Rr]ank|(?<=[a-z])Rank|(?<![A-Za-z])(?:LOCAL_)?RANK)"
 _GLOBAL_RANK: Final = re.compile(r"(?:global|world)[_\-]?rank[_\-]?(\d+)", re.IGNORECASE)
 _RANK: Final = re.compile(_WORD + r"[_\-]?(\d+)")
+# torchtitan's `000003_step_10.pickle`
+_SIX_DIGITS: Final = re.compile(r"^(\d{6})_step_\d+(?!\d)")
 _SIZES: Final = re.compile(r"(?:lora|low|full|top)[_\-]?rank[_\-]?\d+", re.IGNORECASE)
 
 _ROLES: Final = (_MEGATRON, _PIPELINE, _TENSOR, _DATA, _SIZES)
@@ -49,7 +51,7 @@ def rank_of(file: str) -> int | None:
         rest = part
         for pattern in _ROLES:
             rest = pattern.sub("", rest)
-        if (match := _GLOBAL_RANK.search(rest) or _RANK.search(rest)) is not None:
+        if (match := _GLOBAL_RANK.search(rest) or _RANK.search(rest) or _SIX_DIGITS.search(rest)) is not None:
             return int(match.group(1))
     return None
 
