@@ -196,10 +196,12 @@ def step_of(workload: Workload) -> Step:
 
 
 @contextmanager
-def profiler(num_active: int, ready: Callable[[Any], None], *, num_cycles: int = 1) -> Iterator[Any]:
+def profiler(
+    num_active: int, ready: Callable[[Any], None], *, num_cycles: int = 1, device: str = "cpu"
+) -> Iterator[Any]:
     """torch.profiler with the flags that memory questions need: the same as in a session of ours."""
     with profile(
-        activities=[ProfilerActivity.CPU],
+        activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda"),
         schedule=schedule(wait=1, warmup=1, active=num_active, repeat=num_cycles),
         on_trace_ready=ready,
         record_shapes=True,

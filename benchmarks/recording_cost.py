@@ -1,11 +1,12 @@
 """What recording costs beside bare torch.profiler with the same flags: processor time a step, and memory an event.
 
-    uv run python -m benchmarks.recording_cost [--programs gpt modules] [--rounds 3]
+    uv run python -m benchmarks.recording_cost [--programs gpt modules] [--rounds 3] [--device cuda]
 
 Two programs: a GPT of 12 blocks, and a chain of 2,001 modules, whose steps are short and whose parameters are many.
 Each runs alone, under torch.profiler, whose results nobody keeps, and in our session: two cycles of three recorded
 steps, every run in a process of its own with one thread. Times are the processor's, since other programs disturb them
-least.
+least; on a GPU they are the clock's, to the end of each step's kernels, and two further runs have the allocator's
+history on, and a watch.
 
 "Recording" is the whole run less the same run alone: steps, all that happens between them, and letting go of what was
 recorded. What reads a recording into columns, analyses it and writes files is counted apart: torch.profiler does
@@ -43,8 +44,11 @@ from benchmarks.engine import (
 from tracer.sessions import timeline_tracer
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile
+from tracer.sessions.training_watch import TrainingWatch
 
 MODES = ("alone", "torch.profiler", "ours")
+WITHOUT_PROFILER = ("history", "watch")
+"""Further modes on a GPU, whose cost is in their steps."""
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=2)
 AIM = 0.10
 Program = tuple[nn.Module, torch.optim.Optimizer | None, Callable[[], None]]
@@ -107,16 +111,16 @@ class Cost:
 
 
 @contextmanager
-def apart(cost: Cost) -> Iterator[None]:
+def apart(cost: Cost, clock: Callable[[], float]) -> Iterator[None]:
     """Count what reads and analyses, wherever it is called, and how many events were read."""
     read = timeline_tracer.read_recording  # type: ignore[attr-defined]
     finish = TrainingProfile._finish  # type: ignore[attr-defined]
 
     def timed(call: Callable[..., Any], part: str = "apart_s") -> Callable[..., Any]:
         def measured(*args: Any, **kwargs: Any) -> Any:
-            before = time.process_time()
+            before = clock()
             found = call(*args, **kwargs)
-            setattr(cost, part, getattr(cost, part) + time.process_time() - before)
+            setattr(cost, part, getattr(cost, part) + clock() - before)
             return found
 
         return measured
@@ -135,32 +139,49 @@ def apart(cost: Cost) -> Iterator[None]:
         TrainingProfile._finish = finish  # type: ignore[method-assign]
 
 
-def measure(name: str, mode: str) -> Cost:
+@contextmanager
+def history() -> Iterator[None]:
+    torch.cuda.memory._record_memory_history(max_entries=100_000)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+
+
+def measure(name: str, mode: str, device: str) -> Cost:
     """One run."""
     torch.set_num_threads(1)  # threads that wait for each other use as much processor time as those that work
+    torch.set_default_device(device)
+    clock, wait = (time.perf_counter, torch.cuda.synchronize) if device == "cuda" else (time.process_time, lambda: None)
     model, optimizer, step = PROGRAMS[name]()
     cost = Cost()
     for _ in range(2):
         step()
-    with tempfile.TemporaryDirectory() as folder, apart(cost):
+    with tempfile.TemporaryDirectory() as folder, apart(cost, clock):
+        ours: dict[str, Any] = {"save_dir": folder, "device": device, "screen": "none"}
         contexts: dict[str, Any] = {
             "alone": nullcontext(),
-            "torch.profiler": profiler(PLAN.num_active_steps, lambda prof: None, num_cycles=PLAN.num_repeats),
-            "ours": TrainingProfile(model, optimizer, save_dir=folder, device="cpu", schedule=PLAN, screen="none"),
+            "torch.profiler": profiler(
+                PLAN.num_active_steps, lambda prof: None, num_cycles=PLAN.num_repeats, device=device
+            ),
+            "ours": TrainingProfile(model, optimizer, schedule=PLAN, **ours),
+            "history": history(),
+            "watch": TrainingWatch(model, optimizer, **ours),
         }
-        before_bytes, start = status_bytes("VmRSS"), time.process_time()
+        before_bytes, start = status_bytes("VmRSS"), clock()
         with contexts[mode] as running:
             end_step = getattr(running, "step", lambda: None)
             for _ in range(PLAN.num_steps):
-                began = time.process_time()
+                began = clock()
                 step()
                 end_step()
-                cost.steps_s.append(time.process_time() - began)
+                wait()
+                cost.steps_s.append(clock() - began)
             cost.loop_bytes = status_bytes("VmHWM") - before_bytes
         del running, end_step
         contexts.clear()
         gc.collect()
-        cost.total_s = time.process_time() - start
+        cost.total_s = clock() - start
         cost.peak_bytes = status_bytes("VmHWM") - before_bytes
     return cost
 
@@ -175,12 +196,12 @@ def middle(costs: Sequence[Cost], read: Callable[[Cost], float]) -> float:
     return statistics.median(read(cost) for cost in costs)
 
 
-def rows(name: str, num_rounds: int) -> tuple[list[list[str]], float, float]:
+def rows(name: str, num_rounds: int, device: str) -> tuple[list[list[str]], float, float]:
     """A row for each mode; then our recording above torch.profiler's own share, in time and in memory."""
-    found: dict[str, list[Cost]] = {mode: [] for mode in MODES}
+    found: dict[str, list[Cost]] = {mode: [] for mode in MODES + WITHOUT_PROFILER * (device == "cuda")}
     for _ in range(num_rounds):
-        for mode in MODES:
-            found[mode].append(in_own_process(measure, name, mode))
+        for mode, costs in found.items():
+            costs.append(in_own_process(measure, name, mode, device))
     num_events = max(cost.num_events for cost in found["ours"])
     alone_s = middle(found["alone"], lambda cost: cost.recording_s)
     alone_bytes = middle(found["alone"], lambda cost: cost.loop_bytes)
@@ -211,13 +232,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args(arguments)
-    print(f"torch {torch.__version__}, 1 thread, on the CPU, medians of {options.rounds}")
+    print(f"torch {torch.__version__}, 1 thread, on {options.device}, medians of {options.rounds}")
     table: Table = [HEADER]
     shares: Table = [["program", "time of recording, above torch.profiler's own", "memory", f"aim {AIM:.0%}"]]
     is_met = True
     for name in options.programs:
-        of_program, in_time, in_memory = rows(name, options.rounds)
+        of_program, in_time, in_memory = rows(name, options.rounds, options.device)
         table += of_program
         met = in_time < AIM and in_memory < AIM
         is_met &= met

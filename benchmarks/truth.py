@@ -12,7 +12,7 @@ largest places that made activations.
 
 With `--on h100`, say, programs are on that card as the null GPU has it. Each runs three times: unwatched, where the
 allocator itself counts the peak of the recorded steps, watched, and under the bookkeeper, for kinds. With `--here`
-they are on the GPU of this machine.
+they are on the GPU of this machine, but for those that need several ranks.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="programs at a time")
     options = parser.parse_args()
     is_on_device = options.here or options.on is not None
-    options.programs = options.programs or names(on_device=is_on_device)
+    options.programs = options.programs or names(on_device=is_on_device, of_ranks=not options.here)
     if options.on is not None:
         devices = devices_of(options.on)
         restart_on([devices.card] * devices.count)

@@ -20,12 +20,14 @@ from tests.truth.program import PROGRAMS, Entry, Program
 _PREFIX = "workload:"
 
 
-def names(*, on_device: bool = False) -> list[str]:
-    """Of all programs whose packages are installed; with those that run on a device alone, or without."""
+def names(*, on_device: bool = False, of_ranks: bool = True) -> list[str]:
+    """Of all programs whose packages are installed; with those that run on a device alone or as ranks, or without."""
     own = [
         name
         for name, entry in PROGRAMS.items()
-        if all(map(importlib.util.find_spec, entry.needs)) and (on_device or not entry.on_device)
+        if all(map(importlib.util.find_spec, entry.needs))
+        and (on_device or not entry.on_device)
+        and (of_ranks or not entry.of_ranks)
     ]
     return own + [f"{_PREFIX}{name}" for name in _workloads()]
 

@@ -89,6 +89,7 @@ class Entry:
         cycles: How many times some steps are recorded; what lay at an address in one says nothing of the next.
         needs: Packages that it imports.
         on_device: Whether it runs on a device alone.
+        of_ranks: Whether it needs several ranks, which a GPU alone does not have.
         is_one_step: Whether its first step is the only one.
         fails: Whether its last step runs out of memory.
     """
@@ -103,6 +104,7 @@ class Entry:
     cycles: int = 1
     needs: tuple[str, ...] = ()
     on_device: bool = False
+    of_ranks: bool = False
     is_one_step: bool = False
     fails: bool = False
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -73,10 +74,15 @@ class WordModel(nn.Module):
 
 
 def _start(world_size: int = 4) -> None:
-    """This process is rank 0 of a job from now on."""
+    """This process is rank 0 of a job from now on; on a GPU, whose NCCL waits for every rank, of a job of one."""
     from tracer.null_gpu.job.lone_rank import lone_rank
     from tracer.null_gpu.job.place import RankPlace
+    from tracer.null_gpu.process import is_active
 
+    if there().type == "cuda" and not is_active():
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+        dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
+        return
     place = RankPlace(0, world_size, world_size, Path(tempfile.mkdtemp()))
     os.environ.update(place.variables())
     job = lone_rank(place)
@@ -152,7 +158,7 @@ def fsdp2_kept_gathered() -> Program:
     return Program(step, model, [optimizer], batch)
 
 
-@program(on_device=True)
+@program(on_device=True, of_ranks=True)
 def hsdp() -> Program:
     _start()
     return _trained(_fully_sharded(WordModel(), mesh=_mesh(2, 2, names=("copies", "parts"))))
@@ -206,13 +212,13 @@ def _in_columns_and_rows(model: WordModel, mesh: DeviceMesh) -> WordModel:
     return model
 
 
-@program(on_device=True)
+@program(on_device=True, of_ranks=True)
 def tensor_parallel() -> Program:
     _start()
     return _trained(_in_columns_and_rows(WordModel(), _mesh(4, names=("parts",))), _one_by_one)
 
 
-@program(on_device=True)
+@program(on_device=True, of_ranks=True)
 def sequence_parallel() -> Program:
     """Between the layers each rank has a part of the sequence."""
     _start()
@@ -234,7 +240,7 @@ def sequence_parallel() -> Program:
     return _trained(model, _one_by_one)
 
 
-@program(on_device=True)
+@program(on_device=True, of_ranks=True)
 def sharded_and_tensor_parallel() -> Program:
     _start()
     mesh = _mesh(2, 2, names=("data", "parts"))
@@ -262,14 +268,14 @@ def _pipeline(numbers: list[int], schedule_of: Callable[..., Any]) -> Program:
     return Program(step, parts, [optimizer], batch)
 
 
-@program(on_device=True)
+@program(on_device=True, of_ranks=True)
 def first_stage_of_a_pipeline() -> Program:
     from torch.distributed.pipelining import Schedule1F1B
 
     return _pipeline([0], Schedule1F1B)
 
 
-@program(on_device=True)
+@program(on_device=True, of_ranks=True)
 def stages_of_an_interleaved_pipeline() -> Program:
     from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
