@@ -73,7 +73,6 @@ def finding_sentences(findings: RunFindings) -> Iterator[str]:
         yield missed
     if peak.unexplained_bytes:
         yield counted(peak)
-    yield from left_out(findings)
     yield from asleep_sentences(peak)
     yield from graph_sentences(findings)
     yield from parallelism_sentences(cycle)
@@ -107,6 +106,7 @@ def _graphs(findings: RunFindings) -> Iterator[Section]:
 
 
 def _counts(findings: RunFindings) -> Iterator[str]:
+    yield from left_out(findings)
     peak = findings.worst.peak
     if not peak.unexplained_bytes:
         yield counted(peak)
