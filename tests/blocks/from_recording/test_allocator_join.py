@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ from tests.histories import Event, Key, known_of, levels_of, recording_of
 from tests.snapshot.allocator_model import SEGMENT_BYTES, AllocatorModel, rounded
 from tests.snapshot.explained import explain_snapshot
 from tests.training_steps import Recorded, build_workload, each_workload
+from tracer.answers.failed_allocation import failed_allocation
 from tracer.answers.findings import CycleFindings, RunFindings
 from tracer.answers.labels import Labels, label_snapshot, labels_of
 from tracer.answers.recording_findings import combine_cycles, counted_blocks, find_in_cycle, with_allocator_history
@@ -151,6 +152,25 @@ def test_where_memory_ran_out_behind_the_peak_the_count_is_of_that_moment() -> N
     assert cycle.at_failure is not None
     assert cycle.at_failure.allocator_peak_bytes == cycle.at_failure.counted.counter_bytes == 1024
     assert cycle.peak.allocator_peak_bytes == cycle.peak.counted.counter_bytes == 1024 + 5120
+
+
+def test_the_page_shows_the_cycle_in_which_memory_ran_out() -> None:
+    """An earlier cycle had 9728 bytes at its peak; this one failed with 1024."""
+    earlier = recording_allocator()
+    earlier.alloc(9700)
+    failing = recording_allocator()
+    failing.alloc(700)
+    snapshot: Any = failing.dump()
+    failed = {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}
+    snapshot["device_traces"][0].append(failed)
+    columns = snapshot_in_memory(snapshot)
+    parts = (*earlier.findings().parts, *with_allocator_history(failing.findings(), columns).parts)
+    findings = combine_cycles(tuple(replace(part, failures=()) for part in parts))
+    assert findings.worst.peak.peak_bytes == 9728
+    found = failed_allocation(columns, findings, known_of(), device_type="cuda")
+    page = timeline_page(findings, run={}, failed=found)
+    marks = {mark.kind: mark.bytes for mark in page.marks}
+    assert marks["peak"] == marks["oom"] == 1024
 
 
 def test_what_was_made_before_the_recording_has_its_line() -> None:

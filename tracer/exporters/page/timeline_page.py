@@ -53,12 +53,13 @@ def timeline_page(
     failed: FailedAllocation | None = None,
     source_of: Callable[[str], str | None] | None = None,
 ) -> Page:
-    """The page of one device of a run, for the cycle with its largest peak.
+    """The page of one device of a run, for the cycle in which memory ran out, else that with its largest peak.
 
     Args:
         answer: The answer of the run; by default what the findings alone say.
     """
-    cycle, peak, counted = findings.worst.source, findings.worst.peak, counted_blocks(findings.worst)
+    shown = _shown_cycle(findings, failed)
+    cycle, peak, counted = shown.source, shown.peak, counted_blocks(shown)
     recording, lifetimes = cycle.recording, cycle.lifetimes
     times = recording.allocations.time_ns[lifetimes.events]
     groups, group = group_rows(counted, merged=("step",))
@@ -76,14 +77,20 @@ def timeline_page(
         group=group,
         has_addresses=cycle.history is not None,
         space=_space(cycle),
-        marks=(*_marks(findings.worst), *_failure_marks(cycle, failed)),
+        marks=(*_marks(shown), *_failure_marks(cycle, failed)),
         bands=_bands(cycle),
         breakdown=peak.by_category(),
         peak_row=peak.position,
         run=run,
-        sources=() if source_of is None else annotated_files(line_memory(findings.worst), source_of, peak.peak_bytes),
-        sections=() if run_times is None else (_time_section(findings.worst, run_times),),
+        sources=() if source_of is None else annotated_files(line_memory(shown), source_of, peak.peak_bytes),
+        sections=() if run_times is None else (_time_section(shown, run_times),),
     )
+
+
+def _shown_cycle(findings: RunFindings, failed: FailedAllocation | None) -> CycleFindings:
+    if failed is None or failed.in_use is None:
+        return findings.worst
+    return next(cycle for cycle in findings.parts if cycle.at_failure is failed.in_use)
 
 
 def _with_stacks(groups: Sequence[Row], recording: Recording, blocks: Blocks, group: PerBlock[Int]) -> tuple[Row, ...]:
