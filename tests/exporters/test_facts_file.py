@@ -10,7 +10,7 @@ import pytest
 
 from tests.blocks.from_snapshot.recorded_program import objects_of
 from tracer.capture.objects.at_failure import Holder, Operand
-from tracer.capture.objects.later_uses import LaterUses, NextUse, SecondRun
+from tracer.capture.objects.later_uses import LaterUses, Making, NextUse, SecondRun, Sized
 from tracer.errors import RecordingError
 from tracer.exporters.facts_file import FailureFactsFile, facts_path, read_facts, write_facts
 
@@ -20,7 +20,10 @@ USES = LaterUses(
     (0, 1),
     (True, False),
     (0, 3),
+    (8, 1),
+    (0, 1),
     (NextUse("a.py", 1, "aten::mm", True, False, False, True, 0),),
+    (Making("aten::mm", (Sized((2, 1), "int8", 2),), Sized((2, 2), "int8", 4)),),
     1,
     is_to_the_end=True,
 )

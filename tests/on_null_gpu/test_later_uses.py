@@ -44,10 +44,17 @@ def test_the_first_use_behind_the_failure_is_known(elsewhere: Elsewhere) -> None
     assert found.size_bytes == tuple(size * MIB for size in (1, 2, 3, 4))
     assert [found.uses[use] if use < len(found.uses) else None for use in found.use] == [
         replace(
-            ZEROED, line=first + 4, operator="aten::add", overwrites=False, fails=True, can_be_in_place=True, step=0
+            ZEROED,
+            line=first + 4,
+            operator="aten::add",
+            overwrites=False,
+            fails=True,
+            can_be_in_place=True,
+            step=0,
+            leaves_bytes=MIB,
         ),
         None,
-        replace(ZEROED, line=first + 8),
+        replace(ZEROED, line=first + 8, leaves_bytes=3 * MIB),
         None,
     ]
     assert found.freed[1] == 2 and found.freed[0] == found.freed[2] == found.freed[3] == 0

@@ -14,11 +14,12 @@ from tracer.answers.rows import Row, rows_of_lines
 from tracer.arrays import totals_by
 from tracer.block_sizes import SMALL_BYTES, round_size, segment_size
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
+from tracer.blocks.from_snapshot.frames import torch_file
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import BEFORE_RECORDING, Kind
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.columns import Frame, Snapshot
 from tracer.snapshot.stacks import NO_STACK
 from tracer.units import format_bytes
 
@@ -35,8 +36,8 @@ _LASTING = (
     "which no smaller batch shrinks: if all of it is needed, keep it in fewer bits, or in parts on several GPUs (FSDP)."
 )
 _REMEDIES = {
-    Kind.ACTIVATION: "activation: a smaller batch, torch.utils.checkpoint or bfloat16 shrinks it.",
-    Kind.PARAMETER: f"parameters, {_LASTING}",
+    Kind.ACTIVATION: "activation: a smaller batch, torch.utils.checkpoint or fewer bits shrink it.",
+    Kind.PARAMETER: f"parameters (or buffers), {_LASTING}",
     Kind.OPTIMIZER_STATE: f"optimizer state, {_LASTING}",
     Kind.GRADIENT: (
         "gradients: free them with zero_grad(set_to_none=True) before the next forward, or shard them (FSDP)."
@@ -384,7 +385,8 @@ def _site_of_failure(device: ReplayedDevice, entry: int) -> Site:
     """The line that asked; of a thread of autograd's, which has no stack, the line that called backward last."""
     stacks, sites = device.state.trace.stack, device.sites
     site = sites.site(int(stacks[entry]))
-    if site.frame != NO_FRAMES:
+    is_users_own = site.file is None or torch_file(Frame(site.frame, site.file, site.line or 0)) is None
+    if site.frame != NO_FRAMES and (is_users_own or not has(sites.facts[int(stacks[entry])], Fact.ENGINE)):
         return site
     for stack in stacks[:entry][stacks[:entry] != NO_STACK][::-1].tolist():
         if has(sites.facts[stack], Fact.BACKWARD_CALL):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tracer.answers.fit import FitTrial, RankTrial
-from tracer.capture.objects.later_uses import LaterUses, NextUse
+from tracer.capture.objects.later_uses import LaterUses, Making, NextUse, Sized
 from tracer.command_line import in_role
 from tracer.commands.on_card import OnOptions, Run, start_on
 from tracer.commands.script import Script
@@ -235,7 +235,16 @@ def _uses(path: Path) -> LaterUses | None:
     columns: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
-    return LaterUses(**{**columns, "uses": tuple(NextUse(**use) for use in values["uses"])})
+    makings = (
+        Making(each["operator"], tuple(map(_sized, each["inputs"])), _sized(each["result"]))
+        for each in values["makings"]
+    )
+    uses = (NextUse(**use) for use in values["uses"])
+    return LaterUses(**{**columns, "uses": tuple(uses), "makings": tuple(makings)})
+
+
+def _sized(values: dict[str, Any]) -> Sized:
+    return Sized(tuple(values["shape"]), values["dtype"], values["size_bytes"])
 
 
 def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], TracerError | None, NullJob]:

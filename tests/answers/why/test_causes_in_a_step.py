@@ -51,7 +51,8 @@ def test_the_logits_and_their_copies(failed_in: list[dict[str, Any]], change: st
     program.fail(200, [*failed_in, line(5)])
     found = first(program)
     assert found.cause == "logits"
-    assert "The logits (100.00 MiB)" in found.sentence and "200.00 MiB more were asked for" in found.sentence
+    what = "logits" if failed_in else "last layer's results"
+    assert f"The {what} (100.00 MiB)" in found.sentence and "200.00 MiB more were asked for" in found.sentence
     assert change in found.order
 
 

@@ -39,6 +39,7 @@ LINES = {
     "one-hot labels": "labels = one_hot(y, 50000)",
     "copies of rows": "x = x.repeat(64, 1)",
     "row for each index": "messages = x[edges]",
+    "contracted whole": "y = torch.einsum('ai,bij,aj->ab', x, w, z)",
     "every pair": "d = a[:, None] - b[None]",
     "cast up": "x = mask.float()",
     "resized": "masks = F.interpolate(masks, size)",
@@ -60,7 +61,8 @@ def test_each_row_is_told_by_its_line(remedy: Any, tmp_path: Path) -> None:
     change = first(program)
     assert change.cause == remedy.name
     assert f"`{LINES[remedy.name]}`" in change.sentence and "200.00 MiB in one tensor" in change.sentence
-    assert change.words == remedy.change and change.num_served == 1
+    assert not isinstance(remedy.change, str) or change.words == remedy.change
+    assert change.num_served == 1
 
 
 def test_the_document_has_a_row_for_each_remedy() -> None:

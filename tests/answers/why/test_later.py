@@ -34,7 +34,10 @@ def second_run(
         use=tuple(use for _, use in blocks),
         is_last=(used.fails,) * len(blocks),
         freed=(int(is_freed),) * len(blocks),
+        read_bytes=tuple(size * _MIB for size, _ in blocks),
+        making=(0,) * len(blocks),
         uses=(used, ZEROED),
+        makings=(),
         num_steps=num_steps,
         is_to_the_end=False,
     )
@@ -130,7 +133,8 @@ def test_what_saves_all_that_is_missing_comes_first() -> None:
     for _ in range(8):
         program.make(20, layer(7))
     program.fail(30, [line(4)])
-    objects = second_run((60, NEVER), *[(20, 0)] * 8, in_graphs=frozenset())
+    joined = replace(READ, operator="aten::cat")
+    objects = second_run((60, NEVER), *[(20, 0)] * 8, used=joined, in_graphs=frozenset())
     assert objects.second_run is not None
     assert next(iter(program.changes(objects))) == "not read again"
     missing = replace(objects, second_run=replace(objects.second_run, missing_bytes=100 * _MIB))

@@ -12,7 +12,7 @@ import numpy as np
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.answers.rows import BY_LINE, group_rows
 from tracer.answers.why.case import Case, Cause, GivesUp
-from tracer.answers.why.source import source_at
+from tracer.answers.why.source import class_around, source_at
 from tracer.arrays import Bools, Ints, at, grouped
 from tracer.blocks.from_snapshot.frames import is_python, torch_file
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
@@ -23,7 +23,8 @@ from tracer.snapshot.replay import BEFORE
 from tracer.snapshot.stacks import NO_STACK
 from tracer.units import format_bytes, some
 
-_ATTENTION: Final = re.compile(r"softmax|attn|attention|scores", re.IGNORECASE)
+_SCORES: Final = re.compile(r"softmax|attn|attention|scores", re.IGNORECASE)
+_ATTENTION: Final = re.compile(r"attn|attention|\batt\b", re.IGNORECASE)
 _ATTENTION_PERCENT: Final = 20
 _TILED: Final = re.compile(r"[/\\]diffusers[/\\]models[/\\]autoencoders[/\\]")
 _TILES: Final = 4
@@ -62,6 +63,9 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
     held = case.held(rows)
     if not case.is_much(held, percent=_ATTENTION_PERCENT):
         return
+    stacks = [*np.unique(stack[rows]).tolist(), case.asked_stack]
+    if not any(_ATTENTION.search(_words_of(case, number)) for number in stacks):
+        return  # scores of other things, or classes
     asks = case.asked_bytes in (size // 2, size) and _is_attention(case, case.asked_stack)
     yield Cause(
         "attention matrix",
@@ -76,10 +80,14 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
 
 
 def _is_attention(case: Case, stack: int) -> bool:
-    site = case.sites.site(stack)
+    return bool(_SCORES.search(_words_of(case, stack)))
+
+
+def _words_of(case: Case, stack: int) -> str:
+    """Names of the innermost functions of a stack, of their files and classes, and the line's text."""
     frames = [frame for frame in case.stacks[stack] if is_python(frame)][:4]
-    names = " ".join(f"{frame.name} {PurePath(frame.file).name}" for frame in frames)
-    return bool(_ATTENTION.search(f"{names} {source_at(site)}"))
+    names = (f"{frame.name} {PurePath(frame.file).name} {class_around(frame.file, frame.line)}" for frame in frames)
+    return f"{' '.join(names)} {source_at(case.sites.site(stack))}"
 
 
 def long_batch(case: Case) -> Iterator[Cause]:
@@ -302,11 +310,12 @@ def logits(case: Case) -> Iterator[Cause]:
             sentence = f"The cross entropy makes {case.words(of_loss)} of the logits."
             yield _cause(case, of_loss, sentence, has_loss=has_loss)
         return
+    what = "logits" if has_loss else "last layer's results"
     which = f"{format_bytes(size)}" if size else "large"
     yield _cause(
         case,
         rows,
-        f"The logits ({which}) and blocks of their size or twice or half of it, such as copies, a softmax and "
+        f"The {what} ({which}) and blocks of their size or twice or half of it, such as copies, a softmax and "
         f"gradients, fill {case.with_asked(held, asked, 3)}.",
         has_loss=has_loss,
         asks=asks,

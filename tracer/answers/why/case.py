@@ -16,6 +16,7 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import Changed
 from tracer.answers.allocator.modelled import Modelled
+from tracer.answers.why.followed import Followed, followed
 from tracer.answers.why.source import is_without_grad, reaches_backward_behind
 from tracer.arrays import Bools, Interned, Ints
 from tracer.blocks.from_snapshot.block_facts import calls_of_models
@@ -25,7 +26,6 @@ from tracer.blocks.from_snapshot.sites import Site, Sites
 from tracer.blocks.from_snapshot.stack_facts import Fact, has, is_module_call
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.at_failure import Holder, ObjectsAtFailure
-from tracer.capture.objects.later_uses import LaterUses, NextUse
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
@@ -61,8 +61,6 @@ class Cause:
 
 
 _LEAST_PERCENT: Final = 1
-_LEAST_ALIKE: Final = 0.95
-"""Of the blocks in use, as a share: so many have their sizes in a second run that is of the same program."""
 MODULES: Final = "nn/modules/module.py"
 _SAFETENSORS: Final = "/safetensors/torch.py"
 
@@ -292,51 +290,15 @@ class Case:
         return second.missing_bytes if second is not None else 0
 
     @cached_property
-    def later_uses(self) -> LaterUses | None:
-        """Uses of the blocks in use, seen in a second run that asked for the same blocks; None where none is known."""
+    def followed(self) -> Followed | None:
+        """The blocks in use as a second run had and used them; None where there was none of the same blocks."""
         second = self.objects.second_run if self.objects is not None else None
-        uses = second.uses if second is not None else None
-        if uses is None:
+        if second is None or second.uses is None:
             return None
-        # Two runs of a program with threads, or with other random numbers, may allocate other blocks.
-        num_alike = np.isin(np.array(uses.distance), self._distances()[1]).sum()
-        return uses if len(self._followed(uses)[1]) >= max(1, _LEAST_ALIKE * num_alike) else None
-
-    def _distances(self) -> tuple[Ints, Ints]:
-        """Return the blocks in use, and how many allocations before the failed request each was made."""
         rows = self.in_use[self.lives.begin[self.in_use] > BEFORE]
         made = self.state.trace.where(Action.ALLOC)
-        return rows, np.searchsorted(made, self.entry) - np.searchsorted(made, self.lives.begin[rows])
-
-    def _followed(self, uses: LaterUses) -> tuple[Ints, Ints]:
-        """Return positions in a second run's columns, and the blocks in use of the same place and size there."""
-        rows, distance = self._distances()
-        _, found, own = np.intersect1d(np.array(uses.distance, np.int64), distance, return_indices=True)
-        is_alike = self.lives.requested_bytes[rows[own]] == np.array(uses.size_bytes, np.int64)[found]
-        return found[is_alike], rows[own[is_alike]]
-
-    @cached_property
-    def freed_later(self) -> Ints:
-        """Blocks in use that the program freed as far as it was followed, or that it was followed past to its end."""
-        uses = self.later_uses
-        if uses is None:
-            return np.zeros(0, np.int64)
-        found, rows = self._followed(uses)
-        return np.sort(rows[(np.array(uses.freed, np.int64)[found] > 0) | uses.is_to_the_end])
-
-    def used_next(self, holds: Callable[[NextUse | None], bool], *, is_last: bool = False) -> Ints:
-        """Return the blocks in use whose next use, None for none, meets a condition; none where it is not known.
-
-        Args:
-            is_last: Whether it has to be the last use, too.
-        """
-        uses = self.later_uses
-        if uses is None:
-            return np.zeros(0, np.int64)
-        found, rows = self._followed(uses)
-        meets = np.array([*map(holds, uses.uses), holds(None)], np.bool_)
-        is_one = meets[np.array(uses.use, np.int64)[found]]
-        return np.sort(rows[is_one & np.array(uses.is_last, np.bool_)[found]] if is_last else rows[is_one])
+        distance = np.searchsorted(made, self.entry) - np.searchsorted(made, self.lives.begin[rows])
+        return followed(second.uses, rows, distance, self.lives.requested_bytes[rows], self.asked_bytes)
 
     @cached_property
     def in_graphs(self) -> Ints | None:

@@ -136,6 +136,8 @@ def other_models(case: Case) -> Iterator[Cause]:
     rows = state[made_in < latest]
     parameters = case.in_use[_is_parameter(case)[case.in_use]]
     idle = np.concatenate([rows, _of_sizes_in(case, parameters, rows, each=_LEAST_SETS)])
+    if case.followed is not None and case.is_share(case.followed.read_again(idle), of=idle):
+        return
     if not case.is_much(idle, percent=_LEAST_PERCENT):
         return
     over = np.full(len(idle), min(int(ends[latest - 1]), case.entry))

@@ -7,11 +7,13 @@ line's results, those of its operands, and those of the largest block that there
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from tracer.blocks.from_snapshot.sizes import NOTHING
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.at_failure import Operand
+from tracer.capture.objects.later_uses import Making, NextUse, Sized
 from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes
@@ -45,6 +48,8 @@ _LEAST_ALIKE: Final = 10
 _TWICE: Final = 2.0
 _WIDEST: Final = 9.0
 """By how much more a result takes than its operand at least, where not only its type is wider: bool and int64 are 8."""
+_ATTENTION: Final = re.compile(r"attn|attention", re.IGNORECASE)
+_SEVERAL_TIMES: Final = 4
 _AGAIN: Final = ", each computed again in backward (torch.utils.checkpoint)"
 
 
@@ -62,6 +67,9 @@ class LineResults:
     factor: float  # Bytes of its largest result beside the largest block that there was as it was made
     is_saved: bool  # Whether forward saves most of it for backward
     parts: Ints  # Blocks of the list that its largest result is joined of, where it is
+    making: Making | None  # What made its largest result, where a second run showed it
+    next_use: NextUse | None  # Of that result, likewise
+    stands_out: bool  # Whether that is several times as large as any other line's block
 
     def makes(self, *names: str) -> bool:
         """True if one of the line's operators has one of these names."""
@@ -86,8 +94,8 @@ class Remedy:
 
     name: str
     when: Callable[[LineResults], bool]
-    makes: str  # As a predicate of the line: `makes every pair of rows`
-    change: str
+    makes: str | Callable[[LineResults], str]  # As a predicate of the line: `makes every pair of rows`
+    change: str | Callable[[LineResults], str]
     gives_up: GivesUp = GivesUp.A_LITTLE
     smaller: int = _PARTS  # By how much less its results take
     goes_on: bool = False  # Whether what is computed of its results is as large as they are
@@ -99,6 +107,10 @@ _DENSE: Final = ("to_dense", "_to_dense", "todense")
 _REPEATED: Final = ("repeat", "repeat_interleave", "tile")
 _COPIED: Final = ("clone", "contiguous", "reshape")
 _INDEXED: Final = ("index", "index_select", "gather", "take", "take_along_dim")
+_LOOKED_UP: Final = ("aten::embedding", "aten::index", "aten::index_select")
+_COPIES: Final = ("aten::clone", "aten::contiguous", "aten::reshape", "aten::flatten")
+_PRODUCTS: Final = ("mm", "bmm", "addmm", "baddbmm", "matmul", "_cdist_forward", "cdist")
+_CASTS: Final = ("aten::_to_copy", "aten::to", "aten::float", "aten::double", "aten::long", "aten::type")
 _JOINED: Final = ("cat", "stack", "hstack", "vstack", "concat", "concatenate", "pad_sequence")
 _CAST: Final = ("to", "_to_copy", "float", "double", "long", "type")
 _RESIZED: Final = ("interpolate", "upsample", "grid_sample", "resize")
@@ -122,6 +134,10 @@ _BINARY: Final = (
     "outer",
 )
 _CREATED: Final = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_empty", "new_full", "new_ones")
+_BITS: Final = defaultdict(
+    lambda: 16, {"bool": 8, "uint8": 8, "int8": 8, "int32": 32, "float32": 32, "int64": 64, "float64": 64}
+)
+"""Of an element; 16 for the other types."""
 _BROADCASTS: Final = re.compile(r"\[[^\]]*\bNone\b|newaxis|unsqueeze|keepdim|\bcdist\b|\bouter\b")
 _WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
 
@@ -131,6 +147,8 @@ _NAMES: Final = frozenset(
     {
         "one_hot",
         "svd",
+        "embedding",
+        "einsum",
         *_DECOMPOSED,
         *_DENSE,
         *_REPEATED,
@@ -153,10 +171,100 @@ def _is_full_decomposition(line: LineResults) -> bool:
     return is_linalgs and is_larger and "full_matrices=False" not in line.source.replace(" ", "")
 
 
+def _elements(tensor: Sized) -> int:
+    return math.prod(tensor.shape)
+
+
+def _table_of_copies(line: LineResults) -> Sized | None:
+    """The table that the line's result has rows of, each several times; None where it is not known to be so."""
+    making = line.making
+    if making is None or making.operator not in _LOOKED_UP or not making.inputs:
+        return None
+    table, result = making.inputs[0], making.result
+    is_larger = len(table.shape) > 1 and _elements(result) >= _TWICE * _elements(table)
+    return table if is_larger and (line.stands_out or line.makes(*_INDEXED)) else None
+
+
+def _is_row_for_each(line: LineResults) -> bool:
+    if line.making is not None:
+        return _table_of_copies(line) is not None
+    are_alone = bool(line.operators) and line.operators.issubset(_INDEXED)
+    return (are_alone or (line.makes("embedding") and line.stands_out)) and line.largest_factor >= _TWICE
+
+
+def _makes_rows(line: LineResults) -> str:
+    if (table := _table_of_copies(line)) is None or line.making is None:
+        return "makes a row for each index"
+    times = _elements(line.making.result) / _elements(table)
+    return f"makes rows of a table that has {table.shape[0]:,}, each {times:,.0f} times on average"
+
+
+def _change_of_rows(line: LineResults) -> str:
+    table = _table_of_copies(line)
+    if table is not None and table.shape[0] <= _FEW_ROWS:
+        return (
+            f"use each of the {table.shape[0]:,} rows once: loop over them, each with all of its own indices (one "
+            "matrix product for each row), or compute with the table first and index the result"
+        )
+    return (
+        "sum them up without making them: a sparse matrix product (torch.sparse.mm), or scatter_add/index_add over "
+        f"{_PARTS} parts of the indices; a layer that makes the rows shorter comes first, on the table"
+    )
+
+
+_FEW_ROWS: Final = 64
+
+
+def _is_broadcast(making: Making) -> bool:
+    """True if an operator by elements makes much more of them than each of its operands has."""
+    shapes = [each.shape for each in making.inputs if each.shape]
+    try:
+        is_by_elements = len(shapes) > 1 and np.broadcast_shapes(*shapes) == making.result.shape
+    except ValueError:
+        return False
+    return is_by_elements and _elements(making.result) >= _TWICE * max(map(math.prod, shapes))
+
+
+def _is_product(making: Making) -> bool:
+    """True if a product of two matrices has much more elements than both of them."""
+    return making.operator.removeprefix("aten::") in _PRODUCTS and _elements(making.result) >= _TWICE * sum(
+        map(_elements, making.inputs)
+    )
+
+
 def _is_every_pair(line: LineResults) -> bool:
-    """True if the line's source broadcasts, or its result is larger than a wider type alone makes it."""
+    """True if the operator broadcasts; where that is not known, the source does, or the result is as large as that."""
+    if line.making is not None:
+        is_attention = _ATTENTION.search(f"{line.source} {line.site.frame}")
+        return _is_broadcast(line.making) or (_is_product(line.making) and not is_attention)
     least = _TWICE if _BROADCASTS.search(line.source) else _WIDEST
     return line.makes(*_BINARY) and line.largest_factor >= least
+
+
+def _makes_pairs(line: LineResults) -> str:
+    if line.making is None:
+        return "makes a value for every pair that two tensors broadcast to"
+    *shapes, result = [f"({', '.join(map(str, each.shape))})" for each in (*line.making.inputs[:2], line.making.result)]
+    how = "of" if _is_broadcast(line.making) else "as a matrix product of"
+    return f"makes a value for every pair {how} two tensors, {' and '.join(shapes)} to {result}"
+
+
+def _is_of_several(source: str) -> bool:
+    """True if an einsum on a line has more than two operands."""
+    return bool(re.search(r"""einsum\(\s*["'][^"'>]*,[^"'>]*,""", source))
+
+
+def _is_copy_of_rows(line: LineResults) -> bool:
+    if line.makes(*_REPEATED):
+        return True
+    if (making := line.making) is None:
+        return line.makes(*_COPIED) and ".expand(" in line.source
+    is_copy = making.operator in _COPIES and len(making.inputs) == 1
+    return (
+        is_copy
+        and making.inputs[0].size_bytes * _TWICE <= making.result.size_bytes
+        and (making.inputs[0].dtype == making.result.dtype)
+    )
 
 
 def _is_joined(line: LineResults) -> bool:
@@ -164,6 +272,10 @@ def _is_joined(line: LineResults) -> bool:
 
 
 def _is_cast_up(line: LineResults) -> bool:
+    if line.making is not None:
+        given = [each.dtype for each in line.making.inputs]
+        is_cast = line.making.operator in _CASTS and len(given) == 1
+        return not line.is_saved and is_cast and _BITS[line.making.result.dtype] > _BITS[given[0]]
     # With arithmetic on the same line it may be a number that is cast.
     is_alone = not line.makes(*_BINARY)
     return not line.is_saved and line.makes(*_CAST) and is_alone and bool(_WIDENING.search(line.source))
@@ -202,23 +314,25 @@ REMEDIES: Final = (
     ),
     Remedy(
         "copies of rows",
-        lambda line: line.makes(*_REPEATED) or (line.makes(*_COPIED) and ".expand(" in line.source),
+        _is_copy_of_rows,
         "repeats the same values in memory",
         "keep them once: expand() makes a view that takes no memory, and broadcasting, einsum and indexing read it; "
         "repeat after what is computed of them",
         goes_on=True,
     ),
+    Remedy("row for each index", _is_row_for_each, _makes_rows, _change_of_rows, goes_on=True),
     Remedy(
-        "row for each index",
-        lambda line: line.makes(*_INDEXED) and line.largest_factor >= _TWICE,
-        "makes a row for each index",
-        "sum them up without making them: a sparse matrix product (torch.sparse.mm), or scatter_add/index_add over "
-        f"{_PARTS} parts of the indices",
+        "contracted whole",
+        lambda line: line.makes("einsum") and _is_of_several(line.source),
+        "contracts more than two tensors, and makes what is between two of them in full",
+        "contract two at a time and sum up a loop over the smallest axis that is summed or kept, as "
+        f"(a @ w[i] * b).sum(-1), or go over {_PARTS} parts of the rows",
+        goes_on=True,
     ),
     Remedy(
         "every pair",
         _is_every_pair,
-        "makes a value for every pair that two tensors broadcast to",
+        _makes_pairs,
         "compute what is left of it without it: torch.einsum or matmul where it is a product that is summed, else a "
         f"loop over {_PARTS} parts of its rows, each reduced before the next is made",
         goes_on=True,
@@ -279,16 +393,31 @@ def expansion(case: Case) -> Iterator[Cause]:
             more += f", and {format_bytes(asked)} more were asked for"
         if remedy is JOINED:
             more = f", beside {case.words(line.parts)}{case.lines(line.parts, 1)} in the list"
-        rows = np.union1d(line.rows, after)
+        rows, change = np.union1d(line.rows, after), _said(remedy.change, line)
         yield Cause(
             remedy.name,
-            f"{_subject(line)} {remedy.makes}: {_bytes(case, line)}{_from(line)}{more}.",
-            remedy.change + (_AGAIN if line.is_saved and remedy.smaller == _PARTS else ""),
+            f"{_subject(line)} {_said(remedy.makes, line)}: {_bytes(case, line)}{_from(line)}{more}{_reduced(line)}.",
+            change + (_AGAIN if line.is_saved and f"{_PARTS} parts" in change else ""),
             partial(with_smaller_blocks, rows=rows, divisor=remedy.smaller, with_last_failure=asked > 0),
             line.site,
             remedy.gives_up,
             names_bytes=much_bytes,
         )
+
+
+def _said(words: str | Callable[[LineResults], str], line: LineResults) -> str:
+    return words if isinstance(words, str) else words(line)
+
+
+def _reduced(line: LineResults) -> str:
+    """The next use of a result, where little is left of it: `; sum (train.py:5) makes 2.00 MiB of it`."""
+    use, making = line.next_use, line.making
+    if use is None or making is None or use.in_backward or not use.file or use.overwrites:
+        return ""
+    if use.leaves_bytes * _PARTS > making.result.size_bytes:
+        return ""
+    name = use.operator.partition("::")[2].strip("_")
+    return f"; {name} ({use.file}:{use.line}) makes {format_bytes(use.leaves_bytes)} of it"
 
 
 def _beside(case: Case, line: LineResults, remedy: Remedy) -> Ints:
@@ -444,7 +573,22 @@ def _lines(case: Case) -> Iterator[LineResults]:
             factor=_factor(case, rows, asked),
             is_saved=case.bytes(mine[case.kind[mine] == Kind.ACTIVATION]) * 2 > case.bytes(mine),
             parts=_parts(case, mine, asked) if not operators.isdisjoint(_JOINED) else NOTHING,
+            **_in_second_run(case, mine, held, asked),
         )
+
+
+def _in_second_run(case: Case, mine: Ints, held: Ints, asked_bytes: int) -> dict[str, Any]:
+    """What a second run showed of the largest result of a line, and whether that stands out."""
+    size = case.lives.requested_bytes
+    largest = max(int(size[mine].max(initial=0)), asked_bytes)
+    others = np.setdiff1d(held, mine)
+    row = None if largest == asked_bytes else int(mine[size[mine].argmax()])
+    followed = case.followed
+    return {
+        "making": followed.making(row) if followed is not None else None,
+        "next_use": followed.next_use(row) if followed is not None else None,
+        "stands_out": largest >= _SEVERAL_TIMES * int(size[others].max(initial=0)),
+    }
 
 
 def _weighty(case: Case, rows: Ints, stacks: list[int], asked_bytes: int) -> list[int]:

@@ -31,10 +31,12 @@ from tracer.units import MIB, format_bytes
 # Every cause, the most avoidable first.
 _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     holding.reference_cycles,
+    holding.kept_by_caches,
     holding.gradients_of_nobody,
     reserving.held_by_traceback,
     later.not_in_place,
     later.not_read_again,
+    later.read_in_part,
     growth.growth,
     growth.grown_by_cat,
     evaluation.evaluation_with_gradients,

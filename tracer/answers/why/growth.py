@@ -14,7 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from tracer.answers.allocator.changed_requests import Changed, with_earlier_frees, without_blocks
+from tracer.answers.allocator.changed_requests import (
+    Changed,
+    with_earlier_frees,
+    with_smaller_blocks,
+    without_blocks,
+)
 from tracer.answers.allocator.modelled import Modelled
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.copies import are_copies_of_weights
@@ -41,6 +46,8 @@ _KEPT_OF_FORWARD: Final = 0.25
 """Of all that forward made, as a share: with less a graph is not what is kept."""
 _GRAPHS_BLOCKS: Final = 2
 """Blocks that an iteration leaves at least, where it leaves a graph."""
+_OF_MODEL: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE)
+_FEWER: Final = 2
 _LEAST_CATS: Final = 8
 _JOINS: Final = re.compile(
     r"\b(?:cat|concat(?:enate)?|[dhv]?stack|pad|append|extend|update|generate)\b|cache", re.IGNORECASE
@@ -345,7 +352,7 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
         for mine in np.split(rows, edges)
         if len(mine) and _grows(np.append(lives.requested_bytes[mine], of_failure.get(int(case.stack[mine[0]]), [])))
     ]
-    chosen = [mine for mine in grown if len(case.held(mine)) and _may_join(case, int(mine[-1]))]
+    chosen = [mine for mine in grown if len(case.held(mine)) and _may_join(case, int(case.held(mine)[-1]))]
     if not chosen:
         return
     all_rows = np.concatenate(chosen)
@@ -359,6 +366,18 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
     sentence = (
         f"Memory grows: {case.words(held)}{case.lines(held)} are made anew each time, larger than before ({what})"
     )
+    if case.is_share(held[np.isin(case.kind[held], _OF_MODEL)], of=held, percent=50):
+        yield Cause(
+            "parameters that grow",
+            f"The model grows: {case.words(held)}{case.lines(held)} are parameters that are made anew, larger each "
+            f"time ({what}); gradients and optimizer state grow with them.",
+            "add fewer (a higher threshold, a largest number), or end it earlier",
+            lambda modelled: with_smaller_blocks(modelled, all_rows, _FEWER),
+            site,
+            GivesUp.TIME_OR_SIZE,
+            grows="memory grows",
+        )
+        return
     if case.in_model[held].any():
         yield Cause(
             "cache grown by cat",
@@ -386,6 +405,9 @@ def _may_join(case: Case, row: int) -> bool:
     The C++ frames decide, or else the source.
     """
     stack = int(case.lives.stack[row])
+    making = case.followed.making(row) if case.followed is not None else None
+    if making is not None:
+        return making.operator.removeprefix("aten::") in ("cat", "stack", "constant_pad_nd", "concatenate")
     if operation := case.sites.operation(stack):
         return is_joined(case, stack) or "pad" in operation
     *_, frame = [None, *case.own_lines(stack)]

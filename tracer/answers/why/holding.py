@@ -17,7 +17,7 @@ from tracer.answers.why.expansion import is_joined
 from tracer.arrays import Ints, grouped
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
-from tracer.capture.objects.at_failure import CYCLE
+from tracer.capture.objects.at_failure import CYCLE, FUNCTOOLS
 from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes, some
 
@@ -81,13 +81,46 @@ def reference_cycles(case: Case) -> Iterator[Cause]:
     )
 
 
+def kept_by_caches(case: Case) -> Iterator[Cause]:
+    """What functions under `functools.lru_cache` keep: arguments of their calls, and what they returned."""
+    caches = [holder for holder in case.holders if FUNCTOOLS in holder.path]
+    rows = _with_alike(case, case.at_addresses(address for holder in caches for address in holder.addresses))
+    if not case.is_much(rows, percent=_LEAST_PERCENT):
+        return
+    largest = max(caches, key=lambda holder: case.bytes(case.at_addresses(holder.addresses)))
+    function, _, inside = largest.path.partition(FUNCTOOLS)
+    # An object that a method was called with leads to the memory by an attribute.
+    of_self = ", and each object that it was called of (self)" if "." in inside else ""
+    yield Cause(
+        "held by a cache",
+        f"The functools cache of {function} keeps {case.words(rows)}{case.lines(rows)}: it holds the arguments of its "
+        f"calls{of_self}, and what they returned.",
+        f"call {function}.cache_clear() once these are not needed, or keep the result in an attribute of the object "
+        "(self) in place of a cache of the class or module",
+        lambda modelled: with_earlier_frees(modelled, rows, np.full(len(rows), case.entry)),
+        case.largest_site(rows),
+        grows="memory grows",
+        names_bytes=case.bytes(rows),
+    )
+
+
 def _with_alike(case: Case, rows: Ints) -> Ints:
-    """Some blocks that were asked about, and those of the same line and size of which none is held otherwise."""
-    size, others = case.lives.requested_bytes, np.setdiff1d(case.asked_about, rows)
-    known = {*zip(case.stack[others].tolist(), size[others].tolist(), strict=True)}
-    mine = {*zip(case.stack[rows].tolist(), size[rows].tolist(), strict=True)} - known
-    pairs = zip(case.stack[case.in_use].tolist(), size[case.in_use].tolist(), strict=True)
-    return np.union1d(rows, case.in_use[np.array([pair in mine for pair in pairs], np.bool_)])
+    """Some blocks that were asked about, and those of the same line and size of which none is held otherwise.
+
+    Where some of that size are, those that were made between the first and the last of the blocks, if none of them is.
+    """
+    lives, others = case.lives, np.setdiff1d(case.asked_about, rows)
+    stack, size, begin = case.stack, lives.requested_bytes, lives.begin
+    found = [rows]
+    for key in {*zip(stack[rows].tolist(), size[rows].tolist(), strict=True)}:
+        alike, mine, known = (of[(stack[of] == key[0]) & (size[of] == key[1])] for of in (case.in_use, rows, others))
+        if len(known):
+            alike, known = (
+                of[(begin[of] >= begin[mine].min()) & (begin[of] <= begin[mine].max())] for of in (alike, known)
+            )
+        if not len(known):
+            found.append(alike)
+    return np.unique(np.concatenate(found))
 
 
 def _in_cycle(case: Case, rows: Ints, sentence: str, change: str) -> Cause:
@@ -107,6 +140,8 @@ def gradients_of_nobody(case: Case) -> Iterator[Cause]:
     if case.objects is None or not case.objects.unowned_gradients:
         return
     held = case.at_addresses(case.objects.unowned_gradients)
+    if case.followed is not None:
+        held = np.setdiff1d(held, case.followed.read_again(held, by_program=True))
     if not case.is_much(held, percent=_LEAST_PERCENT):
         return
     yield Cause(
@@ -172,6 +207,8 @@ def idle_models(case: Case) -> Iterator[Cause]:
 
 
 _LEAST_TURNS: Final = 4
+_JOINING: Final = ("aten::cat", "aten::stack", "aten::copy_", "aten::_to_copy", "aten::to")
+"""Operators that read results to put them elsewhere."""
 _LEAST_KEPT_PERCENT: Final = 20
 
 
@@ -192,6 +229,11 @@ def kept_in_one_call(case: Case) -> Iterator[Cause]:
         return
     if not (case.has_no_graph or case.is_without_grad(mine)) or is_joined(case, int(case.stack[mine[0]])):
         return
+    if case.followed is not None:
+        read = case.followed.read_again(mine)
+        joined = case.followed.used_next(lambda use: use is not None and use.operator in _JOINING)
+        if case.is_share(np.setdiff1d(read, joined), of=mine, percent=50):
+            return  # the model needs them, as it does keys and values of its layers
     holder = case.holder_words(mine)
     # Each turn computes its result from the one before, which is there until then.
     ends = np.append(lives.begin[mine[2:]], [case.entry] * 2)[: len(mine)]

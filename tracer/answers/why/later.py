@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from tracer.answers.allocator.changed_requests import with_earlier_frees, without_blocks
+from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.holding import idle_models
 from tracer.answers.why.source import source_at
@@ -21,11 +22,10 @@ _LEAST_PERCENT: Final = 10
 
 def not_read_again(case: Case) -> Iterator[Cause]:
     """Blocks in use that nothing reads any more, each group with the change that lets go of it."""
-    uses = case.later_uses
-    if uses is None:
+    if (followed := case.followed) is None:
         return
-    rows = case.used_next(lambda use: use is None)
-    overwritten = case.used_next(lambda use: use is not None and use.overwrites)
+    uses, rows = followed.uses, followed.used_next(lambda use: use is None)
+    overwritten = followed.used_next(lambda use: use is not None and use.overwrites)
     rows = np.union1d(rows, overwritten[case.kind[overwritten] == Kind.GRADIENT])
     rows = rows[~np.isin(case.kind[rows], (Kind.WORKSPACE, Kind.COMMUNICATION))]
     # A model or a state that was not read in a part of a step may be read in the next one; an idle model has a name.
@@ -87,9 +87,63 @@ def _unread(case: Case, rows: Ints, what: str, horizon: str, change: str, price:
     )
 
 
+_SMALL_PART: Final = 4
+"""Times that a block is larger than all that is read of it."""
+
+
+def read_in_part(case: Case) -> Iterator[Cause]:
+    """What the failed request is for, or blocks, of which the program reads a small part alone."""
+    if (followed := case.followed) is None:
+        return
+    asked, asked_read = case.asked_bytes, followed.asked_read_bytes or 0
+    site = case.sites.site(case.asked_stack)
+    is_making = not has(case.sites.facts, Fact.ENGINE, Fact.MODULE_SETUP)[case.asked_stack]
+    nothing = followed.rows[:0]
+    if is_making and 0 < asked_read * _SMALL_PART <= asked and case.is_much(nothing, asked_bytes=asked, percent=25):
+        place = f" ({site.file}:{site.line})" if site.file is not None else ""
+        yield Cause(
+            "read in part",
+            f"Of the {format_bytes(asked)} that were asked for{place} no more than {format_bytes(asked_read)} are ever "
+            "read.",
+            "make only that part: cut what it is made of before this line (such as x[:, -1:] before a layer, or equal "
+            "rows alone for a diagonal)",
+            partial(with_smaller_blocks, rows=nothing, divisor=asked // asked_read, with_last_failure=True),
+            site,
+            names_bytes=asked,
+        )
+    size, read = case.lives.requested_bytes[followed.rows], followed.read_bytes
+    kind = case.kind[followed.rows]
+    is_part = (read > 0) & (read * _SMALL_PART <= size) & ~np.isin(kind, (Kind.WORKSPACE, Kind.PARAMETER))
+    rows, read_bytes = followed.rows[is_part], max(int(read[is_part].sum()), 1)
+    if not case.is_much(rows, percent=_LEAST_PERCENT):
+        return
+    holder = case.holder_words(rows)
+    stays = (case.stays | case.is_set_up)[rows].all()
+    yield Cause(
+        "read in part",
+        f"No more than {format_bytes(read_bytes)} are ever read of {case.words(rows)}{case.lines(rows)}"
+        f"{f', held by {holder}' if holder else ''}.",
+        "make each no larger than what is read of it (a shorter longest length), or one for all that have the same"
+        if stays
+        else "make only the part that is read, or keep that part alone (part.clone(), and del the rest)",
+        lambda modelled: with_smaller_blocks(
+            modelled,
+            rows,
+            case.bytes(rows) // read_bytes,
+            with_last_failure=asked in case.lives.requested_bytes[rows] and case.asked_stack in case.stack[rows],
+        ),
+        case.largest_site(rows),
+        names_bytes=case.bytes(rows),
+    )
+
+
 def gradients_that_wait(case: Case) -> Iterator[Cause]:
     """Gradients that a backward has made, and that only the optimizer's step reads."""
-    rows = case.used_next(lambda use: use is not None and not use.in_backward and not use.overwrites and use.step == 0)
+    if (followed := case.followed) is None:
+        return
+    rows = followed.used_next(
+        lambda use: use is not None and not use.in_backward and not use.overwrites and use.step == 0
+    )
     rows = rows[case.kind[rows] == Kind.GRADIENT]
     if not has(case.sites.facts[case.asked_stack], Fact.ENGINE) or not case.is_much(rows, percent=_LEAST_PERCENT):
         return
@@ -107,11 +161,11 @@ def gradients_that_wait(case: Case) -> Iterator[Cause]:
 
 def not_in_place(case: Case) -> Iterator[Cause]:
     """A result that is as large as an operand which nothing reads afterwards, where no backward needs it either."""
-    if not case.has_no_graph:
+    if not case.has_no_graph or (followed := case.followed) is None:
         return
-    rows = case.used_next(lambda use: use is not None and use.fails and use.can_be_in_place, is_last=True)
+    rows = followed.used_next(lambda use: use is not None and use.fails and use.can_be_in_place, is_last=True)
     is_alike = ~case.stays[rows] & (case.lives.requested_bytes[rows] == case.asked_bytes)
-    rows = rows[is_alike & np.isin(rows, case.freed_later)]  # One that is still there may be read behind the horizon
+    rows = rows[is_alike & np.isin(rows, followed.freed)]  # One that is still there may be read behind the horizon
     if not len(rows) or not case.is_much(rows[:1], asked_bytes=case.asked_bytes, percent=_LEAST_PERCENT):
         return
     site = case.sites.site(case.asked_stack)

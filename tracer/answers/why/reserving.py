@@ -114,8 +114,8 @@ _MOST_PARTS: Final = 64
 
 def one_request(case: Case) -> Iterator[Cause]:
     """The request that failed, with what its function has made for it, would be most of what is in use."""
-    if not case.has_failed:
-        return
+    if not case.has_failed or has(case.sites.facts, Fact.MODULE_SETUP, Fact.CONSTRUCTOR)[case.asked_stack]:
+        return  # parameters are not made in parts
     asked, made = case.asked_bytes, _made_alike(case)
     made_bytes = case.bytes(made)
     in_use = case.in_use_bytes - asked - made_bytes

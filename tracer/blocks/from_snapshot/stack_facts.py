@@ -80,6 +80,8 @@ _BACKWARD_CALLS = (("_tensor.py", "backward"), ("autograd/__init__.py", "backwar
 _OF_THE_MODEL = int(Fact.MODULE_FORWARD | Fact.BACKWARD_CALL | Fact.ENGINE)
 # What autograd calls on threads of its own: there it is the outermost Python frame.
 _CALLED_BY_ENGINE = ("autograd/function.py", "autograd/graph.py", "utils/checkpoint.py", "utils/hooks.py")
+_RUNS_OPERATORS = "_native/"
+"""Folder of Python code that some of torch's operators run."""
 # Where torch.utils.checkpoint, with and without a backward of its own, calls the function again; and its caller.
 _RECOMPUTES = (("utils/checkpoint.py", "backward"), ("utils/checkpoint.py", "unpack_hook"))
 _CALLS_NODE = ("autograd/function.py", "apply")
@@ -104,7 +106,11 @@ def facts_of_stacks(stacks: Stacks) -> Ints:
     deep = np.flatnonzero(depth)
     is_engines = np.array(
         [
-            is_python(frame) and (torch_file(frame) in _CALLED_BY_ENGINE or frame.name == _OF_SUBCLASSES)
+            is_python(frame)
+            and (
+                (torch_file(frame) or "").startswith((*_CALLED_BY_ENGINE, _RUNS_OPERATORS))
+                or frame.name == _OF_SUBCLASSES
+            )
             for frame in stacks.frames
         ],
         dtype=np.bool_,

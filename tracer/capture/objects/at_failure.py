@@ -22,6 +22,8 @@ class Holder:
 
 CYCLE = "reference cycle "
 """Begin of the path of a holder that no variable leads to."""
+FUNCTOOLS = " -> functools cache"
+"""In the path to what a function under `functools.lru_cache` was called with, or has returned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,9 +189,11 @@ def _idle(objects: Sequence[Any], called: nn.Module | None, trained: set[int], d
 
 
 def _dense_embeddings(objects: Sequence[Any], optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Tensor]:
-    """Gradients and optimizer state of whole embeddings whose gradients are not sparse."""
+    """Gradients and optimizer state of whole embeddings whose gradients are not sparse, and might be."""
     embeddings = [each for each in objects if isinstance(each, nn.Embedding | nn.EmbeddingBag) and not each.sparse]
-    weights = {id(tensor): tensor for *_, tensor in _own_tensors(embeddings)}
+    others = (each for each in objects if not isinstance(each, nn.Embedding | nn.EmbeddingBag))
+    tied = {id(tensor) for *_, tensor in _own_tensors(others)}  # such a gradient has values everywhere
+    weights = {id(tensor): tensor for *_, tensor in _own_tensors(embeddings) if id(tensor) not in tied}
     for tensor in weights.values():
         if (gradient := torch_graph.gradient_of(tensor)) is not None:
             yield gradient

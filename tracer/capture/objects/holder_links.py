@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from tracer.capture.objects.at_failure import FUNCTOOLS
 from tracer.capture.sources.source_files import is_user_code
 
 ARROW: Final = " -> "
@@ -26,6 +27,7 @@ IN_DICT: Final = ".__dict__"
 OF_MODULES: Final = ("._modules", "._parameters", "._buffers")
 _MAX_KEY: Final = 40
 _GENERATORS: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_CACHED: Final = type(functools.cache(lambda: None))
 _ITERATORS: Final = (enumerate, zip, map, filter)
 
 
@@ -63,6 +65,8 @@ def link(holder: Any, held: Any) -> str:
                      if getattr(holder, name) is held), "")  # fmt: skip
     if issubclass(kind, BaseException):
         return _of_exception(holder, held)
+    if kind is _CACHED and attributes_of(holder) is not held:
+        return FUNCTOOLS
     if kind in _ITERATORS and type(held) is not tuple:  # the iterator that it draws from; the tuple is its last item
         return f"{ARROW}{type(held).__name__}"
     return _attribute(holder, held)

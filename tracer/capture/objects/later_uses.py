@@ -1,4 +1,4 @@
-"""Uses of the blocks at a failure, seen where the same program ran again with memory that does not end; without torch.
+"""Uses and origins of the blocks at a failure, seen where the same program ran again without an end; without torch.
 
 Two runs on the null GPU ask for the same blocks in the same order, so that a block of the second run is named by the
 number of allocations between it and the request that failed.
@@ -21,6 +21,25 @@ class NextUse:
     fails: bool  # Whether it is the operator whose request failed
     can_be_in_place: bool  # Whether there is an operator of the same name that writes to its first argument
     step: int  # Steps that ended between the failed request and the read; 0 for the step that failed
+    leaves_bytes: int = 0  # Of what the operator returned
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A tensor that an operator was given, or made."""
+
+    shape: tuple[int, ...]
+    dtype: str  # As `float32`
+    size_bytes: int  # Of its elements, each once: of an expanded tensor less than its shape has
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """An operator with the tensors that it made a block of."""
+
+    operator: str  # As `aten::mm`
+    inputs: tuple[Sized, ...]
+    result: Sized  # The one with that block
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +50,15 @@ class LaterUses:
     failed request is not read again, and is freed when nine more have been allocated.
     """
 
-    distance: tuple[int, ...]  # [B] allocations from the block until the failed request, the block's own included
+    distance: tuple[int, ...]  # [B] allocations from the block until the failed request; 0 for what that one made
     size_bytes: tuple[int, ...]  # [B] as requested
     use: tuple[int, ...]  # [B] row of `uses`; their number if nothing reads the block before it is freed
     is_last: tuple[bool, ...]  # [B] nothing reads the block after that use
     freed: tuple[int, ...]  # [B] allocations from the failed request until it is freed; 0 if it never is
+    read_bytes: tuple[int, ...]  # [B] so many of its bytes, at the most, are ever read; all where that is not known
+    making: tuple[int, ...]  # [B] row of `makings`; their number where no operator was seen to make the block
     uses: tuple[NextUse, ...]
+    makings: tuple[Making, ...]
     num_steps: int  # Steps that were followed to their end, from the step that failed
     is_to_the_end: bool  # Whether the program was followed to its end
 

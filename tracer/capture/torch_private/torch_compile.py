@@ -225,9 +225,18 @@ def cuda_graph_pool(device_index: int) -> tuple[int, int] | None:
 
 
 def may_launch_kernels_of_triton() -> bool:
-    """True if Triton's driver is loaded: its kernels read tensors that no operator of torch's names."""
-    driver = sys.modules.get("triton.backends.nvidia.driver")
-    return driver is not None and hasattr(getattr(driver, "CudaUtils", None), "instance")
+    """True if Triton's driver is loaded, and there are kernels that read tensors which no operator of torch's names.
+
+    Those of torch._native are what some of torch's operators run.
+    """
+    driver, jit = (sys.modules.get(f"triton.{name}") for name in ("backends.nvidia.driver", "runtime.jit"))
+    if driver is None or not hasattr(getattr(driver, "CudaUtils", None), "instance"):
+        return False
+    kernels = objects_with_type(partial(is_, getattr(jit, "JITFunction", None)))
+    return any(not str(kernel.__module__).startswith(_RUN_BY_OPERATORS) for kernel in kernels)
+
+
+_RUN_BY_OPERATORS = ("torch._native.", "triton.")
 
 
 def wrapped_modules() -> dict[int, torch.nn.Module]:

@@ -150,35 +150,34 @@ _WRITES_ONLY = ("zero_", "fill_", "normal_", "uniform_", "_foreach_zero_")
 
 
 def read_tensors(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors whose values an operator reads; those of a view, and what is overwritten, are not read."""
-    if _is_view(name):
-        return
+    """Yield the tensors whose values an operator reads, if it is no view; what is overwritten is not read."""
     short = name.partition("::")[2]
     if short in _WRITES_ONLY or short == "record_stream":
         return
-    yield from _tensors(args[1:] if short == "copy_" else args)
-    yield from _tensors([value for key, value in kwargs.items() if not key.startswith("out")])
+    yield from tensors_of(args[1:] if short == "copy_" else args)
+    yield from tensors_of([value for key, value in kwargs.items() if not key.startswith("out")])
 
 
 def overwritten_tensors(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator writes without a look at their values."""
     short = name.partition("::")[2]
     if short in _WRITES_ONLY or short == "copy_":
-        yield from _tensors(args[:1])
-    yield from _tensors([value for key, value in kwargs.items() if key.startswith("out")])
+        yield from tensors_of(args[:1])
+    yield from tensors_of([value for key, value in kwargs.items() if key.startswith("out")])
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among some values, and of lists among these."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            yield from tensors_of(value)
 
 
 @cache
-def _is_view(name: str) -> bool:
-    """True if an operator only returns a view of its argument."""
+def may_be_view(name: str) -> bool:
+    """True if an operator returns a view of its argument, or may: `aten::to` and `aten::reshape` copy at times."""
     returned = [each.alias_info for schema in _schemas(name) for each in schema.returns]
     return any(alias is not None and not alias.is_write for alias in returned)
 
