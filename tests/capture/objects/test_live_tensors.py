@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.capture.objects.test_known_storages import Hostile
 from tracer.capture.objects import live_tensors as walk
@@ -331,3 +332,12 @@ def test_a_tensor_that_cannot_be_looked_at_hides_no_other() -> None:
     found = look_at_failure(torch.device("cpu"), None, is_evaluating=False).float64
     assert plain.data_ptr() in found
     del hostile
+
+
+def test_a_freed_storage_of_which_torch_has_a_weak_reference_is_none() -> None:
+    """As torch.compile has of what it traced: torch 2.7 and 2.9 list its object, and break where it is read."""
+    tensor = torch.empty(300)
+    reference = StorageWeakRef(tensor.untyped_storage())
+    del tensor
+    held = [each for _, _, each in live_tensors().tensors if isinstance(each, torch.UntypedStorage)]
+    assert reference.expired() and reference.cdata not in [each._cdata for each in held]

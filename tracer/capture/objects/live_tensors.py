@@ -110,7 +110,7 @@ def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
     objects: list[Any] = objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer, *static_caches))
     caches = [object_ for object_ in objects if isinstance(object_, static_caches)]
     tensors = [object_ for object_ in objects if isinstance(object_, Tensor)]
-    storages = [object_ for object_ in objects if isinstance(object_, torch.UntypedStorage)]
+    storages = torch_tensors.without_freed([each for each in objects if isinstance(each, torch.UntypedStorage)])
     optimizers = [object_ for object_ in objects if isinstance(object_, torch.optim.Optimizer)]
     with torch_tensors.as_plain_tensors():
         modules = [object_ for object_ in objects if isinstance(object_, nn.Module)]

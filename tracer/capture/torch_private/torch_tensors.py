@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from operator import attrgetter, not_
 from typing import Any
 
 import torch
@@ -12,6 +14,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 def as_plain_tensors() -> Any:
     """A context in which nothing that a subclass of Tensor does when it is looked at is asked for."""
     return torch._C.DisableTorchFunctionSubclass()
+
+
+def without_freed(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
+    """Return the storages that something holds.
+
+    While C++ has a weak reference to a freed storage, as torch.compile has, the garbage collector lists its object with
+    torch 2.7 and 2.9. To ask that for its address frees the storage a second time.
+    """
+    expired = torch.UntypedStorage._expired
+    return list(compress(storages, map(not_, map(expired, map(attrgetter("_cdata"), storages)))))
 
 
 def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
