@@ -12,17 +12,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tracer.user_cache import make_private, user_cache
+
 
 def cache_folder() -> Path:
-    """The tests' own, which the user alone writes in."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "torch-timeline-tests"
+    """The tests' own, which the user alone writes in, beside that of builds: a home may be missing or only to read."""
+    builds = user_cache()
+    return builds.with_name(f"{builds.name}-tests")
 
 
 def share_compiled() -> None:
     """For every process that is started from now on, workers of pytest-xdist among them."""
     folder = cache_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
     if sys.dont_write_bytecode:
