@@ -1,11 +1,12 @@
 """Whether programs that run out of memory for a known reason are told it first.
 
-    uv run python -m benchmarks.causes [--here] [--workers N] [NAME ...]
+    uv run python -m benchmarks.causes [--here] [--ways WAY ...] [--workers N] [NAME ...]
 
 Each program of scripts/causes says in its first line its card and its cause, mostly after a public report. It runs on
 the null GPU three times: with the allocator's history dumped in `except`, as most people do; dumped by an observer at
 the failure; and under `run --on CARD`. Right is what has the cause as the first change, or as the decisive one. With
-`--here` they run on the GPU of this machine, of whose memory they get that of their card.
+`--here` they run on the GPU of this machine, of whose memory they get that of their card; `--ways run` leaves the
+dumps out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,7 @@ _PROGRAMS = Path(__file__).parent / "scripts" / "causes"
 _HEAD = re.compile(r'"""(.+); on (\S+): (.+)\."""')
 _NO_CAUSE = "largest line"
 _LIMIT_S = 600
+_WAYS = ("except", "observer", "run")
 
 
 def limited_to(card: str) -> dict[str, str]:
@@ -92,13 +95,17 @@ def _of_run(program: Path, card: str, folder: Path, here: bool) -> str:
     return "no failure"
 
 
-def _judged(program: Path, here: bool) -> dict[str, str]:
+def _judged(program: Path, here: bool, ways: Sequence[str]) -> dict[str, str]:
     head = _HEAD.match(program.read_text())
     assert head is not None, f"{program.name} does not say its card and cause."
     _, card, cause = head.groups()
     with tempfile.TemporaryDirectory() as folder:
-        found = {how: _of_dump(program, card, how, Path(folder), here) for how in ("except", "observer")}
-        found["run"] = _of_run(program, card, Path(folder), here)
+        found = {
+            way: _of_run(program, card, Path(folder), here)
+            if way == "run"
+            else _of_dump(program, card, way, Path(folder), here)
+            for way in ways
+        }
     wrong = {how: said for how, said in found.items() if said not in cause.split(" or ")}
     shown = {how: "right" if how not in wrong else said for how, said in found.items()}
     return {"program": program.stem, "cause": cause, **shown}
@@ -108,6 +115,7 @@ def main() -> None:
     """Print a row for each program, and how many are right in each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="programs of scripts/causes; all by default")
+    parser.add_argument("--ways", nargs="+", choices=_WAYS, default=_WAYS, help="all by default")
     parser.add_argument("--here", action="store_true", help="on the GPU of this machine")
     parser.add_argument("--workers", type=int, default=1, help="programs at a time")
     parser.add_argument("--dump", choices=["except", "observer"], help=argparse.SUPPRESS)
@@ -120,11 +128,11 @@ def main() -> None:
     chosen = [program for program in programs if not arguments.names or program.stem in arguments.names]
     rows = []
     with ThreadPoolExecutor(arguments.workers) as pool:
-        for row in pool.map(partial(_judged, here=arguments.here), chosen):
+        for row in pool.map(partial(_judged, here=arguments.here, ways=arguments.ways), chosen):
             rows.append(row)
             print(f"{len(rows)} of {len(chosen)}: {row}", file=sys.stderr, flush=True)
     print(as_markdown([list(rows[0]), *(list(row.values()) for row in rows)]))
-    for how in ("except", "observer", "run"):
+    for how in arguments.ways:
         print(f"{how}: {sum(row[how] == 'right' for row in rows)} of {len(rows)} right")
 
 

@@ -5,7 +5,7 @@
 Of each version uv makes an environment in a temporary folder, of some 6 GB, which goes when its row is done; `--python`
 names one that is there in its place. In it 30 programs of tests/truth run on the CPU, and from torch 2.9 on, on the
 null GPU of an H100, where the allocator itself counts the peak; and ten programs of scripts/causes that run out of
-memory, of which a cause is counted where it is right in a dump of `except`, in one of an observer, and under `run`.
+memory under `run --on`, of which those are counted that are told the right cause.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROGRAMS = (
     "inference_only",
 )
 CAUSES = (
-    *("attention_matrix", "losses_in_a_list", "batch_too_large", "retain_graph", "validation", "create_graph"),
+    *("attention_matrix", "losses_in_a_list", "language_model_head", "retain_graph", "validation", "create_graph"),
     *("outputs_of_an_epoch", "running_loss", "sliding_window", "replay_buffer"),
 )
 _HEADER = [
@@ -64,10 +64,10 @@ def _python_with(version: str) -> Iterator[str]:
 
 
 def _printed(python: str, *words: str) -> str:
-    """What a benchmark prints with a Python."""
-    command = [python, "-m", *words]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."})
-    return done.stdout
+    """What a benchmark prints with a Python; what its programs say goes by."""
+    command = [python, "-m", *words, "--workers", "2"]
+    variables = {**os.environ, "PYTHONPATH": "."}
+    return subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, env=variables, check=False).stdout
 
 
 def _truth(python: str, *options: str) -> tuple[str, str, str]:
@@ -80,8 +80,9 @@ def _truth(python: str, *options: str) -> tuple[str, str, str]:
 
 
 def _causes(python: str) -> str:
-    right = re.findall(r"^(\w+): (\d+) of", _printed(python, "benchmarks.causes", *CAUSES), re.MULTILINE)
-    return ", ".join(number for _, number in right) or "does not run"
+    printed = _printed(python, "benchmarks.causes", *CAUSES, "--ways", "run")
+    right = re.search(r"^run: (.+) right$", printed, re.MULTILINE)
+    return right[1] if right is not None else "does not run"
 
 
 def _row(version: str, python: str) -> list[str]:
