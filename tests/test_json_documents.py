@@ -148,7 +148,7 @@ def test_every_key_of_a_prediction_is_described() -> None:
     )
     for found in (fits, lacks):
         check_header(found, "prediction")
-    slow = {"largest_batch", "without_end"}  # many trials, or a script
+    slow = {"without_end"}  # a script
     assert {*fits, *lacks, *slow} - set(HEADER) == set(keys("`predict --json`"))
     assert undescribed(lacks["out_of_memory"], "`predict --json`", "A row") == []
 

@@ -18,11 +18,9 @@ from tests.answer_screens import peak_screen
 from tests.blocks.from_recording.test_attribution import BLOCK_BYTES, blocks, one_of_four, sharded, train
 from tests.training_steps import record
 from tests.truth.isolate import value_in_fresh_process
-from tracer.answers.answer_of_prediction import largest_words
 from tracer.answers.answer_tables import categories_table
 from tracer.answers.findings import CycleFindings, RunFindings
 from tracer.answers.parallelism import _of_modules, parallelism_sentences, wide_sentence
-from tracer.answers.prediction import LargestBatch
 from tracer.answers.recording_findings import combine_cycles, find_in_cycle
 from tracer.answers.rows import Row
 from tracer.answers.values_read import values_lines
@@ -142,25 +140,6 @@ def test_all_values_that_were_read_are_counted(num_places: int, last: int | str)
     lines = values_lines(ValuesRead(reads))
     assert len(lines) - 1 == (last if isinstance(last, int) else 6)
     assert last in (lines[-1].strip(), len(lines) - 1)
-
-
-# -------------------------------------------------------------------------------------------------------------- largest
-@pytest.mark.parametrize(
-    ("largest", "words"),
-    [
-        (LargestBatch(0), "Not even one sample fits."),
-        (
-            LargestBatch(1 << 20, is_all=True),
-            "Largest batch that fits: 1048576. No larger one was tried.",
-        ),
-        (
-            LargestBatch(181),
-            "Largest batch that fits: 181.",
-        ),
-    ],
-)
-def test_it_says_what_fits_and_why_no_more_was_tried(largest: LargestBatch, words: str) -> None:
-    assert largest_words(largest) == words
 
 
 # ---- collectives, and 32 bits ----------------------------------------------------------------------------------------

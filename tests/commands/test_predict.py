@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tracer.exporters.json_documents.peak import read_peak_json
 from tracer.exporters.page.html import data_of_html
 
 GPT = ("--model", "models.gpt:build")
+ON = ("--on", "24GiB")
 
 
 @cache
@@ -71,11 +73,18 @@ def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
 
 @needs_null_gpu
 @pytest.mark.slow
-def test_the_largest_batch_fits_and_one_more_does_not() -> None:
-    said = as_json(*GPT, "--on", "736MiB", "--largest-batch")
-    batch = said["largest_batch"]
-    for size, fits in ((batch, True), (batch + 1, False)):
+def test_by_its_law_the_largest_batch_fits_and_one_more_does_not(tmp_path: Path) -> None:
+    law = predict(*GPT, "--on", "736MiB", "--law", "--vary", "batch 2..32", "--save-dir", str(tmp_path))
+    assert law.returncode == 0, law.stderr
+    assert law.stdout.count("allocated exact, reserved exact") == 2 and law.stderr.count("--batch") <= 12
+    ask = f"import law; print(law.largest(capacity_bytes={(736 - 700) * 2**20}), law.peak_bytes(batch=7))"
+    asked = subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:0] = ['.']; {ask}"],
+                           cwd=tmp_path, capture_output=True, text=True, check=True)  # fmt: skip
+    largest, peak_bytes = map(int, asked.stdout.split())
+    assert f"The largest batch that fits on a GPU, 736.00 MiB is {largest}." in law.stdout
+    for size, fits in ((largest, True), (largest + 1, False)):
         assert as_json(*GPT, "--batch-size", str(size), "--on", "736MiB")["fits"] is fits
+    assert as_json(*GPT, "--batch-size", "7", "--on", "736MiB")["peak_allocated_bytes"] == peak_bytes
 
 
 @pytest.mark.parametrize(
@@ -88,7 +97,14 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
         ((*GPT, "--on", "MI300X"), "MI300X is AMD's, and what answers here is torch's code for NVIDIA's cards"),
         ((*GPT, "--on", "Radeon RX 7900"), "Radeon RX 7900 is AMD's"),
         ((*GPT, "--on", "24"), "24 has no unit"),
-        (("--largest-batch", *GPT), "--largest-batch works only with --on"),
+        (("--law", "--vary", "batch", *GPT), "--law works only with --on"),
+        (("--law", *GPT, *ON), "--law and --vary work only together"),
+        (("--vary", "batch", *GPT, *ON), "--law and --vary work only together"),
+        (("--law", "--vary", "batch 8..4", *GPT, *ON), "--vary batch 8..4: its range is empty"),
+        (("--law", "--vary", "batch 1", *GPT, *ON), "--vary batch 1 names no size and its range"),
+        (("--law", "--vary", "--batch-size 1..8", *GPT, *ON), "--vary --batch-size 1..8 names no size and its range"),
+        (("--law", "--vary", "batch", "--vary", "batch 1..9", *GPT, *ON), "A law is of one size, or of two"),
+        (("--law", "--vary", "--size 1..8", *ON, "vllm", "serve", "opt"), "--law is of trainings"),
         (("-m", *GPT), "--module works only with a script"),
     ],
 )

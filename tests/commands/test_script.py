@@ -34,7 +34,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     """Words that the script would be called with: the null GPU is never started."""
     found: list[list[str]] = []
 
-    def note(context: object, place: object, script: Script, workload: object, *, largest_batch: bool) -> None:
+    def note(context: object, place: object, script: Script, workload: object, *, is_law: bool) -> None:
         found.append(list(script.words))
         raise KeyboardInterrupt
 

@@ -11,14 +11,13 @@ from torch import nn
 
 from tests.truth.isolate import Elsewhere, runs_elsewhere
 from tracer.answers.prediction import Prediction, Sizes
-from tracer.commands.predict import predict_workload, workload_trial
+from tracer.commands.predict import predict_workload
 from tracer.commands.workload_options import WorkloadOptions
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
 from tracer.null_gpu.process import limited_to
 from tracer.sessions.script_run import FirstStepsDone, ScriptProfile
 from tracer.sessions.trials.null_gpu_prediction import predict_script
 from tracer.sessions.trials.script_trial import script_sizes
-from tracer.sessions.trials.searches import largest_fitting
 
 MIB = 1 << 20
 
@@ -38,17 +37,6 @@ def model(workload: WorkloadOptions, usable_bytes: int | None = None) -> Predict
     card = card_with(usable_bytes) if usable_bytes is not None else H100
     with limited_to(card.usable_bytes, 1):
         return predict_workload(workload, Devices(card))
-
-
-def largest_batch(workload: WorkloadOptions, usable_bytes: int) -> int:
-    """The largest batch that fits."""
-    card = card_with(usable_bytes)
-    with limited_to(card.usable_bytes, 1):
-        return largest_fitting(
-            lambda size: workload_trial(replace(workload, batch_size=size), card),
-            card.usable_bytes,
-            workload.batch_size,
-        )
 
 
 def predict_file(file: Path) -> Prediction:
@@ -119,15 +107,6 @@ def test_what_does_not_fit_is_asked_what_it_would_need() -> None:
     assert told.need == free.need and told.memory.peak_reserved_bytes <= 200 * MIB
     assert rows_bytes(told) == told.need.peak_allocated_bytes
     assert told.failed_at is not None and told.failed_at.step == 0
-
-
-@pytest.mark.slow  # a trial for each batch: test_searches.py has the search alone
-@runs_elsewhere
-def test_the_largest_batch_is_found_in_one_process() -> None:
-    largest = largest_batch(LAYERS, 700 * MIB)
-    assert largest > 16
-    fits, lacks = (model(replace(LAYERS, batch_size=size), 700 * MIB).fits for size in (largest, largest + 1))
-    assert fits is True and lacks is False
 
 
 @runs_elsewhere

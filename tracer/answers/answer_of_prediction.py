@@ -15,7 +15,7 @@ from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.units import MIB, format_bytes, format_range
 
 if TYPE_CHECKING:
-    from tracer.answers.prediction import LargestBatch, Prediction
+    from tracer.answers.prediction import Prediction
 
 _VISIBLE_SHARE = 0.0005
 _NARROW_SHARE = 0.02
@@ -181,7 +181,7 @@ def verdict(prediction: Prediction) -> str:
     return f"{subject}{fits} in {name}: {format_range(least, most)} are left."
 
 
-def answer_of_prediction(prediction: Prediction, largest: LargestBatch | None = None) -> Answer:
+def answer_of_prediction(prediction: Prediction) -> Answer:
     """Return the verdict, the sizes, what fills the device, and what was assumed or is not counted."""
     need, card, results = prediction.need, prediction.card, prediction.results
     if prediction.is_whole:  # what failed is told by the verdict, and the peak is that of a run with enough memory
@@ -202,7 +202,6 @@ def answer_of_prediction(prediction: Prediction, largest: LargestBatch | None = 
         of_run,
         happened=(
             f"{verdict(prediction)}{at_end}",
-            *([largest_words(largest)] if largest is not None else []),
             *of_run.happened,
             *sizes,
             *without_end,
@@ -211,10 +210,3 @@ def answer_of_prediction(prediction: Prediction, largest: LargestBatch | None = 
         caveat=CAVEAT,
         is_alarming=prediction.fits is False,
     )
-
-
-def largest_words(largest: LargestBatch) -> str:
-    """Return the largest batch that fits."""
-    if not largest.size:
-        return "Not even one sample fits."
-    return f"Largest batch that fits: {largest.size}.{' No larger one was tried.' * largest.is_all}"

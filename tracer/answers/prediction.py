@@ -22,14 +22,6 @@ class OutOfMemoryAt:
 
 
 @dataclass(frozen=True, slots=True)
-class LargestBatch:
-    """The largest batch that fits on a device."""
-
-    size: int  # Number of samples; 0 where not even one fits
-    is_all: bool = False  # Whether no larger one was tried
-
-
-@dataclass(frozen=True, slots=True)
 class Sizes:
     """Counts of an allocator."""
 

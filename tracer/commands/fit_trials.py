@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tracer.answers.jobs import NullJob, RankRun
     from tracer.sessions.jobs.run_ranks import Job
     from tracer.sessions.trials.forked_trials import TrialMemory
+    from tracer.workloads.workload import Workload
 
 
 _MOST_SHARED = 8
@@ -106,6 +107,10 @@ class ScriptTrials:
         """
         return self._attempt((), (), is_limited=False, limit_s=limit_s, follow=follow)
 
+    def record(self, arguments: Sequence[str], read: Callable[[Path], None]) -> FitTrial:
+        """Run with these arguments where memory does not end; the fullest rank's history is read from its file."""
+        return self._attempt((), tuple(arguments), is_limited=False, read=read)
+
     def _attempt(
         self,
         changes: Sequence[str],
@@ -115,6 +120,7 @@ class ScriptTrials:
         is_explained: bool = False,
         limit_s: int = 0,
         follow: tuple[int, int] | None = None,
+        read: Callable[[Path], None] | None = None,
     ) -> FitTrial:
         from tracer.changes.script_changes import allocator_variables
 
@@ -122,7 +128,8 @@ class ScriptTrials:
         limit_s = limit_s or (0 if is_limited or names else _NEED_LIMIT_S)
         with tempfile.TemporaryDirectory(prefix="fit-") as name:
             folder = Path(name)
-            request = TrialRequest(names, name, more, is_limited, limit_s, follow, is_explained)
+            is_recorded = read is not None
+            request = TrialRequest(names, name, more, is_limited, limit_s, follow, is_explained, is_recorded)
             said: tuple[str, ...] = ()
             error: TracerError | None = None
             done: NullJob | None = None
@@ -136,7 +143,10 @@ class ScriptTrials:
                 said, error = _said(ended.lines) if ended.status else ((), None)
             ranks = {int(path.stem): json.loads(path.read_bytes()) for path in folder.glob("*.json")}
             worst = _worst(ranks, done) if ranks else 0
-            explanation = _explanation(folder / history_name(worst))
+            history = folder / history_name(worst)
+            if read is not None and history.exists():
+                read(history)
+            explanation = _explanation(history) if read is None else None
             uses = _uses(folder / uses_name(worst))
         if not ranks or (self.job is not None and said):
             if changes or more or not is_limited:
@@ -286,12 +296,13 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
     from tracer.changes.applied import AppliedChanges
     from tracer.sessions.jobs.child_processes import end_with_parent
     from tracer.sessions.trials.forked_trials import ForkedTrials, TrialMemory
-    from tracer.sessions.trials.trial_channel import Channel, TrialRequest
+    from tracer.sessions.trials.trial_channel import Channel
     from tracer.sessions.trials.use_watch import UseWatch
 
     def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
         with_more = script._replace(arguments=[*script.arguments, *more])
-        counted = script_trial(with_more, at_growth=memory.keep, uses=uses)
+        at_end = memory.keep if asked.get("is_recorded") else None
+        counted = script_trial(with_more, at_growth=memory.keep, at_end=at_end, uses=uses)
         return {
             "fits": counted.has_fit,
             "allocated": counted.sizes.peak_allocated_bytes,
@@ -330,6 +341,8 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
                 answer = tried(applied, request.arguments)
             if uses is not None and not uses.is_done:
                 leave_uses(is_to_the_end=True)
+            if request.is_recorded:
+                memory.keep_whole()
             _leave(answer, memory, Path(request.folder))
 
 
@@ -341,3 +354,29 @@ def _leave(answer: dict[str, Any], memory: TrialMemory, folder: Path) -> None:
     rank = place.rank if place is not None else 0
     memory.write(folder / history_name(rank))
     write_json(folder / answer_name(rank), answer)
+
+
+def answer_workload_trial(
+    asked: Mapping[str, Any], card: str, on: OnOptions, build: Callable[[Sequence[str]], Callable[[], Workload]]
+) -> None:
+    """Train a workload on the null GPU, and leave its peaks and the allocator's history.
+
+    Args:
+        build: Returns what builds the workload with the trial's arguments.
+    """
+    devices, run = start_on(card), Run(place=on, console=QUIET)
+    from tracer.sessions.jobs.child_processes import end_with_parent
+    from tracer.sessions.trials.forked_trials import TrialMemory
+    from tracer.sessions.trials.null_gpu_prediction import train
+    from tracer.sessions.trials.script_trial import sizes_of
+
+    end_with_parent()
+    request, memory = TrialRequest.of(asked), TrialMemory(devices.count)
+    with run.on_null_gpu(), closing(memory):
+        memory.begin(request)
+        num_steps = train(build(request.arguments))
+        memory.keep_whole()
+        sizes = sizes_of("cuda:0")
+        peaks = {"allocated": sizes.peak_allocated_bytes, "reserved": sizes.peak_reserved_bytes, "steps": num_steps}
+        unknown: dict[str, Any] = {"built": 0, "growth": 0, "flops": None, "pinned": 0, "notes": []}
+        _leave({"fits": True, **peaks, **unknown}, memory, Path(request.folder))

@@ -28,16 +28,14 @@ from tracer.errors import UsageError
 from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.next_commands import after_prediction
 from tracer.null_gpu import process
-from tracer.null_gpu.cards import A100, Card, Devices, devices_of
+from tracer.null_gpu.cards import A100, Devices, devices_of
 from tracer.null_gpu.job.place import RankPlace
-from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.answers.prediction import LargestBatch, Prediction
-    from tracer.sessions.trials.searches import Trial
+    from tracer.answers.prediction import Prediction
     from tracer.workloads.workload import Workload
 
-_OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "largest_batch", *OF_STEP)
+_OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", *OF_STEP)
 
 
 def predict(
@@ -57,7 +55,11 @@ def predict(
         number("Length of a text of --hf-config.", opt.MODEL),
     ] = None,
     batch_size: opt.BatchSize = 8,
-    largest_batch: Annotated[bool, option("Find the largest batch that fits.", opt.MODEL, "--largest-batch")] = False,
+    law: Annotated[bool, option("Find how memory grows with sizes.", opt.OUTPUTS, "--law")] = False,
+    vary: Annotated[
+        list[str] | None,
+        option("With --law: '--batch-size 1..256' of a script, or batch.", opt.OUTPUTS, metavar="<size>"),
+    ] = None,
     optimizer: opt.Optimizer = "adamw",
     loss: opt.Loss = "auto",
     amp: opt.Amp = "off",
@@ -85,6 +87,8 @@ def predict(
     torch-timeline predict --on rtx-4090 train.py --epochs 1
 
     torch-timeline predict --on 24GiB --model models.gpt:build
+
+    torch-timeline predict --on h100 --law --vary "--batch-size 1..256" train.py
     """
     place = OnOptions(on=on, answer=answer, per_node=per_node, rank=rank, one_process=one_process)
     console = Console.of(quiet=quiet, full=full, as_json=as_json)
@@ -103,18 +107,32 @@ def predict(
             checkpoint=checkpoint,
             inference=inference,
         )
+        if law != bool(vary):
+            raise UsageError("--law and --vary work only together.", hint='Add --law --vary "--batch-size 1..256".')
         if script is not None and (engine := engine_command(script, arguments, is_module=module)) is not None:
             if on is None:
                 raise no_card_named(arguments)
+            if law:
+                raise UsageError("--law is of trainings.", hint="`fit --try` tries the options of an inference engine.")
             answer_engine(engine, run, status_if_not=THRESHOLD_EXCEEDED)
         named = script_named(place, script, arguments, is_module=module) if script is not None else None
         _ = place.answers  # a mistake in them is said first
-        run.as_job()
-        devices = _checked(context, place, named, workload, largest_batch=largest_batch)
-        if named is not None and on is not None and (asked := role("trial")) is not None:
-            from tracer.commands.fit_trials import answer_trial
+        if not law:
+            run.as_job()
+        devices = _checked(context, place, named, workload, is_law=law)
+        if on is not None and (asked := role("trial")) is not None:
+            from tracer.commands.fit_trials import answer_trial, answer_workload_trial
+            from tracer.commands.law import with_sizes
 
-            answer_trial(asked, on, place, named)
+            if named is not None:
+                answer_trial(asked, on, place, named)
+            else:
+                answer_workload_trial(asked, on, place, lambda sizes: builder(with_sizes(workload, sizes)))
+            return
+        if law and devices is not None:
+            from tracer.commands.law import answer_law
+
+            answer_law(vary or (), run, devices, named, workload)
             return
         shown = devices or Devices(A100)  # without --on an A100, whose memory is no limit
         process.restart_on([replace(shown.card, name=shown.card.name or A100.name)] * shown.count)
@@ -127,22 +145,18 @@ def predict(
 
             if save_dir is not None:
                 check_folder(save_dir)
-            largest = None
             if named is not None:
                 assert devices is not None  # checked with the options
                 found = _of_script(named, devices, console)
             else:
                 found = predict_workload(workload, devices)
-                if largest_batch and devices is not None:
-                    largest = _largest_batch(workload, devices.card, console)
-            answered = answer_of_prediction(found, largest)
+            answered = answer_of_prediction(found)
             if save_dir is not None and not write_and_say(replace(found.results, predicted=answered), save_dir):
                 raise typer.Exit(1)
             names = [path.name for path in save_dir.iterdir()] if save_dir is not None else []
-            has_largest = largest_batch or named is not None
-            last = after_prediction(found.fits, save_dir, names, has_largest_batch=has_largest, is_full=full)
+            last = after_prediction(found.fits, save_dir, names, is_full=full)
             console.answer(
-                lambda: prediction_json(found, largest), lambda rich: print_answer(answered, rich, full=full, last=last)
+                lambda: prediction_json(found), lambda rich: print_answer(answered, rich, full=full, last=last)
             )
         console.say_all(() if as_json else last)
     if found.fits is False:
@@ -150,7 +164,7 @@ def predict(
 
 
 def _checked(
-    context: typer.Context, place: OnOptions, script: Script | None, workload: WorkloadOptions, *, largest_batch: bool
+    context: typer.Context, place: OnOptions, script: Script | None, workload: WorkloadOptions, *, is_law: bool
 ) -> Devices | None:
     """Return the devices that `--on` names; None without it."""
     if script is not None:
@@ -168,8 +182,8 @@ def _checked(
                     "What is to be predicted? Neither a model nor a script is named.",
                     hint="Name a script, --model package.module:factory or --hf-config config.json.",
                 )
-        if largest_batch and place.on is None:
-            raise UsageError("--largest-batch works only with --on.", hint="Add --on 24GiB.")
+        if is_law and place.on is None:
+            raise UsageError("--law works only with --on.", hint="Add --on 24GiB.")
     return devices_of(place.on) if place.on is not None else None
 
 
@@ -191,13 +205,6 @@ def predict_workload(workload: WorkloadOptions, devices: Devices | None) -> Pred
     return predicted(builder(workload), devices or Devices(A100), is_limited=is_limited, settings=workload.settings)
 
 
-def workload_trial(workload: WorkloadOptions, card: Card) -> Trial:
-    """Run a workload on the null GPU to see whether it fits."""
-    from tracer.sessions.trials.null_gpu_prediction import trial
-
-    return trial(builder(workload), card)
-
-
 def builder(workload: WorkloadOptions) -> Callable[[], Workload]:
     """Return what builds a workload, with random weights left unwritten, since nothing reads them."""
     import torch
@@ -213,22 +220,3 @@ def builder(workload: WorkloadOptions) -> Callable[[], Workload]:
             fill_again()
 
     return build
-
-
-def _largest_batch(workload: WorkloadOptions, card: Card, console: Console) -> LargestBatch:
-    """Find the largest batch that fits."""
-    from tracer.answers.prediction import LargestBatch
-    from tracer.sessions.trials.searches import MOST, largest_fitting
-
-    with console.progress_bar("", is_counted=False) as update:
-
-        def attempt(size: int) -> Trial:
-            update(description=f"Batch size {size}")
-            return workload_trial(replace(workload, batch_size=size), card)
-
-        def tell(size: int, trial: Trial) -> None:
-            answer = "fits" if trial.fits else "does not fit"
-            console.say(f"Batch size {size}: {answer}, {format_bytes(trial.reserved_bytes)} reserved.")
-
-        largest = largest_fitting(attempt, card.usable_bytes, workload.batch_size, tell=tell)
-        return LargestBatch(largest, is_all=largest == MOST)

@@ -37,14 +37,20 @@ def predict_script(script: Script, devices: Devices, console: Console) -> Predic
     return answer
 
 
-def script_trial(script: Script, *, at_growth: Callable[[], None], uses: UseWatch | None = None) -> ScriptSizes:
+def script_trial(
+    script: Script,
+    *,
+    at_growth: Callable[[], None],
+    at_end: Callable[[], None] | None = None,
+    uses: UseWatch | None = None,
+) -> ScriptSizes:
     """Run the steps of `predict_script` without a recording; return whether they fit, and their peaks."""
     from tracer.answers.failure import is_out_of_memory
     from tracer.sessions.trials.script_trial import script_sizes
 
     script.check()
     raised: list[BaseException] = []
-    sizes = script_sizes(_runner(script, raised, QUIET), at_growth=at_growth, uses=uses)
+    sizes = script_sizes(_runner(script, raised, QUIET), at_growth=at_growth, at_end=at_end, uses=uses)
     if sizes is None or (not sizes.has_fit and any(not is_out_of_memory(error) for error in raised)):
         raise _no_answer(script, raised)
     return sizes

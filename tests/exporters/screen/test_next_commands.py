@@ -99,20 +99,15 @@ def test_after_a_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fits", "batch", "said"),
-    [
-        (None, False, ("--on 24GiB", "--save-dir")),
-        (True, False, ("--largest-batch", "--save-dir")),
-        (True, True, ("--save-dir",)),
-        (False, False, ("--save-dir",)),
-    ],
+    ("fits", "said"),
+    [(None, ("--on 24GiB", "--save-dir")), (True, ("--save-dir",)), (False, ("--save-dir",))],
 )
-def test_after_a_prediction(fits: bool | None, batch: bool, said: tuple[str, ...]) -> None:
-    (line,) = after_prediction(fits, None, (), has_largest_batch=batch, is_full=True)
-    options = ("--on 24GiB", "--largest-batch", "--save-dir")
+def test_after_a_prediction(fits: bool | None, said: tuple[str, ...]) -> None:
+    (line,) = after_prediction(fits, None, (), is_full=True)
+    options = ("--on 24GiB", "--save-dir")
     assert {option for option in options if option in line} == set(said)
 
 
 def test_after_a_prediction_with_files_its_page() -> None:
-    _, line = after_prediction(False, Path("out"), FILES, has_largest_batch=False, is_full=True)
+    _, line = after_prediction(False, Path("out"), FILES, is_full=True)
     assert line == "Next: open out/memory_timeline.html in a browser."

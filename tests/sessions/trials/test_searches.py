@@ -1,24 +1,18 @@
-"""The searches over changes and sizes, over made-up scripts: what each trial is asked, and what comes of it."""
+"""The search over changes, over made-up scripts: what each trial is asked, and what comes of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tracer.answers.fit import FitReport, FitTrial
 from tracer.changes.script_changes import SCRIPT_CHANGES, changes_of, script_changes
-from tracer.errors import TracerError, UsageError
+from tracer.errors import UsageError
 from tracer.exporters.files import write_json
 from tracer.exporters.json_documents.prediction import fit_values, read_fit_json
-from tracer.sessions.trials.searches import (
-    Changes,
-    Trial,
-    largest_fitting,
-    least_that_fits,
-)
+from tracer.sessions.trials.searches import Changes, least_that_fits
 
 GIB = 1 << 30
 NAMES = changes_of(is_job=False)
@@ -162,47 +156,3 @@ def test_another_file_is_refused(tmp_path: Path, text: str | None, said: str) ->
         path.write_text(text, "utf-8")
     with pytest.raises(UsageError, match=said):
         read_fit_json(path)
-
-
-# ------------------------------------------------------------------------------------------------------ largest fitting
-GROWTHS: dict[str, Callable[[int], int]] = {
-    "a line": lambda size: GIB + size * 130_000_000,
-    "a square": lambda size: GIB + size**2 * 1_000_000,
-    "steps": lambda size: GIB + -(-size // 16) * 2_000_000_000,
-}
-
-
-def _search(growth: Callable[[int], int], start: int, *, most: int = 1 << 20) -> tuple[int, list[int]]:
-    told: list[int] = []
-    usable_bytes = 24 * GIB
-
-    def attempt(size: int) -> Trial:
-        reserved_bytes = growth(size) // 64 * 67  # gaps, of which giving back the cache saves a half
-        fits = (growth(size) + reserved_bytes) // 2 <= usable_bytes
-        return Trial(fits, growth(size), reserved_bytes)
-
-    largest = largest_fitting(attempt, usable_bytes, start, most=most, tell=lambda size, trial: told.append(size))
-    assert largest == 0 or attempt(largest).fits
-    assert largest + 1 > most or not attempt(largest + 1).fits
-    return largest, told
-
-
-@pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
-@pytest.mark.parametrize("start", [1, 8, 100_000])
-def test_the_largest_fits_and_the_next_does_not(growth: Callable[[int], int], start: int) -> None:
-    largest, told = _search(growth, start)
-    assert largest in told or largest == 0
-    assert len(told) <= 26 and len(set(told)) == len(told)
-
-
-def test_a_line_takes_few_trials() -> None:
-    assert len(_search(GROWTHS["a line"], 8)[1]) <= 8
-
-
-def test_no_more_is_tried_than_there_may_be() -> None:
-    assert _search(GROWTHS["a line"], 8, most=40)[0] == 40
-
-
-def test_a_size_that_changes_nothing_is_an_error() -> None:
-    with pytest.raises(TracerError, match="does not change"):
-        _search(lambda size: GIB, 8)

@@ -11,7 +11,7 @@ import torch
 from tracer.answers.answer import answer_values
 from tracer.answers.answer_of_prediction import answer_of_prediction
 from tracer.answers.fit import FitReport
-from tracer.answers.prediction import LargestBatch, Prediction
+from tracer.answers.prediction import Prediction
 from tracer.errors import UsageError
 from tracer.exporters.document import Source, read_document
 from tracer.exporters.json_documents.header import json_header
@@ -20,13 +20,13 @@ from tracer.null_gpu.cards import CONTEXT_BYTES
 VERSION = 1
 
 
-def prediction_json(prediction: Prediction, largest: LargestBatch | None = None) -> dict[str, Any]:
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
     """Return the document of a prediction; docs/files.md describes its keys."""
     sizes, results = prediction.need, prediction.results
     peak = results.findings.worst.peak if results.findings is not None else None
     document: dict[str, Any] = {
         **json_header("prediction", VERSION, torch=torch.__version__, computed=False),
-        "answer": answer_values(answer_of_prediction(prediction, largest)),
+        "answer": answer_values(answer_of_prediction(prediction)),
         "method": "null GPU",
         "device": results.device,
         "peak_allocated_bytes": sizes.peak_allocated_bytes,
@@ -53,7 +53,7 @@ def prediction_json(prediction: Prediction, largest: LargestBatch | None = None)
         document["out_of_memory"] = {"size_bytes": at.size_bytes, "step": at.step, **line}
     if (need := prediction.without_end) is not None:
         document["without_end"] = {"allocated_bytes": need.allocated_bytes, "reserved_bytes": need.reserved_bytes}
-    return document if largest is None else document | {"largest_batch": largest.size}
+    return document
 
 
 _FIT_VERSION = 1

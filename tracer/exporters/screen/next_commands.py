@@ -117,14 +117,12 @@ def after_diff(before: Path, after: Path, *, has_page: bool) -> tuple[str, ...]:
 
 
 def after_prediction(
-    fits: bool | None, folder: Path | None, written: Collection[str], *, has_largest_batch: bool, is_full: bool
+    fits: bool | None, folder: Path | None, written: Collection[str], *, is_full: bool
 ) -> tuple[str, ...]:
     """After a prediction."""
     ideas = []
     if fits is None:
         ideas.append("add --on 24GiB to ask whether it fits there")
-    elif fits and not has_largest_batch:
-        ideas.append("add --largest-batch to ask how many samples would fit")
     if folder is None:
         ideas.append("add --save-dir DIR to get the page and the other files of a run")
     elif "memory_timeline.html" in written:

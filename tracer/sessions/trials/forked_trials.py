@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
+from tracer.capture.device.allocator_history import MAX_ENTRIES as ALL_ENTRIES
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.forked_child import fork_to_go_on
 from tracer.capture.torch_private.torch_cuda import (
@@ -169,12 +171,12 @@ class TrialMemory:
         if request.limit_s:
             _limit(resource.RLIMIT_CPU, int(time.process_time()) + request.limit_s)
             _limit(resource.RLIMIT_CORE, 0)  # or the signal that ends it leaves one
-        if request.is_explained:
-            when_cuda_has_begun(self._record)
+        if request.is_explained or request.is_recorded:
+            when_cuda_has_begun(partial(self._record, ALL_ENTRIES if request.is_recorded else MAX_ENTRIES))
 
-    def _record(self) -> None:
+    def _record(self, max_entries: int) -> None:
         device = torch.device("cuda", 0)  # torch records all of them
-        self._history = AllocatorHistory(device, max_entries=MAX_ENTRIES, stacks_of_frees=False, is_timed=False)
+        self._history = AllocatorHistory(device, max_entries=max_entries, stacks_of_frees=False, is_timed=False)
         self._history.start()
         on_out_of_memory(device, self.keep)
 
@@ -185,6 +187,11 @@ class TrialMemory:
                 self._history.dump()
         except Exception:
             sys.excepthook(*sys.exc_info())
+
+    def keep_whole(self) -> None:
+        """Keep the history of a program that has ended, if none of its first steps was kept."""
+        if self._history is not None and self._history.snapshot is None:
+            self.keep()
 
     def write(self, path: Path) -> None:
         """Write what was kept last, if anything was."""

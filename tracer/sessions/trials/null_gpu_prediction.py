@@ -28,7 +28,6 @@ from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of
-from tracer.sessions.trials.searches import Trial
 from tracer.sessions.workload_run import run_profile
 from tracer.units import format_bytes
 from tracer.workloads.workload import Workload, train_step
@@ -80,27 +79,12 @@ def _place_on_card(build: Build, settings: Mapping[str, object]) -> OutOfMemoryA
         return OutOfMemoryAt(None, -1, error_line(cause))
 
 
-def trial(build: Build, card: Card) -> Trial:
-    """Return a workload's trial on a card: if it fits, and the memory that it takes without a limit."""
-    with _without_limit(1):
-        _train(build)
-        need = sizes_of("cuda:0")
-    fits = need.peak_reserved_bytes <= card.usable_bytes
-    if not fits and need.peak_allocated_bytes <= card.usable_bytes:  # the allocator may do with its cache given back
-        _reset_memory()
-        try:
-            _train(build)
-            fits = True
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-    return Trial(fits, need.peak_allocated_bytes, need.peak_reserved_bytes)
-
-
-def _train(build: Build) -> None:
+def train(build: Build) -> int:
+    """Train a workload for some steps; return how many."""
     workload = build()
     for _ in range(_NUM_STEPS):
         train_step(workload)
+    return _NUM_STEPS
 
 
 @contextmanager

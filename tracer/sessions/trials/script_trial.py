@@ -143,6 +143,7 @@ def script_sizes(
     run: Callable[[ScriptProfile], bool],
     *,
     at_growth: Callable[[], None] = lambda: None,
+    at_end: Callable[[], None] | None = None,
     uses: UseWatch | None = None,
 ) -> ScriptSizes | None:
     """Run a script until its memory repeats, or has run out, and a step further to count its operations.
@@ -153,6 +154,7 @@ def script_sizes(
     Args:
         run: Runs it under the profile that it is given, and says whether it came to its end.
         at_growth: Called when so many steps have run, if each left more in use than the one before.
+        at_end: Called when memory has repeated, in place of counting operations.
         uses: Told of each step's end, in place of counting operations; further steps run until it has seen enough. A
             program without steps counts as a whole then.
 
@@ -181,6 +183,9 @@ def script_sizes(
             known.append(fullest_sizes())  # what counting takes is no part of it
             if steps.growth_bytes:
                 at_growth()
+            if at_end is not None:
+                at_end()
+                return True
             if uses is not None:
                 return not (is_followed and uses.is_reached_in(_MOST_FURTHER_STEPS))
             flops.begin()

@@ -1,13 +1,12 @@
-"""Searches by trials: the least that has to change so that a script fits, and the largest size."""
+"""Search by trials: the least that has to change so that a script fits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from tracer.answers.fit import FitTrial
 from tracer.changes.script_changes import SCRIPT_CHANGES, Group, changes_of
-from tracer.errors import TracerError
 
 Changes = tuple[str, ...]
 MakeTrial = Callable[[Changes], FitTrial]
@@ -108,74 +107,3 @@ class _ChangeSearch:
         if changes not in self._known:
             self._known[changes] = self._make_trial(changes)
         return self._known[changes]
-
-
-MOST = 1 << 20
-"""Largest size that is tried."""
-_GROWTH = 16
-"""Largest factor from a size that fits to the next one tried: a batch takes memory of the host, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Result with one size."""
-
-    fits: bool  # Whether every allocation was served
-    allocated_bytes: int  # Peak of the allocated bytes, on a device without a limit
-    reserved_bytes: int  # Peak of the reserved bytes, likewise
-
-
-Attempt = Callable[[int], Trial]
-
-
-def largest_fitting(
-    attempt: Attempt,
-    usable_bytes: int,
-    start: int,
-    *,
-    most: int = MOST,
-    tell: Callable[[int, Trial], None] = lambda size, trial: None,
-) -> int:
-    """The largest size that fits; each answer is a trial of that size.
-
-    Raises:
-        TracerError: The size changes nothing.
-    """
-    trials: dict[int, Trial] = {}
-
-    def fits(number: int) -> bool:
-        trials[number] = attempt(number)
-        tell(number, trials[number])
-        if len({trial.allocated_bytes for trial in trials.values()}) == 1 and max(trials) >= _GROWTH * min(trials):
-            raise TracerError(
-                "The size does not change how much memory this needs.",
-                hint="Give the factory a parameter batch_size, or --input with the shape of one sample.",
-            )
-        return trials[number].fits
-
-    low, high = (start, 0) if fits(start) else (0, start)
-    margin = 1  # doubled where a guess is not the answer: the search ends as fast as by halves
-    while high - low > 1 or (not high and low < most):
-        guess = _guess(trials, low, high, usable_bytes)
-        end = high or min(most, _GROWTH * low) + 1
-        limit = min(margin, (end - low) // 2)
-        probe = max(low + limit, min(guess, end - limit))
-        margin *= 1 if low + limit < probe < end - limit else 2
-        low, high = (probe, high) if fits(probe) else (low, probe)
-    return low
-
-
-def _guess(trials: Mapping[int, Trial], low: int, high: int, usable_bytes: int) -> int:
-    """Size at which a line through two tried sizes, by what they reserved, reaches the capacity; 0 is no bound.
-
-    What is reserved is more than what is allocated, and fits without giving back a cache.
-    """
-    sizes = sorted(trials)
-    if len(sizes) < 2:
-        return 2 * low or high // 2
-    first, last = (low, high) if low and high else (sizes[0], sizes[1]) if high else (sizes[-2], sizes[-1])
-    reserved_bytes, more_bytes = trials[first].reserved_bytes, trials[last].reserved_bytes
-    if more_bytes <= reserved_bytes:
-        return (low + high) // 2 if high else _GROWTH * low
-    guess = int(first + (usable_bytes - reserved_bytes) * (last - first) / (more_bytes - reserved_bytes))
-    return guess if low else min(guess, high // 2)

@@ -36,6 +36,7 @@ class TrialRequest:
     # Index of a device, and its allocations before the request that failed there: what is in use then is followed.
     follow: tuple[int, int] | None = None
     is_explained: bool = False  # Whether it also leaves the allocator's history where memory runs out, or grows
+    is_recorded: bool = False  # Whether it leaves the allocator's history until memory repeats
 
     @property
     def text(self) -> str:

@@ -1,0 +1,222 @@
+"""The law of sizes: sums that are found from few points, programs that share blocks, and the allocator in law.py."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracer.allocator import law as law_file
+from tracer.allocator.caching_allocator import CachingAllocator
+from tracer.allocator.law import ALLOCATE, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Law, Sizes, smallest
+from tracer.answers.answer_of_law import answer_of_law
+from tracer.answers.law import Check, FoundLaw, Run, Solver, common, find_law, first_sizes, law_of
+from tracer.null_gpu.cards import CONTEXT_BYTES, Card, Devices
+
+MIB = 1 << 20
+POINTS: list[Sizes] = [(1, 16), (64, 25), (3, 256), (64, 256), (9, 49), (5, 129), (19, 85)]
+UNSEEN: list[Sizes] = [(2, 30), (33, 101), (128, 64), (7, 511)]
+
+
+def run_of(sizes: Sizes, requested: Sequence[int], events: Sequence[tuple[int, int]]) -> Run:
+    """A run of one stream, whose blocks are called after their number."""
+    labels = tuple(f"activation, train.py:{number}" for number in range(len(requested)))
+    return Run(sizes, tuple(events), tuple(requested), (0,) * len(requested), labels)
+
+
+# ----------------------------------------------------------------------------------------------------------------- sums
+@settings(max_examples=25, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (2, 1), (0, 2)]),
+        st.integers(1, 1 << 20),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_a_sum_of_products_is_found_and_holds_beyond_the_points(terms: dict[Sizes, int]) -> None:
+    def value(at: Sizes) -> int:
+        return sum(factor * at[0] ** a * at[1] ** b for (a, b), factor in terms.items())
+
+    sums, is_sure = Solver(POINTS).solve(tuple(map(value, POINTS)))
+    assert is_sure and [smallest(sums, at) for at in UNSEEN] == list(map(value, UNSEEN))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda b, t: 64 * b * (t // 2) ** 2,  # rows and columns of a picture behind a stride of two
+        lambda b, t: 16 * b * ((t + 1) // 2) ** 2,
+        lambda b, t: 512 * b * -(-t // 32),  # the sums of attention, for 32 tokens at a time
+        lambda b, t: -(-b * t // 1024) * 4096 + 256,
+        lambda b, t: min(128 * b * t, 131_072),  # a kernel has no more blocks than that
+    ],
+)
+def test_sizes_that_kernels_round(value: Callable[[int, int], int]) -> None:
+    sums, is_sure = Solver(POINTS).solve(tuple(value(*at) for at in POINTS))
+    assert is_sure and [smallest(sums, at) for at in UNSEEN] == [value(*at) for at in UNSEEN]
+
+
+def test_what_no_sum_gives_is_near_and_said_to_be() -> None:
+    values = (1000, 2117, 2950, 4071, 5003)
+    sums, is_sure = Solver([(1,), (2,), (3,), (4,), (5,)]).solve(values)
+    assert not is_sure and all(abs(smallest(sums, (n + 1,)) / value - 1) < 0.1 for n, value in enumerate(values))
+
+
+@given(st.text("abc", max_size=12), st.text("abc", max_size=12))
+def test_what_two_programs_share_is_as_long_as_it_can_be(first: str, other: str) -> None:
+    lengths = {(-1, at): 0 for at in range(-1, len(other))} | {(at, -1): 0 for at in range(-1, len(first))}
+    for a in range(len(first)):
+        for b in range(len(other)):
+            more = lengths[a - 1, b - 1] + 1 if first[a] == other[b] else 0
+            lengths[a, b] = max(more, lengths[a - 1, b], lengths[a, b - 1])
+    pairs = common(first, other)
+    assert len(pairs) == lengths[len(first) - 1, len(other) - 1]
+    assert all(first[a] == other[b] for a, b in pairs) and pairs == sorted(set(pairs), reverse=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ the law
+STEP = [(ALLOCATE, 0), (ALLOCATE, 0), (ALLOCATE, 0), (FREE, 2), (FREE, 1), (EMPTY_CACHE, 0)]
+
+
+def step(batch: int, tokens: int) -> Run:
+    """30 MiB of weights stay; 1 KiB for each token and 3 bytes for each pair of tokens come and go."""
+    requested = [30 * MIB, 1024 * batch * tokens, 3 * batch * tokens**2]
+    return run_of((batch, tokens), requested, STEP)
+
+
+def test_a_law_worked_out_by_hand() -> None:
+    law = law_of(["batch", "tokens"], [(1, 64), (16, 4096)], [step(*at) for at in POINTS])
+    # 16 x 1024 tokens: 16 MiB, and 48 MiB for the pairs; each has a segment of its own size.
+    assert law.peak_bytes(batch=16, tokens=1024) == law.reserved_bytes(batch=16, tokens=1024) == (30 + 16 + 48) * MIB
+    assert list(law.why(batch=16, tokens=1024).values()) == [48 * MIB, 30 * MIB, 16 * MIB]
+    assert law.peak((16, 1024)).at == "activation, train.py:2"
+    # Each sample of 1024 tokens takes 4 MiB beside the weights: of 94 MiB there is room for 16.
+    assert law.largest(94 * MIB, tokens=1024) == 16 and law.largest(93 * MIB, tokens=1024) == 15
+    assert law.largest(29 * MIB, tokens=1024) == 0 and law.largest(1 << 50, tokens=1024) == 64
+    with pytest.raises(TypeError, match="Name each of batch, tokens"):
+        law.peak_bytes(batch=16)
+
+
+def test_programs_that_differ_share_the_sizes_of_their_common_blocks() -> None:
+    """From a batch of 32 on, each step takes a block more: two runs there know the others from seven below."""
+    below = [step(b, t) for b, t in [*POINTS[:3], (9, 49), (5, 129), (19, 85), (2, 200)] if b < 32]
+    more = [(ALLOCATE, 0), (ALLOCATE, 0), (ALLOCATE, 0), (ALLOCATE, 0), (FREE, 3), (FREE, 2), (FREE, 1)]
+    above = [
+        run_of(at, [30 * MIB, 1024 * at[0] * at[1], 640 * at[0], 3 * at[0] * at[1] ** 2], more)
+        for at in ((40, 60), (63, 100))
+    ]
+    law = law_of(["batch", "tokens"], [(1, 64), (16, 256)], [*below, *above])
+    assert len(law.programs) == 2 and len(law.blocks) == 4 and all(block.is_exact for block in law.blocks)
+    parts = [30 * MIB, 1024 * 50 * 77, 640 * 50, 3 * 50 * 77**2]
+    assert law.peak_bytes(batch=50, tokens=77) == sum(-(-part // 512) * 512 for part in parts)
+
+
+def test_no_law_takes_more_than_twelve_runs_and_checks_say_how_good_it_is() -> None:
+    ran: list[Sizes] = []
+
+    def make_run(at: Sizes) -> tuple[Run, Check]:
+        ran.append(at)
+        found = step(*at)
+        peak = law_of(["batch", "tokens"], [(1, 2), (1, 2)], [found]).peak(at)
+        return found, Check(at, peak.allocated_bytes, peak.reserved_bytes)
+
+    ranges = [(1, 64), (16, 256)]
+    found = find_law(["batch", "tokens"], ranges, ranges, make_run)
+    assert len(ran) == found.num_runs == len(first_sizes(ranges)) + 2
+    assert len(found.checks) == 2 and all(check.is_exact for check in found.checks)
+
+    def odd(at: Sizes) -> tuple[Run, Check]:  # a size that no sum gives
+        ran.append(at)
+        return run_of(at, [hash(at) % 977 * MIB], [(ALLOCATE, 0)]), Check(at, 1, 1)
+
+    ran.clear()
+    found = find_law(["batch", "tokens"], ranges, ranges, odd)
+    assert found.num_runs == len(ran) <= 12 and not any(check.is_exact for check in found.checks)
+
+
+def bent(batch: int) -> Run:
+    """A step that takes 2 MiB a sample and frees it, and then 40 MiB of the optimizer's."""
+    events = [(ALLOCATE, 0), (FREE, 1), (ALLOCATE, 0), (FREE, 1)]
+    return run_of((batch,), [2 * batch * MIB, 40 * MIB], events)
+
+
+def test_the_answer_says_what_fits_what_carries_the_peak_and_how_far_checks_agree() -> None:
+    law = law_of(["batch"], [(1, 256)], [bent(batch) for batch in (1, 7, 64)])
+    exact, off = (law.peak((batch,)) for batch in (10, 50))
+    checks = Check((10,), 40 * MIB, exact.reserved_bytes, exact), Check((50,), 80 * MIB, 100 * MIB, off)
+    card = Card("small", 96 * MIB + CONTEXT_BYTES)
+    answer = answer_of_law(FoundLaw(law, checks, 5), Devices(card), [1])
+    assert answer.happened == (
+        "The largest batch that fits on small, 796.00 MiB is 48.",
+        "Up to batch 19 the peak is at activation, train.py:1: 0 B for each one more.",
+        "From batch 20 the peak is at activation, train.py:0: 2.00 MiB for each one more.",
+    )
+    assert answer.remarks[:2] == (
+        "A run that the law was not made from, batch 10: allocated exact, reserved exact.",
+        "A run that the law was not made from, batch 50: allocated +25.00% off, reserved exact.",
+    )
+    assert answer.in_use[0].rows[0][:2] == (1, 40 * MIB)
+
+
+# ------------------------------------------------------------------------------------------------- what law.py replays
+_MADE = st.tuples(st.integers(1, 1 << 26) | st.sampled_from((512, MIB, MIB + 1, 10 * MIB, 19 * MIB)), st.integers(0, 1))
+_OPERATIONS = st.lists(_MADE | st.integers(0, 1 << 16) | st.just("empty"), max_size=60)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_OPERATIONS)
+def test_the_allocator_of_law_py_decides_as_the_model_does(operations: list[tuple[int, int] | int | str]) -> None:
+    """Allocations on two streams, frees, frees that wait for another stream, and emptied caches."""
+    allocator, live, waiting = CachingAllocator(), list[int](), list[int]()
+    blocks, events, requested, homes = {}, list[tuple[int, int]](), list[int](), list[int]()
+    for each in operations:
+        if isinstance(each, tuple):
+            events.append((ALLOCATE, 0))
+            blocks[len(requested)] = allocator.allocate(each[0], each[1])
+            live.append(len(requested))
+            requested.append(each[0])
+            homes.append(each[1])
+        elif each == "empty":
+            events.append((EMPTY_CACHE, 0))
+            allocator.empty_cache()
+        elif waiting and isinstance(each, int) and each % 5 == 0:
+            number = waiting.pop(0)
+            events.append((COMPLETE_FREE, len(requested) - number))
+            allocator.finish(blocks[number])
+        elif live and isinstance(each, int):
+            number = live.pop(each % len(live))
+            is_waiting = each % 3 == 0
+            events.append((REQUEST_FREE if is_waiting else FREE, len(requested) - number))
+            if is_waiting:
+                waiting.append(number)
+                allocator.request_free(blocks[number])
+            else:
+                allocator.free(blocks[number])
+    run = Run((1,), tuple(events), tuple(requested), tuple(homes), ("",) * len(requested))
+    peak = law_of(["batch"], [(1, 2)], [run]).peak((1,))
+    expected = (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
+    assert (peak.allocated_bytes, peak.reserved_bytes) == expected
+    assert sum(peak.by_label.values()) == peak.allocated_bytes
+
+
+def test_a_law_is_the_same_from_its_text() -> None:
+    law = law_of(["batch", "tokens"], [(1, 64), (16, 256)], [step(*at) for at in POINTS])
+    assert Law.of(json.dumps(asdict(law))) == law
+
+
+def test_law_py_needs_nothing_but_python() -> None:
+    names = {
+        (alias or str(node.module)).partition(".")[0]
+        for node in ast.walk(ast.parse(Path(law_file.__file__).read_text("utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in ([each.name for each in node.names] if isinstance(node, ast.Import) else [""])
+    }
+    assert names <= {*sys.stdlib_module_names}
