@@ -541,6 +541,8 @@ def test_a_program_that_compiles_nothing_has_no_sentence() -> None:
 def test_graphs_are_told() -> None:
     first, *_ = compiled_sentences(found(CompiledCode(GRAPHS)))
     assert first == "Compiled code ran: 1 graph of forward and 1 of backward.", "nothing is known of their lines"
+    unknown, *_ = compiled_sentences(found(CompiledCode()))
+    assert unknown == "Compiled code ran, and torch recorded no call of its graphs."
     known = tuple(replace(graph, nodes=(CompiledNode("gelu", (), -1, ""),)) for graph in GRAPHS)
     with_lines, *_ = compiled_sentences(found(CompiledCode(known)))
     assert with_lines == f"{first} Their buffers have the lines of the operators that they stand for."

@@ -151,8 +151,10 @@ def compiled_sentences(findings: RunFindings) -> tuple[str, ...]:
     num_forward = len(code.graphs) - num_backward
     has_lines = any(graph.nodes for graph in code.graphs)
     lines = " Their buffers have the lines of the operators that they stand for." if has_lines else ""
+    ran = f": {_count(num_forward, 'graph')} of forward and {num_backward} of backward.{lines}"
     return (
-        f"Compiled code ran: {_count(num_forward, 'graph')} of forward and {num_backward} of backward.{lines}",
+        # As with torch 2.7 and the backend aot_eager.
+        f"Compiled code ran{ran if code.graphs else ', and torch recorded no call of its graphs.'}",
         *_cuda_graphs(code, is_explained=bool(findings.graph_pools)),
         *_recomputed(findings),
         *_without_line(findings),
