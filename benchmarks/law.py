@@ -2,7 +2,7 @@
 
     uv run python -m benchmarks.law [NAME ...] [--seen N] [--keep FOLDER]
 
-Each program's law is found as `predict --law` finds it, for a batch of 1 to 64 and a sample of 16 to 256; then the
+Each program's law is found as `predict --law` finds it, for a batch of 2 to 64 and a sample of 16 to 256; then the
 program runs at further sizes, and both peaks are compared. A run is a fork of one process on the null GPU.
 """
 
@@ -35,7 +35,7 @@ from tracer.sessions.trials.trial_channel import TrialRequest, answer_name, hist
 from tracer.snapshot.load import load_snapshot
 
 CARD = "h100"
-NAMES, RANGES = ("batch_size", "size"), ((1, 64), (16, 256))
+NAMES, RANGES = ("batch_size", "size"), ((2, 64), (16, 256))
 _SCRIPT = Path(__file__).parent / "scripts" / "sizes.py"
 
 

@@ -39,8 +39,9 @@ def answer_of_law(found: FoundLaw, devices: Devices, base: Sequence[int]) -> Ans
         f"{format_bytes(each)} for each one more."
         for number, (start, end, at, each) in enumerate(stretches)
     ]
+    doubt = f"Not exact: at sizes that it was not made from, this law is up to {found.error:.2%} off."
     return Answer(
-        happened=(happened, *bends[:4]),
+        happened=(*([doubt] if found.error else []), happened, *bends[:4]),
         remarks=tuple(_remarks(found)),
         in_use=(_table(law, low, most, base[1:]),),
     )

@@ -63,10 +63,12 @@ class Check:
     said: Peak | None = None  # None for a run that the law is made of
 
     @property
-    def is_exact(self) -> bool:
-        """True if both peaks are the law's."""
-        ran = self.allocated_bytes, self.reserved_bytes
-        return self.said is not None and (self.said.allocated_bytes, self.said.reserved_bytes) == ran
+    def error(self) -> float:
+        """The larger error of the law's two peaks, as a share of the run's; 0 where it says nothing."""
+        if self.said is None:
+            return 0.0
+        allocated = self.said.allocated_bytes / max(1, self.allocated_bytes)
+        return max(abs(allocated - 1), abs(self.said.reserved_bytes / max(1, self.reserved_bytes) - 1))
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class FoundLaw:
     law: Law
     checks: tuple[Check, ...]  # Runs that it was not made of
     num_runs: int  # With the checks
+
+    @property
+    def error(self) -> float:
+        """The largest error of a check."""
+        return max((check.error for check in self.checks), default=0.0)
 
 
 def run_of(sizes: Sizes, modelled: Modelled, labels: Sequence[str]) -> Run:
@@ -139,7 +146,7 @@ def find_law(
         for at in unused_sizes(near, runs)[: min(left, _NUM_CHECKS)]:
             runs[at] = make_run(at)
             checks.append(replace(runs[at][1], said=law_.peak(at)))
-        if left < 2 * _NUM_CHECKS or all(check.is_exact for check in checks):
+        if left < 2 * _NUM_CHECKS or not any(check.error for check in checks):
             return FoundLaw(law_, tuple(checks), len(runs))
 
 

@@ -115,7 +115,8 @@ def _run(at: Sizes, sizes: Sequence[Varied], trials: ScriptTrials, console: Cons
     found: list[Run] = []
 
     def read(path: Path) -> None:
-        (device, *_) = replay_snapshot(load_snapshot(path)).devices
+        devices = replay_snapshot(load_snapshot(path)).devices
+        device = max(devices, key=lambda each: int(each.replay.reserved_bytes.max()))
         if (modelled := model_device(device)) is not None:
             found.append(run_of(at, modelled, labels_of(device.blocks)))
 
@@ -148,9 +149,9 @@ def _document(found: FoundLaw, devices: Devices) -> dict[str, Any]:
 
 
 def _write(found: FoundLaw, devices: Devices, folder: Path) -> None:
-    """Write law.json, and law.py: the text of the module of laws, with this law at its end."""
+    """Write law.json, and law.py: the text of the module of laws, with this law and its largest error at its end."""
     write_json(folder / "law.json", _document(found, devices))
     text = Path(law_file.__file__).read_text("utf-8")
     law = json.dumps(asdict(found.law))
     functions = "\n".join(f"{name} = LAW.{name}" for name in ("peak_bytes", "reserved_bytes", "largest", "why"))
-    write_atomically(folder / "law.py", f"{text}\n\nLAW = Law.of({law!r})\n{functions}\n")
+    write_atomically(folder / "law.py", f"{text}\n\nLAW = Law.of({law!r})\n{functions}\nERROR = {found.error}\n")
