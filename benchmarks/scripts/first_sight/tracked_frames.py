@@ -17,7 +17,7 @@ class Tracker(nn.Module):
 
     def track_step(self, image, prompt, memories):
         features = self.encoder(image[None]).expand(len(prompt), -1, -1, -1)
-        query = (self.to_query(features) + prompt[:, :, None, None]).flatten(2).transpose(1, 2)
+        query = (self.to_query(features) + prompt[:, :, None, None]).flatten(2).transpose(1, 2).contiguous()
         if memories:
             memory = torch.cat([m.flatten(2).transpose(1, 2) for m in memories], 1)
             keys, values = self.to_memory(memory).chunk(2, -1)
