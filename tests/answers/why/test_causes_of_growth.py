@@ -167,6 +167,20 @@ def test_data_that_is_loaded_before_the_first_call_of_a_model_is_no_growth() -> 
     assert not any(change.cause == "results kept" for change in program.changes().values())
 
 
+@pytest.mark.parametrize("is_called", [True, False])
+def test_caches_that_are_made_before_the_first_call_of_a_model_are_no_growth(is_called: bool) -> None:
+    """A cache of 10 MiB for each of eight layers that were just made."""
+    program = Recorded(capacity=100)
+    weights = [program.make(1, MOVING) for _ in range(8)]
+    if is_called:
+        program.free(program.make(1, layer(2)), [line(2)])
+    for _ in range(8):
+        program.make(10, [line(5, "setup_caches")])
+    program.fail(30, [line(6)])
+    objects = replace(objects_of(), parameters=frozenset(weight.address for weight in weights))
+    assert ("results kept" in program.changes(objects)) is is_called
+
+
 def test_results_that_each_iteration_leaves() -> None:
     """Nothing is trained; what stays is one block of each pass, and not what forward makes on its way."""
     program, kept = Recorded(capacity=300), set[int]()

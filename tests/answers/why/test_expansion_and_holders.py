@@ -318,3 +318,24 @@ def test_a_model_that_is_cast_behind_its_move(text: str, is_said: bool, tmp_path
         program.make(50, frames)
     program.fail(60, frames)
     assert ("moved before cast" in program.changes()) is is_said
+
+
+@pytest.mark.parametrize(("parameter", "is_said"), [(7, True), (30, False)])
+def test_buffers_of_modules(parameter: int, is_said: bool) -> None:
+    """Four of 30 MiB, and a fifth is asked for; as large as a parameter they are likely copies of weights."""
+    program = Recorded(capacity=160)
+    weight = program.make(parameter, MOVING)
+    buffers = [program.make(30, [line(6, "__init__")]) for _ in range(4)]
+    program.fail(30, [line(6, "__init__")])
+    objects = replace(
+        objects_of(),
+        buffers=frozenset(block.address for block in buffers),
+        parameters=frozenset({weight.address}),
+        holders=(held_by(buffers, "model.layers[...].cache", "global variable of train.py"),),
+    )
+    changes = program.changes(objects)
+    assert ("large buffers" in changes) is is_said
+    assert "results kept" not in changes
+    if is_said:
+        sentence = changes["large buffers"].sentence
+        assert "such as model.layers[...].cache (global" in sentence and "120.00 MiB in 4 blocks" in sentence

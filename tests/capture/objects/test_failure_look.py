@@ -147,3 +147,12 @@ def test_gradients_and_state_of_embeddings(sparse: bool) -> None:
     found = look_at_failure(CPU, None, is_evaluating=False).dense_embeddings
     state = optimizer.state[table.weight]["exp_avg"]
     assert (address(state) in found) is not sparse
+
+
+def test_buffers_of_floating_point() -> None:
+    """Weights of a quantized model are buffers of integers."""
+    model = nn.BatchNorm1d(LARGE)
+    model.register_buffer("weights_in_4_bits", torch.zeros(LARGE, dtype=torch.uint8))
+    found = look_at_failure(CPU, None, is_evaluating=False)
+    assert address(model.get_buffer("running_mean")) in found.buffers
+    assert address(model.get_buffer("weights_in_4_bits")) not in found.buffers

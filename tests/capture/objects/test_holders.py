@@ -94,8 +94,8 @@ def test_an_attribute_also_in_slots_and_of_modules() -> None:
     module[0].register_buffer("seen", tensor())
     assert only([place(trainer.last)]).path == "trainer.last"  # type: ignore[attr-defined]
     assert only([place(slotted.last)]).path == "slotted.last"
-    assert only([place(module[0].seen)]).path == "module._modules['0'].seen"  # type: ignore[arg-type]
-    assert only([place(module[0].weight)]).path == "module._modules['0'].weight"  # type: ignore[arg-type]
+    assert only([place(module[0].seen)]).path == "module[0].seen"  # type: ignore[arg-type]
+    assert only([place(module[0].weight)]).path == "module[0].weight"  # type: ignore[arg-type]
 
 
 def test_a_global_variable(monkeypatch: pytest.MonkeyPatch) -> None:

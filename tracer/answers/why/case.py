@@ -274,7 +274,8 @@ class Case:
             (self.bytes(np.intersect1d(rows, self.at_addresses(holder.addresses))), holder) for holder in self.holders
         ]
         most, holder = max(sizes, key=lambda pair: pair[0], default=(0, None))
-        if holder is None or not holder.variable or most * 2 < self.bytes(np.intersect1d(rows, self.asked_about)):
+        asked_about = self.bytes(np.intersect1d(rows, self.asked_about))
+        if holder is None or not holder.variable or not most or most * 2 < asked_about:
             return None
         return holder
 

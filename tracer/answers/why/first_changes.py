@@ -51,6 +51,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     activations.graph_of_gradient,
     optimizer.gradients_freed_late,
     holding.listed_states,
+    holding.large_buffers,
     expansion.expansion,
     expansion.attention_weights,
     expansion.samples_at_once,

@@ -246,8 +246,11 @@ def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
     iteration = np.searchsorted(starts, begin, side="right") - 1
     is_old = (iteration >= 0) & (iteration < len(starts) - 2) & ~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT)
     is_old &= ~case.is_set_up[rows] & (case.stack[rows] != NO_STACK)
+    # Before the first call of a model data is loaded, and the model is made.
     if len(forwards := _forwards(case)):
-        is_old &= begin >= forwards[0]  # before the first call of a model it is data that is loaded
+        is_old &= begin >= forwards[0]
+    elif case.last_learning <= BEFORE and ((case.kind == Kind.PARAMETER) & (case.lives.begin > BEFORE)).any():
+        return None
     rows, iteration = rows[is_old], iteration[is_old]
     lines = _grown_lines(case, rows, iteration, max(len(starts) - 2, 1))
     rows, iteration = rows[lines], iteration[lines]

@@ -24,6 +24,8 @@ from tracer.units import format_bytes, some
 _LEAST_PERCENT: Final = 10
 _CYCLE_PERCENT: Final = 20
 """Of what was asked about: a cycle of a graph's node also holds what hangs on that graph."""
+_BUFFERS_PERCENT: Final = 25
+_LESS_OF_BUFFERS: Final = 8
 _CUT: Final = "call gc.collect() where their owner is dropped, or cut the cycle there (del the attribute, or weakref)"
 _LISTED_KEPT: Final = 10
 """Entries of an optimizer's list that are left under the change."""
@@ -132,6 +134,28 @@ def _in_cycle(case: Case, rows: Ints, sentence: str, change: str) -> Cause:
         case.largest_site(rows),
         grows="memory grows",
         names_bytes=case.bytes(rows),
+    )
+
+
+def large_buffers(case: Case) -> Iterator[Cause]:
+    """Buffers of modules, such as caches and tables, but for copies of parameters."""
+    if case.objects is None:
+        return
+    size, held = case.lives.requested_bytes, case.at_addresses(case.objects.buffers)
+    held = held[~np.isin(size[held], size[case.at_addresses(case.objects.parameters)])]
+    asked = case.asked_bytes if case.asked_stack in case.stack[held] else 0
+    if not case.is_much(held, asked_bytes=asked, percent=_BUFFERS_PERCENT):
+        return
+    holder = case.holder_words(held)
+    yield Cause(
+        "large buffers",
+        f"Buffers of modules{f', such as {holder},' if holder else ''} hold {case.with_asked(held, asked)}.",
+        "make them no longer than the program uses them (a cache for the prompt and the new tokens, a table for the "
+        "positions that occur), let layers share one where they are equal, or keep them in fewer bits",
+        lambda modelled: with_smaller_blocks(modelled, held, _LESS_OF_BUFFERS, with_last_failure=asked > 0),
+        case.largest_site(held),
+        GivesUp.TIME_OR_SIZE,
+        names_bytes=case.bytes(held) + asked,
     )
 
 

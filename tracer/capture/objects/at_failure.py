@@ -77,4 +77,5 @@ class ObjectsAtFailure:
     dense_embeddings: frozenset[int] = frozenset()  # Of gradients and state of embeddings without sparse=True
     idle_models: tuple[IdleModel, ...] = ()
     parameters: frozenset[int] = frozenset()  # Addresses of all nn.Parameters, whoever holds them
+    buffers: frozenset[int] = frozenset()  # Addresses of modules' buffers of floating point, and of masks
     second_run: SecondRun | None = None  # With memory that does not end, where there was one

@@ -102,6 +102,7 @@ def _without_holders(
             untrained=_kept_by_untrained(objects, nodes, device) if is_complete else frozenset(),
             float64=frozenset(_addresses(wide, device)),
             parameters=frozenset(_addresses((each for each in tensors if type(each) is nn.Parameter), device)),
+            buffers=frozenset(_addresses(_floating_buffers(of_modules), device)),
             unowned_gradients=frozenset(_addresses((gradient for _, gradient in unowned), device)),
             unowned_name=unowned[0][0] if unowned else "",
             operands=tuple(_operands(error)) if error is not None else (),
@@ -145,6 +146,13 @@ def _own_tensors(modules: Iterable[Any]) -> Iterator[tuple[nn.Module, str, bool,
                 yield module, name, is_parameter, tensor
 
 
+def _floating_buffers(of_modules: Iterable[tuple[nn.Module, str, bool, Tensor]]) -> Iterator[Tensor]:
+    """Buffers of floating point and masks: others are weights of a quantized model."""
+    for *_, is_parameter, tensor in of_modules:
+        if not is_parameter and (tensor.is_floating_point() or tensor.dtype is torch.bool):
+            yield tensor
+
+
 @dataclass(frozen=True, slots=True)
 class _Idle:
     name: str
@@ -155,9 +163,9 @@ class _Idle:
 def _path_of(path: str, name: str) -> str:
     """The path to a module, of the path to a tensor in it and that tensor's dotted name; empty if that is another one.
 
-    `self.text_encoder._modules['21'].linear2.weight` and `21.linear2.weight` are `self.text_encoder`.
+    `self.text_encoder[21].linear2.weight` and `21.linear2.weight` are `self.text_encoder`.
     """
-    dotted = re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", path)
+    dotted = re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", re.sub(r"\[(\d+)\]", r".\1", path))
     return dotted.removesuffix(f".{name}") if dotted.endswith(f".{name}") else ""
 
 

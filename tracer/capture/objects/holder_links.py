@@ -186,10 +186,10 @@ def joined(parts: list[str]) -> str:
     """The parts of a path in one: an object's dictionary and a module's tables are its attributes."""
     text = ""
     for part in parts:
-        is_item = part.startswith("['") and part.endswith("']") and part[2:-2].isidentifier()
+        name = part[2:-2] if part.startswith("['") and part.endswith("']") else ""
         table = next((name for name in (IN_DICT, *OF_MODULES) if text.endswith(name)), None)
-        if is_item and table is not None:
-            text = f"{text.removesuffix(table)}.{part[2:-2]}"
+        if table is not None and (name.isidentifier() or name.isdigit()):
+            text = text.removesuffix(table) + (f"[{name}]" if name.isdigit() else f".{name}")
         else:
             text += part
     return text.removesuffix(IN_DICT)
