@@ -65,6 +65,14 @@ def test_each_row_is_told_by_its_line(remedy: Any, tmp_path: Path) -> None:
     assert change.num_served == 1
 
 
+def test_small_results_of_a_line_are_not_named_beside_a_large_one(tmp_path: Path) -> None:
+    program = Recorded(capacity=100)
+    program.make(1, [line(1, "<module>", source(tmp_path, LINES["every pair"]))])
+    program.make(40, [line(9)])
+    program.fail(200, [line(1, "<module>", source(tmp_path, LINES["every pair"]))])
+    assert "200.00 MiB in one tensor" in first(program).sentence
+
+
 def test_the_document_has_a_row_for_each_remedy() -> None:
     document = (Path(__file__).resolve().parents[3] / "docs" / "why.md").read_text("utf-8")
     assert [remedy.name for remedy in REMEDIES if f"\n| {remedy.name} |" not in document] == []

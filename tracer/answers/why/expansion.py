@@ -317,7 +317,7 @@ REMEDIES: Final = (
         _is_copy_of_rows,
         "repeats the same values in memory",
         "keep them once: expand() makes a view that takes no memory, and broadcasting, einsum and indexing read it; "
-        "repeat after what is computed of them",
+        "repeat after what is computed of them, or compute with one copy after the other",
         goes_on=True,
     ),
     Remedy("row for each index", _is_row_for_each, _makes_rows, _change_of_rows, goes_on=True),
@@ -504,7 +504,7 @@ def _subject(line: LineResults) -> str:
 
 
 def _bytes(case: Case, line: LineResults) -> str:
-    if not len(line.held):
+    if case.bytes(line.held) * _MUCH_SMALLER < line.asked_bytes or not len(line.held):
         return f"{format_bytes(line.asked_bytes)} in one tensor"
     more = f", and {format_bytes(line.asked_bytes)} more were asked for" if line.asked_bytes else ""
     holder = case.holder_of(line.held) if len(line.held) > 1 else None
