@@ -158,6 +158,16 @@ def test_copies_of_weights(sizes: tuple[int, ...], frames: Any, words: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("text", "cause"), [("torch.zeros_like(w)", "state by hand"), ("w.detach().clone()", "copies of weights")]
+)
+def test_moments_that_a_program_makes_are_no_copies(text: str, cause: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"first = [{text} for w in weights]\n")
+    found = _with_copies((10, 20, 10, 20), [frame("<listcomp>", str(script), 1)]).changes()
+    assert {"state by hand", "copies of weights"} & set(found) == {cause}
+
+
+@pytest.mark.parametrize(
     ("sizes", "frames"),
     [
         ((20, 20, 20, 20), COPY),  # of one size

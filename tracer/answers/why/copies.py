@@ -10,6 +10,7 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
+from tracer.answers.why.source import calls_on
 from tracer.arrays import Bools, Floats, Ints, grouped
 from tracer.blocks.from_snapshot.frames import is_python, torch_file
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
@@ -50,6 +51,9 @@ def copies_of_weights(case: Case) -> Iterator[Cause]:
     """Copies of whole models: by copy.deepcopy, or a line's blocks of the parameters' sizes, in other bits or not."""
     by_deepcopy = case.in_use[has(case.facts, Fact.PARAMETER_COPY)[case.in_use]]
     by_sizes, bits = _of_weights_sizes(case)
+    is_filled = np.isin(case.lives.stack[by_sizes], _filled_stacks(case, by_sizes))
+    yield from _state_of_weights_sizes(case, by_sizes[is_filled])
+    by_sizes, bits = by_sizes[~is_filled], bits[~is_filled]
     rows = np.union1d(by_deepcopy, by_sizes)
     if not case.is_much(rows, percent=_LEAST_PERCENT):
         return
@@ -66,6 +70,30 @@ def copies_of_weights(case: Case) -> Iterator[Cause]:
         lambda modelled: without_blocks(modelled, rows),
         case.largest_site(rows),
         GivesUp.A_LITTLE,
+    )
+
+
+_FILLED: Final = frozenset({"zeros", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros"})
+
+
+def _filled_stacks(case: Case, rows: Ints) -> list[int]:
+    """Stacks of lines that make a tensor of a size, and copy none, by their source."""
+    return [stack for stack in np.unique(case.lives.stack[rows]).tolist() if calls_on(case.sites.site(stack)) & _FILLED]
+
+
+def _state_of_weights_sizes(case: Case, rows: Ints) -> Iterator[Cause]:
+    """Moments of an optimizer that a program writes by hand, or averages of its weights."""
+    if not case.is_much(rows, percent=_LEAST_PERCENT):
+        return
+    yield Cause(
+        "state by hand",
+        f"Tensors of the weights' sizes that are made without copying them, as an optimizer's moments are: "
+        f"{case.words(rows)}{case.lines(rows)}.",
+        "keep them in fewer bits (8-bit or bfloat16), on the host, or in parts on several GPUs",
+        lambda modelled: without_blocks(modelled, rows),
+        case.largest_site(rows),
+        GivesUp.TIME_OR_SIZE,
+        names_bytes=case.bytes(rows),
     )
 
 
