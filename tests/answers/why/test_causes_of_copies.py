@@ -171,6 +171,7 @@ def test_moments_that_a_program_makes_are_no_copies(text: str, cause: str, tmp_p
     ("sizes", "frames"),
     [
         ((20, 20, 20, 20), COPY),  # of one size
+        ((5, 8, 5, 8), DEEPCOPY),  # layers that are made of one, which is gone
         ((10, 20), COPY),  # of two weights in four
         ((10, 20, 10, 20, 30), COPY),  # with as much of another size
         ((10, 10, 10, 20), [COPY[0], *layer(7)]),

@@ -49,7 +49,7 @@ def _of_sizes_in(case: Case, rows: Ints, copies: Ints, each: int = 1) -> Ints:
 
 def copies_of_weights(case: Case) -> Iterator[Cause]:
     """Copies of whole models: by copy.deepcopy, or a line's blocks of the parameters' sizes, in other bits or not."""
-    by_deepcopy = case.in_use[has(case.facts, Fact.PARAMETER_COPY)[case.in_use]]
+    by_deepcopy = _beside_originals(case)
     by_sizes, bits = _of_weights_sizes(case)
     is_filled = np.isin(case.lives.stack[by_sizes], _filled_stacks(case, by_sizes))
     yield from _state_of_weights_sizes(case, by_sizes[is_filled])
@@ -71,6 +71,14 @@ def copies_of_weights(case: Case) -> Iterator[Cause]:
         case.largest_site(rows),
         GivesUp.A_LITTLE,
     )
+
+
+def _beside_originals(case: Case) -> Ints:
+    """Blocks of copy.deepcopy beside a parameter of the size: a model of copied layers alone has no further copies."""
+    is_copy, size = has(case.facts, Fact.PARAMETER_COPY), case.lives.requested_bytes
+    copies = case.in_use[is_copy[case.in_use]]
+    originals = case.in_use[(_is_parameter(case) & ~is_copy)[case.in_use]]
+    return copies[np.isin(size[copies], size[originals])]
 
 
 _FILLED: Final = frozenset({"zeros", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros"})
