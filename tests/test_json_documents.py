@@ -19,7 +19,7 @@ from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.null_gpu.started import ROOT, called, needs_null_gpu
 from tests.snapshot.dumps import write
-from tracer.answers.fit import FitReport, FitTrial
+from tracer.answers.prediction import FitReport, FitTrial
 from tracer.answers.rows import ROW_FIELDS
 from tracer.capture.device.phase_memory import MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.run_facts import LeftOut, ValueRead, ValuesRead

@@ -18,12 +18,12 @@ from tests.answer_screens import peak_screen
 from tests.blocks.from_recording.test_attribution import BLOCK_BYTES, blocks, one_of_four, sharded, train
 from tests.training_steps import record
 from tests.truth.isolate import value_in_fresh_process
+from tracer.answers.answer_of_findings import _of_modules, parallelism_sentences, wide_sentence
 from tracer.answers.answer_tables import categories_table
 from tracer.answers.findings import CycleFindings, RunFindings
-from tracer.answers.parallelism import _of_modules, parallelism_sentences, wide_sentence
+from tracer.answers.null_run import values_lines
 from tracer.answers.recording_findings import combine_cycles, find_in_cycle
 from tracer.answers.rows import Row
-from tracer.answers.values_read import values_lines
 from tracer.blocks.kinds import meaning_of, words_of
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.run_facts import ValueRead, ValuesRead

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tracer.answers.downsample import bucket_starts, reduce_rows
 from tracer.answers.step_findings import LEAST_BYTES, MIN_ROWS, StepFindings, explain_steps, find_trend
 from tracer.capture.step_columns import StepColumns, StepTable
+from tracer.exporters.page.data import bucket_starts, reduce_rows
 
 # ---- Findings of a run's counters: growth told from noise, stairs and filling caches, and columns made by hand.
 

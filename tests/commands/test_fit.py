@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import main
 from tracer.answers.allocator.explained import Explanation
 from tracer.answers.answer_of_prediction import command_words, trial_words
-from tracer.answers.fit import FitTrial
+from tracer.answers.prediction import FitTrial
 from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
 from tracer.commands.fit import combinations, each_alone

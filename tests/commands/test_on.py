@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import main
-from tracer.answers.values_read import values_lines
+from tracer.answers.null_run import values_lines
 from tracer.capture.run_facts import ValuesRead
 from tracer.errors import NullGpuError
 from tracer.exporters.document import Document

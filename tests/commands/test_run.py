@@ -26,8 +26,8 @@ from tracer.commands.script import Script, _of_script
 from tracer.errors import TracerError
 from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.next_commands import from_checkout
-from tracer.sessions.counted_steps import CountedSteps
 from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.script_sessions import CountedSteps
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,7 +19,7 @@ from torch.cuda import _memory_viz
 from tests.histories import Event, History, Key, histories, recording_of
 from tests.training_steps import ONE_OF_EACH, Recorded
 from tracer.answers.findings import CycleFindings
-from tracer.answers.python_stacks import PythonStacks, stacks_of_rows
+from tracer.answers.labels import PythonStacks, stacks_of_rows
 from tracer.answers.recording_findings import find_in_cycle
 from tracer.blocks.from_recording.block_lifetimes import follow_blocks
 from tracer.capture.recording import Recording

@@ -29,10 +29,9 @@ from tests.on_null_gpu.small_cards import leave_bytes
 from tests.skips import by_default
 from tests.truth.isolate import Elsewhere, runs_elsewhere
 from tracer import TimelineTracer
-from tracer.answers.answer_of_findings import headline
+from tracer.answers.answer_of_findings import headline, parallelism_sentences
 from tracer.answers.failure_lines import failure_lines
 from tracer.answers.findings import CycleFindings, RunFindings
-from tracer.answers.parallelism import parallelism_sentences
 from tracer.answers.run_results import RunResults
 from tracer.blocks.from_recording.allocator_join import reserved_ranges
 from tracer.capture.device.allocator_history import record_from_start

@@ -17,12 +17,11 @@ from torch import nn
 
 from tests.skips import by_default
 from tests.truth.isolate import value_in_fresh_process
-from tracer.capture.objects.alive_objects import Alive
 from tracer.changes.applied import AppliedChanges
 from tracer.errors import TracerError
-from tracer.sessions.counted_steps import CountedSteps
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.script_sessions import Alive, CountedSteps
 from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile
 

@@ -21,8 +21,7 @@ from tracer.errors import Terminated
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.sessions import observations, timeline_tracer
 from tracer.sessions import output_files as outputs
-from tracer.sessions.files_in_turn import WritingInterrupted
-from tracer.sessions.output_files import OUTPUTS
+from tracer.sessions.output_files import OUTPUTS, WritingInterrupted
 from tracer.sessions.recorder import Recorder
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import ScriptVoice, Session

@@ -22,11 +22,10 @@ from torch import nn
 from tests.processes import Process
 from tracer.errors import Terminated
 from tracer.exporters.files import replacing
-from tracer.sessions import signal_watch
-from tracer.sessions.files_in_turn import FilesInTurn, WritingInterrupted
+from tracer.sessions import termination
+from tracer.sessions.output_files import FilesInTurn, WritingInterrupted
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.signal_watch import Handling, SignalWatch
-from tracer.sessions.termination import Termination
+from tracer.sessions.termination import Handling, SignalWatch, Termination
 from tracer.sessions.training_profile import profile_training
 
 # ---- files in turn ---------------------------------------------------------------------------------------------------
@@ -170,7 +169,7 @@ def status_of_child(work: Callable[[], object]) -> int:
 def test_a_process_whose_main_thread_does_not_come_back_ends_by_the_signal(
     number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(signal_watch, "LIMIT_S", 0.2)
+    monkeypatch.setattr(termination, "LIMIT_S", 0.2)
 
     def handled() -> None:
         Termination().watch()
@@ -192,7 +191,7 @@ def test_a_process_whose_main_thread_does_not_come_back_ends_by_the_signal(
 
 
 def train_until_a_signal(folder: Path) -> None:
-    setattr(signal_watch, "LIMIT_S", 0.2)  # noqa: B010 - a constant, of this process alone
+    setattr(termination, "LIMIT_S", 0.2)  # noqa: B010 - a constant, of this process alone
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters())
     plan = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=2)

@@ -18,7 +18,7 @@ from tracer.blocks.table import Phase
 from tracer.capture.device.device_blocks import AsleepMemory
 from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, TracerError
-from tracer.sessions import highest_step
+from tracer.sessions import profile_answer
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.session import Screen, ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile, profile_training
@@ -139,8 +139,8 @@ def test_memory_that_an_engine_has_unmapped_is_no_larger_peak(
     """torch's counter has 1 GiB at its most, which is a note, but for a program in which an engine slept."""
     asleep = AsleepMemory()
     asleep.note([(0, 1000, 1 << 30)] if has_slept else [])
-    monkeypatch.setattr(highest_step, "ASLEEP", asleep)
-    monkeypatch.setattr(highest_step, "peak_allocated_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr(profile_answer, "ASLEEP", asleep)
+    monkeypatch.setattr(profile_answer, "peak_allocated_bytes", lambda device: 1 << 30)
     profiled(tmp_path, voice=ScriptVoice(), screen="full").tell()
     assert ("used more than the peak below: 1.00 GiB" in capfd.readouterr().out) != has_slept
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from tests.skips import by_default
 from tracer.commands.script import Script, run_script
 from tracer.sessions import script_run
-from tracer.sessions.highest_step import HighestStep
+from tracer.sessions.profile_answer import HighestStep
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile, ScriptStage
 from tracer.sessions.session import ScriptVoice

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracer.answers.answer import Answer
-from tracer.answers.fit import FitTrial
 from tracer.answers.null_run import CAVEAT
 from tracer.answers.paths import source_place
+from tracer.answers.prediction import FitTrial
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.units import MIB, format_bytes, format_range
 

@@ -16,10 +16,10 @@ from tracer.answers.caveats import growth_sentences, room_sentences, share_sente
 from tracer.answers.failure import Failure
 from tracer.answers.findings import RunFindings
 from tracer.answers.history_sections import failure_section, first_changes_sections, host_sections
+from tracer.answers.null_run import values_listed, values_sentences
 from tracer.answers.rows import ROW_FIELDS, Row
 from tracer.answers.run_history import RunHistory
 from tracer.answers.tables import Section, Table
-from tracer.answers.values_read import values_listed, values_sentences
 from tracer.capture.run_facts import RunFacts
 from tracer.capture.sources.source_files import ProjectFiles, is_package_code, is_user_code
 from tracer.errors import MissingPackageError

@@ -12,11 +12,11 @@ from tracer.answers.answer import Answer, failure_words
 from tracer.answers.answer_tables import blocks_table
 from tracer.answers.failure import without_gpu
 from tracer.answers.history_sections import failure_section, first_changes_sections, place
+from tracer.answers.null_run import values_lines
 from tracer.answers.paths import behind, source_place
 from tracer.answers.rows import Row
 from tracer.answers.step_findings import GrowthOverSteps, StepFindings
 from tracer.answers.tables import Section, Table, columns
-from tracer.answers.values_read import values_lines
 from tracer.arrays import totals_by
 from tracer.blocks.from_snapshot.sites import NO_FRAMES
 from tracer.capture.objects.at_failure import Holder

@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tracer.answers.answer_of_prediction import command_words, trial_words
 from tracer.answers.files import FIT_JSON
-from tracer.answers.fit import FitReport, FitTrial
 from tracer.answers.paths import shorten_paths
+from tracer.answers.prediction import FitReport, FitTrial
 from tracer.command_line import role
 from tracer.commands import options as opt
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path
@@ -30,9 +30,6 @@ from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.cards import devices_of
 from tracer.units import format_bytes
-
-if TYPE_CHECKING:
-    pass
 
 MAX_COMBINATIONS = 64
 _HINT = 'Write --try "--batch-size 8,4,2", or --try --compile for an option without a value.'

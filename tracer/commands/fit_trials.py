@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tracer.answers.fit import FitTrial, RankTrial
+from tracer.answers.prediction import FitTrial, RankTrial
 from tracer.capture.objects.later_uses import LaterUses, Making, NextUse, Sized
 from tracer.command_line import in_role
 from tracer.commands.on_card import OnOptions, Run, start_on

@@ -33,7 +33,7 @@ from tracer.units import some
 if TYPE_CHECKING:
     import torch
 
-    from tracer.answers.fit import FitTrial
+    from tracer.answers.prediction import FitTrial
     from tracer.capture.device.phase_ledger import PhaseLedger
     from tracer.capture.objects.later_uses import SecondRun
     from tracer.sessions.schedule import Schedule

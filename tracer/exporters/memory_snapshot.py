@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.answers.labels import UNKNOWN, Frame, Labels
-from tracer.answers.python_stacks import PythonStacks
+from tracer.answers.labels import UNKNOWN, Frame, Labels, PythonStacks
 from tracer.arrays import Ints, Rows
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.capture.recording import Recording

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import signal
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from tracer.answers import files
 from tracer.answers.answer_of_findings import answer_of_findings
 from tracer.answers.files import OutputFile
 from tracer.answers.findings import RunFindings
 from tracer.answers.labels import labels_of
+from tracer.answers.null_run import values_lines
 from tracer.answers.operators.memory_report import memory_report
 from tracer.answers.recording_findings import find_on_other_device
 from tracer.answers.run_results import RunResults
-from tracer.answers.values_read import values_lines
+from tracer.capture import deferred_handlers
 from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.collector import paused_gc
 from tracer.errors import OutputError, TracerError
@@ -28,10 +32,79 @@ from tracer.exporters.memory_snapshot import (
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import without_times
 from tracer.exporters.page.timeline_page import timeline_page
+from tracer.exporters.screen.next_commands import command_line
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.sqlite_reports import write_memory_report, write_run_time_report
-from tracer.sessions.files_in_turn import FilesInTurn
+from tracer.sessions.termination import SIGNALS, Termination, uninterrupted
 from tracer.units import format_bytes
+
+
+class WritingInterrupted(KeyboardInterrupt):
+    """Ctrl-C has come while files were written; the message says which are there."""
+
+
+class FilesInTurn:
+    """Files that are written one after another, and how the program is ended meanwhile.
+
+        with FilesInTurn(paths) as turn:
+            for path in paths:
+                with turn.writing(path):
+                    ...
+
+    Ctrl-C lets the file at work come to its end and no other one begin, but for one from which the rest can be made; a
+    second one ends that one too. Then WritingInterrupted leaves the block. SIGTERM, behind which there is nobody in a
+    hurry, waits for all files, and so does SIGHUP; then Terminated leaves the block. A handler of the program's own is
+    called after the last file.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        self._written: list[Path] = []
+        self._keeps_rest: Path | None = None
+        self._termination = Termination()
+
+    def __enter__(self) -> Self:
+        self._termination.hold()
+        self._termination.watch()
+        return self
+
+    def keeps_the_rest_in(self, path: Path) -> bool:
+        """Return True if one more file may be written after Ctrl-C, from which the unwritten files can be made."""
+        if self._termination.num_interrupts < 2 and path not in self._written:
+            self._keeps_rest = path
+        return self._keeps_rest is not None
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Around the writing of one file; raises KeyboardInterrupt instead if Ctrl-C has come."""
+        if self._termination.num_interrupts and path != self._keeps_rest:
+            raise KeyboardInterrupt
+        yield
+        self._written.append(path)
+
+    @uninterrupted
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Listen no longer, and raise what has waited."""
+        is_interrupted = self._termination.num_interrupts > 0
+        due = self._termination.forget()
+        try:
+            if isinstance(error, KeyboardInterrupt) or (error is None and is_interrupted):
+                raise WritingInterrupted(self._sentence()) from None
+            if due is not None and (error is None or due != signal.SIGINT):
+                SIGNALS.pass_on(due)
+        finally:
+            deferred_handlers.deliver()
+
+    def _sentence(self) -> str:
+        missing = [path for path in self._paths if path not in self._written]
+        parts = [
+            f"{words} {', '.join(path.name for path in paths)}"
+            for words, paths in (("wrote", self._written), ("not written:", missing))
+            if paths
+        ]
+        kept = self._keeps_rest if self._keeps_rest in self._written else None
+        rest = f" {command_line('report', kept.parent)} writes these." if kept is not None and missing else ""
+        return f"Interrupted while writing: {'; '.join(parts)}.{rest}"
 
 
 def _has_times(results: RunResults) -> bool:

@@ -24,9 +24,8 @@ from tracer.capture.sources.source_files import project_root
 from tracer.capture.torch_private import torch_tensors
 from tracer.collector import paused_gc
 from tracer.sessions.observations import Observations, has_closure
-from tracer.sessions.recorded_cycles import RecordedCycles
+from tracer.sessions.recorded_cycles import RecordedCycles, recording_notes
 from tracer.sessions.recorder import Recorder
-from tracer.sessions.recording_notes import recording_notes
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Session
 from tracer.sessions.stages import Stage, Stages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final
@@ -11,11 +12,76 @@ from torch.profiler import ProfilerAction
 
 from tracer.capture.device import devices
 from tracer.capture.torch_private import torch_profiler
+from tracer.capture.torch_private.torch_graph import running_node
 from tracer.loaded_modules import on_import
-from tracer.sessions.first_step import FirstStep, only_the_first
-from tracer.sessions.other_profilers import OtherProfilers
 from tracer.sessions.recorded_cycles import RecordedCycles, Shapes
 from tracer.sessions.stages import RECORDING, Stage, Stages
+
+
+class FirstStep:
+    """A profiler of its own for the first step, and when the next one may begin to record."""
+
+    def __init__(self, make_profiler: Callable[[Callable[[int], ProfilerAction]], Any]) -> None:
+        self.profiler: Any = make_profiler(only_the_first)  # Records until `end` is called; None from then on
+        self.is_kept = False  # Whether its recording is among the session's cycles
+        self._regions = torch_profiler.OpenRegions()
+
+    def __enter__(self) -> None:
+        self._regions.start()
+        self.profiler.__enter__()
+
+    def end(self, *, is_kept: bool) -> None:
+        """Stop recording; what was recorded is given to `on_trace_ready` if it is kept."""
+        profiler, self.profiler, self.is_kept = self.profiler, None, is_kept
+        if is_kept:
+            profiler.step()
+        else:
+            profiler.on_trace_ready = None
+        torch_profiler.end(profiler)
+
+    def when_closed(self, begin: Callable[[], None]) -> None:
+        """Call back when every region has closed that was opened since the beginning: at once if none is open.
+
+        A region that was recorded writes its end into its recording, whose memory is free by then, if another one
+        records. Inside of backward that is never called: an operator of torch's own is open there.
+        """
+        if running_node() is None:
+            self._regions.when_closed(begin)
+
+    def stop(self) -> None:
+        """Call nothing back any more."""
+        self._regions.stop()
+
+
+def only_the_first(step: int) -> ProfilerAction:
+    """The schedule of a profiler that records the first step."""
+    return ProfilerAction.RECORD_AND_SAVE if step == 0 else ProfilerAction.NONE
+
+
+class OtherProfilers:
+    """The `torch.autograd.profiler.profile` objects that are not ours."""
+
+    def __init__(self) -> None:
+        self._found: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def start(self, begins: Callable[[Any], None]) -> Callable[[], None]:
+        """Look for those that are there, and call back before any profiler prepares to record.
+
+        Returns:
+            A function that ends it.
+        """
+        self._found.update(torch_profiler.prepared_profilers())
+        return torch_profiler.on_preparing(begins)
+
+    def add(self, profiler: Any) -> None:
+        """Add one that prepares to record and is not ours."""
+        self._found.add(profiler)
+
+    @property
+    def are_at_work(self) -> bool:
+        """True if another profiler is active; starting ours would stop it."""
+        return torch_profiler.is_recorded_by_profiler() or any(map(torch_profiler.is_prepared, self._found))
+
 
 _MOVED: Final = (
     "The loop went on in another thread. torch records one thread: what was being recorded until then is left out, and "

@@ -27,10 +27,9 @@ from tracer.exporters.notebook import notebook_html
 from tracer.exporters.screen.terminal import say
 from tracer.nested import leaves
 from tracer.sessions.folder import SessionFolder
-from tracer.sessions.highest_step import HighestStep
 from tracer.sessions.jobs.ranks import Rank, peak_of
 from tracer.sessions.output_files import WITHOUT_FAILURE, Written, write_outputs
-from tracer.sessions.profile_answer import ProfileAnswer
+from tracer.sessions.profile_answer import HighestStep, ProfileAnswer
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Screen, Voice, checked_screen

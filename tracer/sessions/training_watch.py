@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import signal
+import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -32,13 +34,38 @@ from tracer.capture.torch_private import torch_history
 from tracer.errors import Terminated
 from tracer.exporters.files import remove
 from tracer.nested import leaves
-from tracer.sessions.asking_signal import AskingSignal
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.on_null_gpu import allocator_history
 from tracer.sessions.session import Screen, Session, Voice, checked_screen
 from tracer.sessions.watch_answer import WATCH_TEXT, WatchAnswer, finish_rank, leave_of_rank, write_watch
 from tracer.sessions.watch_report import Moment
 from tracer.sessions.watched_steps import BASELINE_STEP, WatchedSteps
+
+
+class AskingSignal:
+    """Notes the signal, for when an answer can be written: the interrupted code may hold a lock that this needs."""
+
+    def __init__(self, number: int | None) -> None:
+        self._number = number
+        self._came: signal.Signals | None = None
+
+    def start(self) -> Callable[[], object]:
+        """Listen, if nobody else does; return a function that ends it."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._number is None or not is_main or signal.getsignal(self._number) is not signal.SIG_DFL:
+            return lambda: None
+        number = self._number
+        signal.signal(number, self._arrived)
+        return lambda: signal.signal(number, signal.SIG_DFL)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        self._came = signal.Signals(number)
+
+    def take(self) -> str:
+        """Return the name of the signal that has come; empty where none has since the last time."""
+        came, self._came = self._came, None
+        return came.name if came is not None else ""
+
 
 MAX_ENTRIES: Final = 100_000
 """Entries of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""

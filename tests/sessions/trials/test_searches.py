@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.answers.fit import FitReport, FitTrial
+from tracer.answers.prediction import FitReport, FitTrial
 from tracer.changes.script_changes import SCRIPT_CHANGES, changes_of, script_changes
 from tracer.errors import UsageError
 from tracer.exporters.files import write_json

@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.processes import ForkedProgram
 from tracer.answers.prediction import Sizes
 from tracer.changes.applied import AppliedChanges
-from tracer.sessions.counted_steps import CountedSteps
 from tracer.sessions.script_run import FirstStepsDone, ScriptProfile
+from tracer.sessions.script_sessions import CountedSteps
 from tracer.sessions.trials import forked_trials, script_trial
 from tracer.sessions.trials.forked_trials import TrialMemory
 from tracer.sessions.trials.script_trial import StepFlops, StepRequests, script_sizes

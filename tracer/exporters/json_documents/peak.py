@@ -30,7 +30,7 @@ _DAMAGED = "The file is damaged or of another program; profile the run again."
 
 def peak_document(results: RunResults) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys."""
-    from tracer.answers.python_stacks import stacks_of_rows  # reading peak.json back does not wait for torch
+    from tracer.answers.labels import stacks_of_rows  # reading peak.json back does not wait for torch
 
     findings, origin, failed, first = results.findings, results.origin, results.failed_allocation, results.first_changes
     assert findings is not None  # else it is not due

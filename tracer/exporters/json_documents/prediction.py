@@ -10,8 +10,7 @@ import torch
 
 from tracer.answers.answer import answer_values
 from tracer.answers.answer_of_prediction import answer_of_prediction
-from tracer.answers.fit import FitReport
-from tracer.answers.prediction import Prediction
+from tracer.answers.prediction import FitReport, Prediction
 from tracer.errors import UsageError
 from tracer.exporters.document import Source, read_document
 from tracer.exporters.json_documents.header import json_header

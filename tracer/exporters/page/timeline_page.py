@@ -12,10 +12,10 @@ import numpy as np
 from tracer.answers.answer import Answer
 from tracer.answers.answer_of_findings import answer_of_findings
 from tracer.answers.findings import CycleFindings, RunFindings
+from tracer.answers.labels import PythonStacks
 from tracer.answers.line_memory import line_memory
 from tracer.answers.operators.run_times import RunTimeRow
 from tracer.answers.peak import Peak
-from tracer.answers.python_stacks import PythonStacks
 from tracer.answers.recording_findings import counted_blocks
 from tracer.answers.rows import Row, group_rows
 from tracer.answers.tables import Cell, Section, Table, columns

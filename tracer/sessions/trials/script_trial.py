@@ -17,8 +17,8 @@ from tracer.capture.torch_private.torch_dispatch import watched
 from tracer.capture.torch_private.torch_modules import leave_unfilled
 from tracer.changes.flops import flops_of
 from tracer.errors import TracerError
-from tracer.sessions.counted_steps import CountedSteps
 from tracer.sessions.script_run import ScriptProfile
+from tracer.sessions.script_sessions import CountedSteps
 from tracer.sessions.trials.use_watch import UseWatch
 
 _QUICK_BYTES = 1 << 20

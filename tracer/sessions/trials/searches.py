@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from tracer.answers.fit import FitTrial
+from tracer.answers.prediction import FitTrial
 from tracer.changes.script_changes import SCRIPT_CHANGES, Group, changes_of
 
 Changes = tuple[str, ...]

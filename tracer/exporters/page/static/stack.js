@@ -24,7 +24,7 @@ const cumulate = (columns, length) => {
   return sums;
 };
 
-// Of each pixel the first and last row, and the lowest and highest of every column: as `reduce_rows` in downsample.py.
+// Of each pixel the first and last row, and the lowest and highest of every column: as `reduce_rows` in data.py.
 const rowsInView = (x, columns, from, to, pixels) => {
   const first = Math.max(0, upperBound(x, from) - 1), last = Math.min(x.length, upperBound(x, to) + 1);
   if (last - first <= 4 * pixels) return Uint32Array.from({ length: last - first }, (_, i) => first + i);
