@@ -410,7 +410,7 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
                 size for block in saved.items() if block not in kept for size in block[1:]
             ),
             "modules": sorted({row.module for row in peak.rows if row.module}),
-            "known_names": sorted(session.known.names),
+            "known_names": sorted(session.observed.storages.observations().names),
             "sentences": compiled_sentences(findings),
             "left_behind": [name for name, value in before.items() if value is not None and after[name] != value],
             "is_torchs_timeline": all(map(_is_torchs_timeline, results)),

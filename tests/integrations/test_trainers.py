@@ -200,7 +200,9 @@ def test_a_training_is_profiled_step_by_step(trainer: str, parameter: str, accum
     trained_by(trainer, tmp_path, callback, accumulate=accumulate)
     check(callback, tmp_path / "out", 5)
     assert load_kept_run(tmp_path / "out" / "recording.npz").num_steps == 5
-    assert {"batch[0]", parameter, f"{parameter}.exp_avg"} <= set(callback.session.known.names)
+    assert {"batch[0]", parameter, f"{parameter}.exp_avg"} <= set(
+        callback.session.observed.storages.observations().names
+    )
 
 
 @BOTH

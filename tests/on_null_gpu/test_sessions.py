@@ -41,6 +41,7 @@ from tracer.errors import Terminated
 from tracer.exporters.page.html import data_of_html
 from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import Schedule
+from tracer.sessions.session import ScriptVoice
 from tracer.sessions.stored_results import kept_run, results_of
 from tracer.sessions.training_profile import TrainingProfile, profile_training
 
@@ -454,7 +455,7 @@ def test_a_failure_right_behind_the_recorded_steps_is_explained() -> None:
     step, plan = usual_step(model, optimizer), Schedule(0, 1, 1, 2)
     with (
         suppress(torch.OutOfMemoryError),
-        ProfileSession(model, optimizer, schedule=plan, steps_are_found=True) as session,
+        ProfileSession(model, optimizer, schedule=plan, voice=ScriptVoice()) as session,
     ):
         for index in range(plan.num_steps - 1):
             step(index)
@@ -470,7 +471,7 @@ def test_a_failure_behind_a_recording_that_was_dropped_is_explained() -> None:
     model = nn.Linear(16, 64, device="cuda:0")
     with (
         suppress(torch.OutOfMemoryError),
-        ProfileSession(model, schedule=Schedule(0, 0, 2, 1), steps_are_found=True) as session,
+        ProfileSession(model, schedule=Schedule(0, 0, 2, 1), voice=ScriptVoice()) as session,
     ):
         model(torch.ones(1, 16, device="cuda:0"))
         for index in range(200):

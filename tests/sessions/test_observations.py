@@ -35,7 +35,7 @@ WEIGHT_BYTES = 4 * SIDE * SIDE
 def trained(model: nn.Module, batch: Tensor | None = None) -> ProfileSession:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with ProfileSession(model, optimizer, device="cpu", schedule=Schedule(1, 1, 1, 1)) as session:
-        for _ in range(session.schedule.num_steps):
+        for _ in range(session.stages.schedule.num_steps):
             optimizer.zero_grad()
             model(torch.randn(4, SIDE) if batch is None else batch).square().mean().backward()
             optimizer.step()
@@ -294,7 +294,7 @@ def test_optimizers_that_step_inside_backward_are_all_seen(tmp_path: Path) -> No
     assert session.results.unused_parameters == ()
     state = sum(by_category(tmp_path, f"{layer}.")["OPTIMIZER_STATE"] for layer in (0, 2))
     assert state == 2 * bytes_of(model.parameters()) + 4 * 4
-    known = session.known
+    known = session.observed.storages.observations()
     gradients = {known.names[name] for name, role in zip(known.name, known.role, strict=True) if role == 2}
     assert gradients == {"0.weight", "0.bias", "2.weight", "2.bias"}
 

@@ -395,16 +395,16 @@ def test_a_session_by_hand_explains_any_loop() -> None:
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
             session.step()
-    assert session.unused_parameters == ()
+    assert session.observed.without_gradient == ()
     rows = {(row.category, row.name) for row in session.findings.worst.peak.rows}
     assert {("INPUT", "batch.x"), ("PARAMETER", "0.weight")} <= rows
-    assert Role.GRADIENT in session.known.role
+    assert Role.GRADIENT in session.observed.storages.observations().role
 
 
 def test_a_session_without_a_step_has_nothing_to_say() -> None:
     with ProfileSession(mlp_with_state(), schedule=SHORT) as session:
         pass
-    assert not session.has_recording
+    assert session.cycles.number == 0
     with pytest.raises(RecordingError):
         _ = session.findings
 

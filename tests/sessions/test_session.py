@@ -318,7 +318,7 @@ def test_other_threads_that_call_the_model_are_named(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             session.step()
-    assert session.known.threads == ("forward_0",)
+    assert session.observed.storages.observations().threads == ("forward_0",)
     peak = session.results.findings.worst.peak
     assert peak.threads == ("forward_0",)
     assert peak.unseen_bytes > 0

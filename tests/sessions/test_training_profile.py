@@ -94,7 +94,7 @@ def test_what_another_model_computed_is_not_an_input(tmp_path: Path) -> None:
             model(first(torch.randn(4, 8))).sum().backward()
             optimizer.step()
             session.step()
-    assert "batch[0]" not in session.known.names
+    assert "batch[0]" not in session.observed.storages.observations().names
 
 
 def test_an_exception_goes_on_its_way_and_the_files_are_written(tmp_path: Path) -> None:

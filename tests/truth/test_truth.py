@@ -142,7 +142,7 @@ def _filters_of_profiler_warnings() -> int:
     """Libraries that the tracer imports add filters of their own; those are not meant."""
     model = nn.Linear(2, 2)
     with tempfile.TemporaryDirectory() as folder, profile_training(model, save_dir=folder) as session:
-        for _ in range(session.schedule.num_steps):
+        for _ in range(session.stages.schedule.num_steps):
             model(torch.ones(1, 2))
             session.step()
     return sum("Profiler" in str(pattern) for _, pattern, *_ in warnings.filters)

@@ -397,9 +397,9 @@ def record(session: ProfileSession, step: Callable[[], object], device: torch.de
     from tracer.capture.device import devices
 
     counted = [0]
-    first = session.schedule.num_wait_steps + session.schedule.num_warmup_steps
+    first = session.stages.schedule.num_wait_steps + session.stages.schedule.num_warmup_steps
     with session:
-        for index in range(session.schedule.num_steps):
+        for index in range(session.stages.schedule.num_steps):
             if devices.is_accelerator(device):
                 torch.accelerator.reset_peak_memory_stats(device)
             step()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.findings import RunFindings
@@ -15,7 +17,7 @@ from tracer.capture.compile_watch import CompileWatch
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.known_storages import KnownStorages, Parameter
+from tracer.capture.objects.known_storages import Parameter
 from tracer.capture.objects.live_tensors import FROZEN
 from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
@@ -23,16 +25,16 @@ from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.sources.source_files import project_root
 from tracer.capture.torch_private import torch_tensors
 from tracer.collector import paused_gc
+from tracer.nested import leaves
 from tracer.sessions.observations import Observations, has_closure
 from tracer.sessions.recorded_cycles import RecordedCycles, recording_notes
 from tracer.sessions.recorder import Recorder
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
-from tracer.sessions.session import Session
+from tracer.sessions.session import Session, Voice
 from tracer.sessions.stages import Stage, Stages
 
 if TYPE_CHECKING:
     from tracer.answers.failed_allocation import FailedAllocation
-    from tracer.capture.objects.later_uses import SecondRun
 
 
 class ProfileSession(Session):
@@ -48,7 +50,10 @@ class ProfileSession(Session):
         recorder: torch's profiler.
         cycles: What was recorded.
         observed: Where tensors of models, optimizers and batches lay.
+        voice: What is said, and when, where a program does not call the session itself.
     """
+
+    _sees_calls = False  # Whether calls of the models tell their inputs, beside `observe_batch`
 
     def __init__(
         self,
@@ -57,9 +62,9 @@ class ProfileSession(Session):
         *,
         device: torch.device | str | None = None,
         schedule: Schedule = DEFAULT_SCHEDULE,
-        steps_are_found: bool = False,
         settings: Mapping[str, object] | None = None,
         keep_recording: bool = False,
+        voice: Voice | None = None,
     ) -> None:
         """Prepare; nothing is switched on.
 
@@ -68,11 +73,12 @@ class ProfileSession(Session):
             optimizer: One, several or none; one that is not named is found when it steps.
             device: What the run is about; by default it is found out.
             schedule: Which steps are recorded.
-            steps_are_found: Whether `step` is called by hooks, where torch may have begun to record an operator, and
-                there may be one step alone: the first is recorded too, until a second one has ended.
             settings: What to remember of the run.
             keep_recording: Whether recording.npz is among the files.
+            voice: That of a script means that hooks call `step`, where torch may have begun to record an operator, and
+                that there may be one step alone: the first is recorded too, until a second one has ended.
         """
+        self.voice = voice or Voice()
         objects = TrainingObjects(model, optimizer)
         super().__init__(objects, device=device)
         self.settings, self.keep_recording = dict(settings or {}), keep_recording
@@ -81,7 +87,8 @@ class ProfileSession(Session):
         self._parameters: tuple[Parameter, ...] = ()
         self._guarded(self._describe_parameters)
         self.stages = Stages(
-            replace(schedule, is_apart=True) if steps_are_found else schedule, may_have_one_step=steps_are_found
+            replace(schedule, is_apart=True) if self.voice.is_of_script else schedule,
+            may_have_one_step=self.voice.is_of_script,
         )
         self.observed = Observations(lambda: self._objects, lambda: self.stages.is_recording)
         self.compile_watch = CompileWatch()
@@ -92,16 +99,15 @@ class ProfileSession(Session):
             records_first=self._has_simple_parameters,
             guarded=self._never_the_loops_fault,
         )
-        self.hooks = self._call_hooks(objects)
-        self._on = ExitStack()  # Switches all off but the recorder and the allocator's history
-        self._of_parent: object = None
-
-    def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
-        return CallHooks(
+        self.hooks = CallHooks(
+            models=objects.models.values(),
+            on_call=self.observe_call if self._sees_calls else None,
             optimizers=objects.optimizers,
             before_step=self._before_optimizer_step,
             after_step=self._after_optimizer_step,
         )
+        self._on = ExitStack()  # Switches all off but the recorder and the allocator's history
+        self._of_parent: object = None
 
     def _has_simple_parameters(self) -> bool:
         """False with DTensor, which finds the way of each operator in the first step: in a million calls, some 8 GB."""
@@ -137,7 +143,7 @@ class ProfileSession(Session):
                 self._look_at_end_of_memory(ran_out, is_recorded=is_recorded)
             self._guarded(lambda: self.recorder.stop(error))
             if ran_out is not None:
-                self._guarded(lambda: self.cycles.look_at_objects(ran_out, self._is_evaluating, self._run_again))
+                self._guarded(lambda: self.cycles.look_at_objects(ran_out, self._is_evaluating, self.voice.run_again))
         self._guarded(lambda: self.cycles.use_dropped(self.stages.cost))
         if self.history.snapshot is None and self.cycles.number:  # the first step was recorded alone
             self._guarded(lambda: self.history.dump(self.cycles.number - 1))
@@ -152,20 +158,11 @@ class ProfileSession(Session):
             batch = self.observed.living_arguments()
             self._guarded(lambda: self.observed.look(self.device, is_walk=True, batch=batch))
 
-    def _run_again(self, device: torch.device, num_allocations: int) -> SecondRun | None:
-        """Return None: a program that calls the session is not run again."""
-        return None
-
     def _switch_off_in_child(self) -> None:
         self._of_parent = self.recorder.leave_to_parent()
         self._on.close()
 
     # ------------------------------------------------------------------------------------------------------ the steps
-    @property
-    def schedule(self) -> Schedule:
-        """Which steps are recorded."""
-        return self.stages.schedule
-
     @property
     def num_steps_done(self) -> int:
         """Steps that have ended."""
@@ -215,6 +212,24 @@ class ProfileSession(Session):
             with self._never_the_loops_fault():
                 self.observed.batch(batch)
 
+    def observe_call(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Note the tensors that the model is called with; one that was computed by another model is not an input.
+
+        torch leaves the keywords out where another hook on the same call has taken this one away.
+        """
+        if torch.compiler.is_compiling() or self.stages.now is Stage.DONE:
+            return
+        with self._never_the_loops_fault():
+            self._note_transforms()
+            given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
+            if not self.stages.is_recording:
+                self.observed.unrecorded_call(given)
+            elif torch.is_grad_enabled() or not self.recorder.end_long_evaluation():
+                self.observed.thread(self.recorder.thread)
+                self.observed.call(given)
+
     def observe_gradients(self) -> None:
         """Look at the gradients, which are all there now. At an optimizer's step this happens by itself."""
         self.observed.all_gradients(are_due=True)
@@ -229,11 +244,6 @@ class ProfileSession(Session):
                 self.observed.after_evaluations(optimizer)
 
     # --------------------------------------------------------------------------------------------------------- results
-    @property
-    def unused_parameters(self) -> tuple[str, ...] | None:
-        """Parameters that require a gradient and had none at any optimizer step; None if none was looked at."""
-        return self.observed.without_gradient
-
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The models' parameters, also those that were made since the beginning; one that several share once."""
@@ -252,20 +262,10 @@ class ProfileSession(Session):
             self._parameters = tuple({each.name: each for each in (*self._parameters, *described)}.values())
 
     @property
-    def known(self) -> KnownStorages:
-        """Return the storages observed so far."""
-        return self.observed.storages.observations()
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what could not be observed."""
         ended = (self.recorder.lost_in_threads, self.stages.cost.note)
         return tuple(recording_notes(self.cycles, self.observed, self.hooks, self.compile_watch, ended=ended))
-
-    @property
-    def has_recording(self) -> bool:
-        """True if at least one step was recorded."""
-        return self.cycles.number > 0
 
     @property
     def findings(self) -> RunFindings:

@@ -41,14 +41,11 @@ _MOST_STEPS_OF_HISTORY = 10
 
 
 class Shapes(Enum):
-    """State of torch.profiler's recording of operators' tensors, which keeps alive those that torch.func wraps.
+    """Whether torch.profiler records operators' tensors, which keeps alive those that torch.func wraps."""
 
-    "It" in the values is torch.profiler.
-    """
-
-    RECORDED = "it does"
-    LEFT_OUT = "it does not, since torch.func was used before a recording began"
-    KEPT_WRAPPED = "it did in the cycle in which torch.func was first used, and does not any more"
+    RECORDED = "recorded"
+    LEFT_OUT = "not recorded: torch.func was used before a recording began"
+    KEPT_WRAPPED = "recorded until the end of the cycle in which torch.func was first used"
 
 
 class RecordedCycles:

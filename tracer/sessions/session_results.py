@@ -52,7 +52,7 @@ def run_results(
     try:
         findings = session.findings
     except RecordingError as problem:
-        if session.has_recording or failure is None:  # else the failure says it
+        if session.cycles.number or failure is None:  # else the failure says it
             notes = (*notes, str(problem))
     ran_out = failure is not None and failure.out_of_memory and not failure.in_timing_pass
     device = session.cycles.device_of(findings)
@@ -61,8 +61,8 @@ def run_results(
         findings=findings,
         timings=timings if not origin.caveat else None,
         history=session.cycles.run_history,
-        known=session.known,
-        unused_parameters=session.unused_parameters,
+        known=session.observed.storages.observations(),
+        unused_parameters=session.observed.without_gradient,
         losses=losses if not origin.caveat else (),
         num_steps=session.num_steps_done,
         failure=failure,

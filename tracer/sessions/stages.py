@@ -15,13 +15,13 @@ RECORDING: Final = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 class Stage(Enum):
-    """Recording state of the current step, which is "it" in the values."""
+    """Recording state of the current step."""
 
-    WAITING = "it is not recorded, and a later one may be"
-    FIRST = "the program's first step is recorded, beside a schedule that skips it"
-    RECORDING = "the schedule records it"
-    READING = "a recording has ended and is being read; the program waits"
-    DONE = "no step is recorded any more"
+    WAITING = "not recorded; a later step may be"
+    FIRST = "recorded, as the program's first step, although the schedule skips it"
+    RECORDING = "recorded by the schedule"
+    READING = "the recording has ended, and is read while the program waits"
+    DONE = "not recorded, and no later step is"
 
 
 TRANSITIONS: Final = (

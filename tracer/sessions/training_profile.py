@@ -6,11 +6,9 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
 
 from tracer.answers.answer_tables import NUM_ROWS
 from tracer.answers.failure import is_out_of_memory
@@ -18,14 +16,11 @@ from tracer.answers.rows import Row
 from tracer.answers.run_results import RunResults
 from tracer.answers.watch_report import WatchReport, failure_in_words
 from tracer.arrays import numpys_own_names
-from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.later_uses import SecondRun
-from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
+from tracer.capture.objects.training_objects import Models, Optimizers
 from tracer.errors import OutputError, Terminated, TracerError
 from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html
 from tracer.exporters.screen.terminal import say
-from tracer.nested import leaves
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.jobs.ranks import Rank, peak_of
 from tracer.sessions.output_files import WITHOUT_FAILURE, Written, write_outputs
@@ -34,7 +29,6 @@ from tracer.sessions.profile_session import ProfileSession
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Screen, Voice, checked_screen
 from tracer.sessions.session_results import failure_of, run_results
-from tracer.sessions.stages import Stage
 from tracer.units import some
 
 
@@ -57,6 +51,7 @@ class TrainingProfile(ProfileSession):
     """
 
     results: RunResults | None = None
+    _sees_calls = True
     _is_announced = False  # Whether a rank's results are written although its loop goes on
 
     def __init__(
@@ -94,24 +89,21 @@ class TrainingProfile(ProfileSession):
             OutputError: The folder cannot be written to.
             TracerError: There is no such screen.
         """
-        shown, self.voice = checked_screen(screen), voice or Voice()
+        shown = checked_screen(screen)
         super().__init__(
             model,
             optimizer,
             device=device,
             schedule=schedule,
-            steps_are_found=self.voice.is_of_script,
             settings=settings,
             keep_recording=keep_recording,
+            voice=voice,
         )
         self.highest, self._leave_out = HighestStep(self.device), leave_out
         assert self._objects is not None
         self.voice.of_optimizers(self._objects)
         self.session_folder = self._folder = folder = SessionFolder(save_dir)
         self.answer = ProfileAnswer(folder, self.stages, self.recorder, self.voice, screen=shown, top=top)
-
-    def _run_again(self, device: torch.device, num_allocations: int) -> SecondRun | None:
-        return self.voice.run_again(device, num_allocations)
 
     @property
     def written(self) -> tuple[Written, ...]:
@@ -184,15 +176,6 @@ class TrainingProfile(ProfileSession):
         by_category = {} if findings is None else findings.worst.peak.by_category()
         return notebook_html(self.results.answer, by_category, notes=notes, page=self.page)
 
-    def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
-        return CallHooks(
-            models=objects.models.values(),
-            on_call=self.observe_call,
-            optimizers=objects.optimizers,
-            before_step=self._before_optimizer_step,
-            after_step=self._after_optimizer_step,
-        )
-
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
         if not self.is_complete:
@@ -211,24 +194,6 @@ class TrainingProfile(ProfileSession):
         with suppress(OutputError):
             self.session_folder.announce(peak_of(rank, self.results))
 
-    def observe_call(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
-    ) -> None:
-        """Note the tensors that the model is called with; one that was computed by another model is not an input.
-
-        torch leaves the keywords out where another hook on the same call has taken this one away.
-        """
-        if torch.compiler.is_compiling() or self.stages.now is Stage.DONE:
-            return
-        with self._never_the_loops_fault():
-            self._note_transforms()
-            given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
-            if not self.stages.is_recording:
-                self.observed.unrecorded_call(given)
-            elif torch.is_grad_enabled() or not self.recorder.end_long_evaluation():
-                self.observed.thread(self.recorder.thread)
-                self.observed.call(given)
-
     def _finish(self, error: BaseException | None) -> None:
         """Explain, write, and say it; an exception from the loop goes on its way, whatever becomes of the files."""
         self.results = results = self._results(error)
@@ -246,7 +211,7 @@ class TrainingProfile(ProfileSession):
                     say(line)
 
     def _write_before_the_end(self, error: Terminated) -> None:
-        if self.has_recording and not self._is_announced:
+        if self.cycles.number and not self._is_announced:
             self.results = self._results(error)
             self.session_folder.write(self.results, leave_out=self._leave_out)
 

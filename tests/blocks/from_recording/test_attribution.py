@@ -419,7 +419,7 @@ def test_parameters_are_judged_after_the_closure_ran(name: str) -> None:
             step()
             optimizer.zero_grad()
             session.step()
-    assert session.unused_parameters == ("idle",)
+    assert session.observed.without_gradient == ("idle",)
 
 
 def test_without_a_closure_they_are_judged_before_the_optimizer_lets_go_of_them() -> None:
@@ -437,7 +437,7 @@ def test_without_a_closure_they_are_judged_before_the_optimizer_lets_go_of_them(
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
             session.step()
-    assert session.unused_parameters == ()
+    assert session.observed.without_gradient == ()
 
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")

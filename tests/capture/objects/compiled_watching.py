@@ -118,7 +118,7 @@ def run(program: Callable[..., Step], *, watched: bool, num_before: int = 0) -> 
     one()
     gc.collect()  # torch.compile leaves cycles, and when those go is chance
     found = {"losses": losses, "compiled": compiled, "alive": [r() is not None for r in batches]}
-    return found | ({"names": sorted(session.known.names)} if watched else {})
+    return found | ({"names": sorted(session.observed.storages.observations().names)} if watched else {})
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def test_what_a_program_replaces_or_differentiates_by(name: str, kind: Kind) -> 
     torch.manual_seed(0)
     program = entry_of(name).build()
     with ProfileSession(program.model or nn.Module(), program.optimizers[0], schedule=Schedule(1, 1, 2, 1)) as session:
-        for _ in range(session.schedule.num_steps):
+        for _ in range(session.stages.schedule.num_steps):
             program.step()
             session.step()
     assert session.fault is None
