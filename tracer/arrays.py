@@ -11,7 +11,7 @@ Of a recording:
     [H] observations of live tensors         [Z] ends of the storages observed      [W] walks over all that is reachable
 Of one device in it:
     [D] events in its allocator's order      [B] blocks      [U] storages whose allocation was not recorded
-    [E] rows of torch's timeline             [Q] blocks in use at one moment, by the allocator's own history
+    [E] rows of torch's timeline
 Of its operators:
     [R] invocations in forward     [P] forward passes             [T] tensors saved for backward
 Of a page:
@@ -79,7 +79,6 @@ PerEvent: TypeAlias = Column[_Value]
 PerBlock: TypeAlias = Column[_Value]
 PerUnrecorded: TypeAlias = Column[_Value]
 PerTimelineRow: TypeAlias = Column[_Value]
-PerBlockInUse: TypeAlias = Column[_Value]
 
 PerInvocation: TypeAlias = Column[_Value]
 PerForwardPass: TypeAlias = Column[_Value]

@@ -148,7 +148,6 @@ def peak_of_cycle(
     """
     # Whoever explains a snapshot does not wait for torch.
     from tracer.blocks.from_recording.allocator_join import in_use_after, in_use_at, last_events
-    from tracer.blocks.from_recording.blocks import as_in_history
 
     recording, attribution, lifetimes, blocks = cycle.recording, cycle.attribution, cycle.lifetimes, cycle.blocks
     history = cycle.history
@@ -156,9 +155,9 @@ def peak_of_cycle(
     in_use = None
     if history is not None and entry is not None:
         made_at, position = last_events(history, lifetimes, entry)
-        in_use = in_use_after(history, lifetimes, entry, position)
+        in_use = in_use_after(history, lifetimes, blocks, entry, position)
     elif history is not None:
-        in_use = in_use_at(history, lifetimes, position)
+        in_use = in_use_at(history, lifetimes, blocks, position)
     counted, counted_bytes = lifetimes.count.at(position), int(lifetimes.allocator_bytes[position])
     if in_use is not None:  # whose sizes of what is unmapped are the allocator's own
         counted_bytes += counted.asleep_bytes - in_use.asleep_bytes
@@ -167,10 +166,7 @@ def peak_of_cycle(
         counted_bytes = in_use.memory.allocated_bytes - in_use.pending_bytes - in_use.asleep_bytes
     asleep_bytes = lifetimes.asleep.bytes_at(position)
     event = int(lifetimes.events[made_at])
-    if history is not None and in_use is not None:
-        blocks = as_in_history(blocks, in_use, history, num_events=len(lifetimes.events))
-    else:
-        blocks = blocks.take(lifetimes.alive_at(position))
+    blocks = in_use.blocks if in_use is not None else blocks.take(lifetimes.alive_at(position))
     allocations = recording.allocations
     step = int(attribution.allocation_step[event])
     rows, row_of = group_rows(blocks)
@@ -188,7 +184,7 @@ def peak_of_cycle(
         blocks=blocks,
         row_of=row_of,
         allocator=AllocatorPeak(
-            requested_bytes=int(in_use.requested_bytes.sum()),
+            requested_bytes=int(blocks.requested_bytes.sum()),
             pending_bytes=in_use.pending_bytes,
             reserved_bytes=in_use.memory.reserved_bytes - asleep_bytes,
             free_bytes=in_use.memory.free_bytes,

@@ -4,19 +4,23 @@ Each knows what the other does not. The profiler knows operators, modules and te
 before rounding, the segments, and blocks from before the recording. Both saw the same allocations in the same order,
 so they are joined by device, address and order, never by time: a third of all entries share their microsecond.
 
-Shapes: B blocks of `BlockLifetimes`, Q blocks in use at one moment.
+Shapes: B blocks of `BlockLifetimes`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tracer.allocator.fragmentation import AddressRanges, Fragmentation, address_ranges, fragmentation_after
-from tracer.arrays import Bools, Int, Ints, PerBlock, PerBlockInUse, Rows
+from tracer.arrays import Bools, Int, Interned, Ints, PerBlock, Rows
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
-from tracer.blocks.from_snapshot.sites import Sites
+from tracer.blocks.from_snapshot.sites import Site, Sites
+from tracer.blocks.kinds import Evidence, Kind
+from tracer.blocks.table import BEFORE as BEFORE_RECORDING
+from tracer.blocks.table import NONE, Blocks, numbered
 from tracer.snapshot.actions import Action, BlockState
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Replay
@@ -36,16 +40,12 @@ class JoinedHistory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InUse:
-    """Blocks that the allocator had handed out at one moment, columns [Q]."""
+    """Blocks that the allocator had handed out at one moment."""
 
-    block: PerBlockInUse[Int]  # Row of `BlockLifetimes`; -1 for what the recording never saw
-    address: PerBlockInUse[Int]
-    size_bytes: PerBlockInUse[Int]  # As the allocator rounds it
-    requested_bytes: PerBlockInUse[Int]  # As it was requested
-    stack: PerBlockInUse[Int]  # Number of the stack that allocated it; 0 is the empty one
+    blocks: Blocks  # Those of the recording, with the allocator's sizes, and behind these what the recording never saw
     pending_bytes: int  # Freed by the program, but another stream may still be using it: in no row
     memory: Fragmentation  # Reserved memory and the holes in it
-    asleep_bytes: int = 0  # In blocks that an engine which sleeps has unmapped: in no row
+    asleep_bytes: int  # In blocks that an engine which sleeps has unmapped: in no row
 
 
 def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> JoinedHistory | None:
@@ -125,20 +125,21 @@ def _rank_from_end(values: Ints) -> Ints:
     return rank
 
 
-def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) -> InUse | None:
+def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, blocks: Blocks, position: int) -> InUse | None:
     """Blocks in use right after an event of the recording, as the allocator's history has them.
 
     Returns:
         None if the history does not reach back to that event.
     """
     maker = np.flatnonzero((lifetimes.made_at == position) & (lifetimes.allocation >= 0) & (history.entry >= 0))
-    return in_use_after(history, lifetimes, int(history.entry[maker[0]]), position) if len(maker) else None
+    return in_use_after(history, lifetimes, blocks, int(history.entry[maker[0]]), position) if len(maker) else None
 
 
-def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int, position: int) -> InUse:
+def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, blocks: Blocks, entry: int, position: int) -> InUse:
     """Blocks in use right after an entry of the history.
 
     Args:
+        blocks: All of the recording.
         position: Position in `BlockLifetimes.events` of the last allocation until then.
     """
     lives = history.replay.lives
@@ -155,19 +156,51 @@ def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int, 
     by_address = {int(lifetimes.address[row]): row for row in alive.tolist() if history.entry[row] < 0}
     pairs = zip(lives.alloc_entry[rows].tolist(), lives.addr[rows].tolist(), strict=True)
     block = np.array([by_entry.get(made_by, by_address.get(address, -1)) for made_by, address in pairs], np.int64)
-    # The history has the requested size of a block from before the recording. The observed size may be larger, if the
-    # rest of a piece was too little to split off, or smaller, as a tensor may span less than its block.
-    observed = np.where(block >= 0, lifetimes.size_bytes[block], 0)
     return InUse(
-        block=block,
-        address=lives.addr[rows],
-        size_bytes=np.maximum(lives.allocated_bytes[rows], observed),
-        requested_bytes=lives.requested_bytes[rows],
-        stack=lives.stack[rows].astype(np.int64),
+        _as_in_history(blocks, block, history, rows, num_events=len(lifetimes.events)),
         pending_bytes=int(lives.allocated_bytes[alive_rows[is_pending]].sum()),
         memory=fragmentation_after(history.state, history.replay, entry),
         asleep_bytes=int(lives.allocated_bytes[alive_rows[is_asleep]].sum()),
     )
+
+
+def _as_in_history(blocks: Blocks, block: Ints, history: JoinedHistory, rows: Rows, *, num_events: int) -> Blocks:
+    """Blocks in use with sizes as the allocator has them, and behind these what the recording never saw.
+
+    Args:
+        block: Rows of `blocks`, -1 for what the recording never saw, for each of `rows` of the history.
+    """
+    lives, seen = history.replay.lives, block >= 0
+    # The history has the requested size of a block from before the recording. The observed size may be larger, if the
+    # rest of a piece was too little to split off, or smaller, as a tensor may span less than its block.
+    observed = np.where(seen, blocks.size_bytes[block], 0)
+    size_bytes, requested_bytes = np.maximum(lives.allocated_bytes[rows], observed), lives.requested_bytes[rows]
+    values = Interned((value, number) for number, value in enumerate(blocks.values))
+
+    def place(stack: int) -> Site | None:
+        site = history.sites.site(stack)
+        return None if site.file is None else Site("", site.file, site.line)
+
+    # Blocks from before the recording are known by their tensors: they lack a line, and a tensor may be smaller.
+    line = numbered(values, [lives.stack[rows].astype(np.int64)], place)
+    known = blocks.take(block[seen])
+    known = replace(
+        known,
+        values=tuple(values),
+        size_bytes=size_bytes[seen],
+        allocated_bytes=size_bytes[seen],
+        requested_bytes=requested_bytes[seen],
+        place=np.where((known.row < 0) & (known.place < 0), line[seen], known.place),
+    )
+    # A block that only the allocator's history has was allocated before the recording.
+    usual = {
+        "kind": Kind.BEFORE_RECORDING, "evidence": Evidence.HISTORY, "phase": BEFORE_RECORDING, "freed_at": num_events
+    }  # fmt: skip
+    none = np.full(int((~seen).sum()), NONE, np.int64)
+    columns: dict[str, Any] = {name: np.full_like(none, int(usual.get(name, NONE))) for name in Blocks.names()}
+    columns |= {"size_bytes": size_bytes[~seen], "allocated_bytes": size_bytes[~seen]}
+    columns |= {"requested_bytes": requested_bytes[~seen], "address": lives.addr[rows][~seen], "place": line[~seen]}
+    return known.followed_by(replace(known, **columns, said=dict.fromkeys(known.said, none)))
 
 
 def last_events(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int) -> tuple[int, int]:

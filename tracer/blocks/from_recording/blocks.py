@@ -6,13 +6,11 @@ Shapes: B blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tracer.arrays import Column, Int, Interned, PerBlock, at
-from tracer.blocks.from_recording.allocator_join import InUse, JoinedHistory
 from tracer.blocks.from_recording.attribution import Attribution
 from tracer.blocks.from_recording.block_facts import Facts, FailedStep
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
@@ -180,43 +178,3 @@ def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
     origins = attribution.origins
     row = int(origins.row[allocation]) if origins is not None and allocation >= 0 else -1
     return origins.origins[row] if origins is not None and row >= 0 else None
-
-
-def as_in_history(blocks: Blocks, in_use: InUse, history: JoinedHistory, *, num_events: int) -> Blocks:
-    """Blocks in use with sizes as the allocator has them, and behind these what the recording never saw.
-
-    Args:
-        blocks: All of the recording.
-        in_use: What the allocator had handed out at one moment.
-    """
-    seen = in_use.block >= 0
-    unseen = ~seen
-    values = Interned((value, number) for number, value in enumerate(blocks.values))
-
-    def place(stack: int) -> Site | None:
-        site = history.sites.site(stack)
-        return None if site.file is None else Site("", site.file, site.line)
-
-    # Blocks from before the recording are known by their tensors: they lack a line, and a tensor may be smaller.
-    line = numbered(values, [in_use.stack], place)
-    known = blocks.take(in_use.block[seen])
-    known = replace(
-        known,
-        values=tuple(values),
-        size_bytes=in_use.size_bytes[seen],
-        allocated_bytes=in_use.size_bytes[seen],
-        requested_bytes=in_use.requested_bytes[seen],
-        place=np.where((known.row < 0) & (known.place < 0), line[seen], known.place),
-    )
-    # A block that only the allocator's history has was allocated before the recording.
-    usual = {
-        "kind": Kind.BEFORE_RECORDING, "evidence": Evidence.HISTORY, "phase": BEFORE, "freed_at": num_events
-    }  # fmt: skip
-    columns: dict[str, Any] = {
-        name: np.full(int(unseen.sum()), int(usual.get(name, NONE)), np.int64) for name in Blocks.names()
-    }
-    for name in ("size_bytes", "requested_bytes", "address"):
-        columns[name] = getattr(in_use, name)[unseen]
-    columns |= {"allocated_bytes": columns["size_bytes"], "place": line[unseen]}
-    said = dict.fromkeys(known.said, np.full(int(unseen.sum()), NONE, np.int64))
-    return known.followed_by(replace(known, **columns, said=said))
