@@ -34,10 +34,6 @@ NO_DIVISIONS = (0,) * NUM_INTERVALS
 def round_size(requested: int, divisions: Sequence[int] = NO_DIVISIONS) -> int:
     """Return the size of the block that serves a request; the block found may be larger and stay so.
 
-    Args:
-        requested: Bytes asked for.
-        divisions: `roundup_power2_divisions` for each interval.
-
     Source:
         `round_size` and `roundup_power2_next_division` in `c10/cuda/CUDACachingAllocator.cpp`.
     """
@@ -73,7 +69,6 @@ def segment_size(size: int, large_segment_size: int = LARGE_SEGMENT_BYTES) -> in
     """Return the bytes to reserve from the driver for a rounded request that no free block can serve.
 
     Args:
-        size: Bytes, rounded.
         large_segment_size: Bytes of a segment for requests above 1 MiB and below 10 MiB.
 
     Source:

@@ -18,11 +18,6 @@ def leaves(value: object, kind: type[Leaf], name: str = "") -> Iterator[tuple[st
     """Yield all of a kind in nested mappings, sequences and dataclasses, in order, each with its path: `batch.pair[0]`.
 
     What holds itself is walked once.
-
-    Args:
-        value: Anything.
-        kind: What is looked for, and not looked into.
-        name: The value's own.
     """
     yield from _walk(value, kind, name, ())
 

@@ -38,9 +38,6 @@ def frames_of_program(files: Sequence[str]) -> list[int]:
     Example:
         A script that `run` started has `train.py`, `<frozen runpy>`, `tracer/commands/script.py`, and then typer's
         files in its stack: row 0 is the program's.
-
-    Args:
-        files: File of each frame, innermost first [F].
     """
     own = [is_own_file(file) for file in files]
     ours = (at for at, file in enumerate(files) if own[at] and _COMMANDS in file.replace("\\", "/").split("/")[:-1])

@@ -55,9 +55,7 @@ def build_once(build: Path, name: str, make: Callable[[Path], None], *, family: 
     Processes that come while it is made wait for the first.
 
     Args:
-        build: A folder.
         name: A file that each whole build has.
-        make: Fills a folder.
         family: Start of the names of builds that replace each other; see `prune`.
 
     Raises:

@@ -26,9 +26,6 @@ class CachingAllocator(AllocatorState):
     def allocate(self, size: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> Block:
         """Find memory for so many bytes, for work on a stream.
 
-        Args:
-            size: Bytes asked for, before rounding.
-
         Raises:
             OutOfMemoryError: There is none.
         """
@@ -49,7 +46,6 @@ class CachingAllocator(AllocatorState):
         """Allocate a rounded size from a list.
 
         Args:
-            requested: Bytes asked for, which are counted.
             size: The same, rounded.
 
         Raises:

@@ -89,11 +89,7 @@ class Driver(Protocol):
         """Bytes that can still be reserved; None for no limit."""
 
     def reserve(self, size: int, stream: int, pool: PoolId) -> int | None:
-        """The address of a new segment; None if there is no memory left (`cudaMalloc`).
-
-        Args:
-            size: Bytes, of a whole segment.
-        """
+        """The address of a new segment; None if there is no memory left (`cudaMalloc`)."""
 
     def release(self, address: int, size: int) -> None:
         """Release a segment (`cudaFree`)."""

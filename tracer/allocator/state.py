@@ -108,7 +108,6 @@ class AllocatorState:
 
         Args:
             is_small: Whether the rounded request is at most 1 MiB.
-            pool: A private pool, which is made if need be, or the default one.
         """
         private = self.private_pools.get(pool)
         if private is None and pool != DEFAULT_POOL:

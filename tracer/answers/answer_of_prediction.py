@@ -22,11 +22,7 @@ _NARROW_SHARE = 0.02
 
 
 def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None) -> tuple[str, ...]:
-    """Return the result of a trial in lines.
-
-    Args:
-        base: The script as it is, to compare with; None to leave that out.
-    """
+    """Return the result of a trial in lines."""
     what = _what(trial)
     if trial.has_ended_before:
         return f"{what}: the script ended before a step was done on the GPU.", *_notes(trial)

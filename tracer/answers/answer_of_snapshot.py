@@ -55,7 +55,6 @@ def answer_of_device(device: ReplayedFindings, *, notes: tuple[str, ...] = (), i
     """Return what filled a device at its peak, or as it ran out of memory.
 
     Args:
-        notes: Sentences on the whole snapshot.
         is_worst: Whether the sentences are said of the device, and not its sections alone.
     """
     tried, failures = device.allocator, device.failures

@@ -224,11 +224,7 @@ _OF_ANY_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 
 def share_sentence(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
-    """Return the share of the device that is taken at the peak.
-
-    Args:
-        device_bytes: Memory of the device; None if not known.
-    """
+    """Return the share of the device that is taken at the peak."""
     reserved = peak.reserved_then_bytes
     if device_bytes is None or not peak.rows:
         return ()
@@ -238,11 +234,7 @@ def share_sentence(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
 
 
 def room_sentences(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
-    """Return what of a peak that leaves most of the device free stays as it is with a larger batch.
-
-    Args:
-        device_bytes: Memory of the device; None if not known.
-    """
+    """Return what of a peak that leaves most of the device free stays as it is with a larger batch."""
     taken = max(peak.peak_bytes, peak.reserved_then_bytes)
     if device_bytes is None or not peak.rows or not is_small(taken, device_bytes):
         return ()

@@ -59,12 +59,7 @@ def failed_allocation(
     device_type: str,
     device_bytes: int | None = None,
 ) -> FailedAllocation | None:
-    """Explain the last allocation that a device had no memory for; None if no device ran out of memory.
-
-    Args:
-        device_type: Type of the devices in the history, such as `cuda`.
-        device_bytes: Memory of the device; None if not known.
-    """
+    """Explain the last allocation that a device had no memory for; None if no device ran out of memory."""
     index = device_out_of_memory(snapshot)
     if index is None:
         return None
@@ -80,11 +75,7 @@ def failed_allocation(
 def explain_failure(
     device: ReplayedDevice, objects: ObjectsAtFailure | None, *, device_bytes: int | None
 ) -> tuple[OutOfMemory, FirstChanges | None, ObjectsAtFailure | None]:
-    """Explain the last failure of a device; its objects count as evaluating only if the evaluation holds much.
-
-    Args:
-        device_bytes: Memory of the device; None if not known.
-    """
+    """Explain the last failure of a device; its objects count as evaluating only if the evaluation holds much."""
     second = objects.second_run if objects is not None else None
     event = last_out_of_memory(device, missing_bytes=second.missing_bytes if second is not None else 0)
     if objects is not None:

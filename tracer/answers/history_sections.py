@@ -31,12 +31,7 @@ _MOST_CALLERS = 4
 def failure_section(
     event: OutOfMemory, *, when: str = "", said: Sequence[str] = (), has_groups: bool = True
 ) -> Section:
-    """Return why a request failed, its sizes, and what was in use then.
-
-    Args:
-        when: The moment, put behind the title.
-        said: Sentences on it, such as the advice.
-    """
+    """Return why a request failed, its sizes, and what was in use then."""
     groups = (groups_table("What was in use then", event.groups),) if has_groups and event.groups else ()
     if groups and any(group.site.frame == NO_FRAMES for group in event.groups):
         said = (*said, "Blocks without a stack were made by autograd's own thread, in backward.")

@@ -92,11 +92,7 @@ class RunHistory:
         *,
         device_bytes: int | None = None,
     ) -> FailedAllocation | None:
-        """The last allocation that a device of this one's type had no memory for, explained.
-
-        Args:
-            device_bytes: Memory of the device; None if not known.
-        """
+        """The last allocation that a device of this one's type had no memory for, explained."""
         from tracer.answers.failed_allocation import failed_allocation
 
         if self.device_out_of_memory is None:
@@ -115,9 +111,6 @@ class RunHistory:
         """The first changes to try against the largest peak, replayed; None if the history is of another peak.
 
         A replay does not know what an engine unmaps while it sleeps, so that its peak would be another one.
-
-        Args:
-            device_bytes: Memory of the device; None if not known.
         """
         if self.columns is None or len(known.asleep_ns):
             return None
@@ -131,11 +124,7 @@ class RunHistory:
         return 0 if self.columns is None else self.columns.pinned_bytes
 
     def held(self, own: int) -> tuple[HeldOnDevice, ...]:
-        """The most that the process reserves of each device, with lines; empty where it has memory of one device alone.
-
-        Args:
-            own: Index of that device.
-        """
+        """The most that the process reserves of each device, with lines; empty where it has memory of one alone."""
         columns = self.columns
         if columns is None or all(state.device == own for state in columns.devices):
             return ()

@@ -48,7 +48,6 @@ def replay_snapshot(
     """Replay the devices of a loaded snapshot.
 
     Args:
-        device: Index of the only device to look at; None means all.
         held_now: By index of the device, what the program held when the snapshot was taken.
 
     Raises:

@@ -416,7 +416,6 @@ def wrong_peak(peak: Peak, counted: int, notes: Sequence[str]) -> Iterator[str]:
 
     Args:
         counted: The allocator's own peak; 0 where it counts none.
-        notes: The session's, which say why there is no history.
     """
     total, rows = peak.allocator_peak_bytes, sum(row.bytes for row in peak.rows)
     if rows != total:

@@ -226,11 +226,7 @@ def tell_reports(reports: Path, folder: Path, page: Path | None, console: Consol
 
 
 def tell_engine(start: EngineStart, folder: Path, console: Console, *, words: str, computed: bool) -> None:
-    """Print an engine's memory, and write it to engine.json.
-
-    Args:
-        words: The command, to be pasted; the empty text where there is none.
-    """
+    """Print an engine's memory, and write it to engine.json."""
     from tracer.engines.answer import engine_json, print_engine
     from tracer.exporters.files import write_json
 

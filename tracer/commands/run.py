@@ -289,11 +289,7 @@ def followed(
 
 
 def _tell_phases(ledger: PhaseLedger, reports: Path, folder: Path, console: Console, *, computed: bool) -> None:
-    """Print a table of each process's phases, and write phases.json; without phases an earlier file is removed.
-
-    Args:
-        reports: Folder into which other processes of the run have written.
-    """
+    """Print a table of each process's phases, and write phases.json; without phases an earlier file is removed."""
     from tracer.exporters.files import remove, write_json
     from tracer.sessions.phase_reports import gpu_peaks, read_phases
     from tracer.sessions.session import fault_text

@@ -46,7 +46,6 @@ def print_engine(start: EngineStart, console: Console, *, command: str, computed
 
     Args:
         command: The engine's own command, which is printed last, with a change if it does not start; may be empty.
-        computed: Whether a real GPU computed.
     """
     verdict, *others = answer_sentences(start)
     say(console)
@@ -195,7 +194,6 @@ def engine_json(start: EngineStart, *, command: str, computed: bool) -> dict[str
 
     Args:
         command: The engine's own command; the empty text where a script made the engine.
-        computed: Whether a real GPU computed.
     """
     return {
         **json_header("engine", VERSION, computed=computed),

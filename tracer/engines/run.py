@@ -80,7 +80,6 @@ def run_engine(command: Sequence[str], output: Path, *, is_server: bool = True) 
     """Run an engine's command until all of its workers are ready, or it has failed, and end it.
 
     Args:
-        output: File that takes what it prints; its folder is made.
         is_server: Whether it would serve for ever; else it is left to end by itself.
 
     Raises:

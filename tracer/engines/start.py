@@ -292,7 +292,6 @@ def engine_start(
     Args:
         cache_tokens: Tokens of the KV cache, as the engine said; None to take what workers know.
         concurrency: As the engine said; None to work it out of the tokens.
-        failure: What the engine said when it failed.
     """
     by_rank = tuple(sorted(workers, key=lambda worker: worker.rank))
     if cache_tokens is None:

@@ -89,7 +89,6 @@ def follow_workers(worker_class: Any, folder: Path, engine: str) -> None:
 
     Args:
         worker_class: vLLM's `WorkerBase`, or a class with its methods.
-        engine: The engine's name and version.
     """
     original = worker_class.__init__
 

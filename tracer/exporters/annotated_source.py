@@ -58,7 +58,6 @@ def annotate(file: str, memory: Iterable[LineMemory], text: str | None) -> Annot
     """Annotate one file.
 
     Args:
-        memory: Lines of this file.
         text: Source as it ran; None where it is not known.
     """
     of_line = {one.at.line: one for one in memory}

@@ -28,7 +28,6 @@ def notebook_html(
 
     Args:
         by_category: Bytes of the peak by the name of the kind, for the bar.
-        notes: Further sentences.
     """
     first, *others = answer.sentences
     parts = (

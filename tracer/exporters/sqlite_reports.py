@@ -135,7 +135,6 @@ def _write_database(path: Path, statements: Iterable[str], rows: Mapping[str, It
     """Write a database file whole or not at all.
 
     Args:
-        statements: SQL that creates tables and indexes.
         rows: By table; of each row a value for every column.
     """
     with replacing(path) as temporary:

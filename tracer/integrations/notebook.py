@@ -30,11 +30,6 @@ def memory_timeline(shell: Any, line: str, cell: str) -> None:
 
     Models, optimizers and steps are found while it runs. In the notebook: `%load_ext tracer`, and in a cell's first
     line `%%memory_timeline`, or `%%memory_timeline --save-dir profile --active 1 --warmup 0`.
-
-    Args:
-        shell: The running IPython.
-        line: What follows the magic's name.
-        cell: The rest of the cell.
     """
     options = _options(line)
     warmup = options.warmup if options.warmup is not None else 0 if options.inference else _DEFAULT.num_warmup_steps

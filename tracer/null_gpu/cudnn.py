@@ -127,11 +127,7 @@ def answered_version() -> int:
 
 
 def said_of_workspaces(version: int, card: str) -> str:
-    """A sentence on which cuDNN gave convolutions' workspaces.
-
-    Args:
-        version: Version of cuDNN, such as 92600.
-    """
+    """A sentence on which cuDNN gave convolutions' workspaces."""
     major, minor = divmod(version // 100, 100)
     return (
         f"Convolutions' workspaces are what cuDNN {major}.{minor} said that it would take on {card}; another version "

@@ -129,7 +129,6 @@ def allocations_of(
     """Return which allocations of a history made the seen tensors, and the role of each.
 
     Args:
-        seen: Tensors of one device.
         addresses: Address of each allocation of the history, in order.
         num_allocations: Requests that the allocator had served when the history ended.
     """

@@ -62,10 +62,6 @@ class HighestStep:
     def sentence(self, recorded_bytes: int, at_end_bytes: int) -> str:
         """A sentence on a time of a script at which more was allocated than at the peak that is explained.
 
-        Args:
-            recorded_bytes: The peak of the recorded steps.
-            at_end_bytes: The peak until the script's end.
-
         Returns:
             "" where it was less, or no more than figures show.
         """
@@ -112,7 +108,6 @@ class ProfileAnswer:
         """Print it, where wanted, and warn; both once, when the block has ended.
 
         Args:
-            shown: What a notebook displays.
             of_another_time: A sentence on memory of the script that was in use in no recorded step.
             explained_in: A file on memory that has ended, or grew, after the recorded steps.
 

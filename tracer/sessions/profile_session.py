@@ -71,7 +71,6 @@ class ProfileSession(Session):
         Args:
             model: The model, as the loop calls it; several by name.
             optimizer: One, several or none; one that is not named is found when it steps.
-            device: What the run is about; by default it is found out.
             voice: That of a script means that hooks call `step`, where torch may have begun to record an operator, and
                 that there may be one step alone: the first is recorded too, until a second one has ended.
         """

@@ -96,9 +96,6 @@ class RecordedCycles:
         """Look at what is there: the next step is the first of all or will be recorded, and nothing is recording yet.
 
         The allocator's history is on in all steps, for one that fails.
-
-        Args:
-            num_steps: Steps that have ended.
         """
         if num_steps - self._history_since > _MOST_STEPS_OF_HISTORY:
             self.history.stop()

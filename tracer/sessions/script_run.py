@@ -78,8 +78,6 @@ class ScriptProfile:
             make_later: Makes what watches them when all is recorded; None for nothing.
             is_enough: Asked after each step whether the script ends, by `FirstStepsDone`; it also does when all is
                 recorded. None to let it go on.
-            at_first_call: Called before the first call of any module, trained or not.
-            is_inference: The script trains nothing.
         """
         self.stage, self.facts = ScriptStage.WAITING, ScriptFacts(is_inference=is_inference)
         self.is_in_child = self.has_failed_before = False

@@ -61,11 +61,7 @@ class Session:
     _folder: SessionFolder | None = None
 
     def __init__(self, objects: TrainingObjects, *, device: torch.device | str | None) -> None:
-        """Prepare; nothing is switched on.
-
-        Args:
-            device: What the session is about; None for the accelerator that holds most, else the CPU.
-        """
+        """Prepare; nothing is switched on."""
         self._objects: TrainingObjects | None = objects
         # The device that the session is about
         self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
@@ -281,11 +277,6 @@ class Voice:
         below: int = 0,
     ) -> tuple[str, ...]:
         """Print an answer: all of it on stdout; its short form on stderr, or on stdout for a script.
-
-        Args:
-            shown: What a notebook displays in place of the short form.
-            last: Lines on the files, and on what to do next.
-            below: How many lines there will be below.
 
         Returns:
             Lines that the caller prints last; none where they are printed, or no answer was.

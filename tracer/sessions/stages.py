@@ -66,10 +66,6 @@ class Stages:
         2. The schedule decides, whose first step is the program's step `num_steps_waited`: later where another
            profiler was at work when it would have begun, where the loop changed threads, or a recording was dropped.
         3. The first step of a program that may have no second one is recorded although the schedule skips it.
-
-        Args:
-            step: Its number, from 0.
-            records_first: Asked whether a profiler can record the first step.
         """
         if self.is_complete:
             return Stage.DONE

@@ -76,7 +76,6 @@ class TrainingProfile(ProfileSession):
                 whose memory then stands under these names.
             optimizer: The optimizer, as the loop steps it, or several. One that is not named here is found when it
                 steps.
-            device: What the profile is about; by default the accelerator that held most, else the CPU.
             screen: What to say at the end, on rank 0 only: the answer in 24 lines, `"short"`, on stderr, or on stdout
                 for a script; all of it on stdout, `"full"` or True; nothing, `"none"` or False.
             top: Rows of each table of the `"full"` screen.
@@ -220,9 +219,6 @@ class TrainingProfile(ProfileSession):
 
     def failed_later(self, error: BaseException, report: WatchReport) -> bool:
         """Take memory that ran out after the recorded steps into the results, and write what says it again.
-
-        Args:
-            report: Of what watched those steps.
 
         Returns:
             Whether the answer has it.

@@ -120,7 +120,6 @@ class TrainingWatch(Session):
         Args:
             model: The model, as the loop calls it; several by name.
             optimizer: One, several or none; one that is not named is found when it steps.
-            device: What is watched; by default the accelerator that holds most of the model, else the CPU.
             max_entries: Most entries of the allocator's history that are kept.
             on_signal: Asks for the files while the run goes on, if nobody else handles it; None for no signal. They are
                 written when the model is next called, an optimizer steps, or the step ends.

@@ -60,11 +60,7 @@ class WatchedSteps:
         self._num_raised = torch_history.RAISED.number
 
     def end_step(self, step: int, *, has_history: bool) -> Iterator[str]:
-        """Count a step that has ended; yield each event in it that is to be explained.
-
-        Args:
-            has_history: Whether the device's allocator has a history.
-        """
+        """Count a step that has ended; yield each event in it that is to be explained."""
         num_raised, num_failures = self._num_raised, self._reader.num_failures
         if torch_history.RAISED.number > num_raised:
             torch_history.RAISED.forget()

@@ -258,7 +258,6 @@ def _extend_labels(labels: Columns, values: Mapping[str, Sequence[Any]], start: 
 
     Args:
         values: Of the rows of a chunk, by key; without a key that no row has.
-        count: Rows of the chunk.
     """
     for name, key in _LABELS:
         mine = values.get(key)

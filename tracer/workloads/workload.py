@@ -47,11 +47,7 @@ def train_step(
     observe_batch: Callable[[Any], object] = lambda batch: None,
     after_backward: Callable[[Any], object] = lambda loss: None,
 ) -> None:
-    """Make a step: forward, backward, and the optimizer's.
-
-    Args:
-        observe_batch: Called with the batch, before its forward pass.
-    """
+    """Make a step: forward, backward, and the optimizer's."""
     batch = workload.next_batch()
     observe_batch(batch)
     loss = workload.forward(batch)

@@ -120,7 +120,6 @@ class Modelled:
         Args:
             settings: The allocator's. A memory fraction is left out: the capacity is what it left.
             capacity: Bytes that can be reserved; None for no limit.
-            program: The requests; by default the recorded ones.
         """
         requests = program or self.program
         whole = replace(settings, per_process_memory_fraction=1.0)

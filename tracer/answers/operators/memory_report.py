@@ -199,11 +199,7 @@ def _step_to_show(instances: OpInstances, saved: SavedActivations) -> int | None
 
 
 def activation_entries(cycle: Cycle, instances: OpInstances, saved: SavedActivations) -> tuple[ActivationEntry, ...]:
-    """An entry per invocation that saves something in one step, in program order.
-
-    Args:
-        saved: What one step saved.
-    """
+    """An entry per invocation that saves something in one step, in program order."""
     recording = cycle.recording
     size_bytes = sum_at(saved.row, saved.size_bytes, len(instances.op))
     rows = np.unique(saved.row)

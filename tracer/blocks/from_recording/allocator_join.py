@@ -139,7 +139,6 @@ def in_use_after(history: JoinedHistory, lifetimes: BlockLifetimes, blocks: Bloc
     """Blocks in use right after an entry of the history.
 
     Args:
-        blocks: All of the recording.
         position: Position in `BlockLifetimes.events` of the last allocation until then.
     """
     lives = history.replay.lives

@@ -163,11 +163,7 @@ def _owner(label: str | None, kind: int) -> str | None:
 
 
 def line_before(known: KnownStorages | None, name: int, kind: int) -> SourceLine | None:
-    """The user's line that made a block from before the recording, where somebody has seen it.
-
-    Args:
-        name: Row of `known.names`, or -1.
-    """
+    """The user's line that made a block from before the recording, where somebody has seen it."""
     if known is None or name < 0 or kind not in _HAVE_OWN_LINE:
         return None
     return known.lines.get(known.names[name])

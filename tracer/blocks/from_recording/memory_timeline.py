@@ -39,7 +39,6 @@ class MemoryTimeline:
         """The timeline of a finished `torch.profiler.profile`, or of its kept `profiler.kineto_results`.
 
         Args:
-            profiler: Inside `on_trace_ready` or after it. See `read_recording`.
             device: `cpu`, `cuda:0`, ...; by default the recording's accelerator, else the CPU.
 
         Raises:

@@ -255,9 +255,6 @@ def pools_of_graphs(state: DeviceState, sites: Sites) -> frozenset[int]:
 def pool_words(name: str, *, is_of_graphs: bool = False) -> str:
     """A private pool for people.
 
-    Args:
-        name: Its two numbers, as in `1,0`.
-
     Source:
         `MemPool::MemPool` and `graph_pool_handle` in torch's CUDA allocator.
     """

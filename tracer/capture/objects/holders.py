@@ -50,7 +50,6 @@ def find_holders(
     """Name who holds the memory at some addresses.
 
     Args:
-        device: Device of the storages; None for any.
         error: On its way through the program: the functions that it has left count as running.
 
     Returns:

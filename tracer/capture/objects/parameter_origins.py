@@ -101,11 +101,7 @@ def _named_lines(frame: FrameType | None, *, up_to_ours: bool = False) -> tuple[
 
 
 def describe_parameters(model: nn.Module, *, prefix: str = "") -> tuple[Parameter, ...]:
-    """A model's parameters in its own order, a shared one once.
-
-    Args:
-        prefix: The model's own name, where there are several.
-    """
+    """A model's parameters in its own order, a shared one once."""
     parameters = []
     for name, parameter in model.named_parameters():
         shown = without_wrappers(name)

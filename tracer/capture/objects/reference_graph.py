@@ -28,11 +28,7 @@ class ReferenceGraph:
     """References at one moment."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """Read the graph from the garbage collector and from autograd.
-
-        Args:
-            device: The device whose memory is of interest; None for any.
-        """
+        """Read the graph from the garbage collector and from autograd."""
         self._device = device
         self.memory: dict[int, int] = {}  # By address the vertex of its memory
         objects = gc.get_objects()

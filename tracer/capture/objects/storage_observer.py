@@ -88,7 +88,6 @@ class StorageObserver:
         of the allocator's segments, as a view of pinned host memory is: the allocator does not count it.
 
         Args:
-            tensors: Role, name and tensor of each.
             is_walk: Whether these are all that Python can reach.
             blocks: Allocator blocks of each device. What may be a library's workspace is one where no tensor lies;
                 what may be a bucket of gradients, one where none lies that has a name;

@@ -69,11 +69,7 @@ class WaysUp:
         self._modules.clear()
 
     def way(self, memory: int, without: frozenset[Cut]) -> Way | None:
-        """The shortest way from a variable, the user's own if there is one; None where nothing is left.
-
-        Args:
-            without: What is let go of, and so is no way.
-        """
+        """The shortest way from a variable, the user's own if there is one; None where nothing is left."""
         below: dict[int, int | None] = {memory: None}
         level, best, loose = [memory], None, None
         while level:

@@ -125,11 +125,7 @@ class _CallsInside:
         self._frame = calls.frame[order].tolist()
 
     def around(self, call: int, time_ns: int) -> tuple[int, int]:
-        """Number of calls made by then, and the frame that makes the next one; -1 if there is none.
-
-        Args:
-            call: Row of the Python call.
-        """
+        """Number of calls made by then, and the frame that makes the next one; -1 if there is none."""
         first, end = (int(np.searchsorted(self._parent, call, side)) for side in ("left", "right"))
         at = bisect_right(self._start_ns, time_ns, first, end)
         return at - first, self._frame[at] if at < end else -1

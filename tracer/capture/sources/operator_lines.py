@@ -187,11 +187,7 @@ def _block(branches: Branches, origins: Branches, blocked: set[Branches]) -> boo
 
 @remembered
 def source_text(file: str) -> str:
-    """The source of a file as Python's tracebacks have it, "" where there is none any more.
-
-    Args:
-        file: An absolute path, or a notebook's cell.
-    """
+    """The source of a file as Python's tracebacks have it, "" where there is none any more."""
     return "".join(linecache.getlines(file_of_cell(file)))
 
 

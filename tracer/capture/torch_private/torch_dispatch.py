@@ -80,11 +80,7 @@ def kernel_library(namespace: str) -> torch.library.Library:
 
 
 def add_kernel(library: torch.library.Library, name: str, kernel: Callable[..., Any], dispatch_key: str) -> None:
-    """Register a kernel in place of torch's own, by the operator's name without its namespace.
-
-    Args:
-        dispatch_key: Such as `CUDA`.
-    """
+    """Register a kernel in place of torch's own, by the operator's name without its namespace."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         library.impl(name, kernel, dispatch_key)  # type: ignore[no-untyped-call]

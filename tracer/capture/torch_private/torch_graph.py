@@ -63,11 +63,7 @@ def _saved_names(node_type: type) -> tuple[str, ...]:
 
 
 def saved_by(node: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an autograd node keeps for backward, as they are kept: no hook unpacks or recomputes anything.
-
-    Args:
-        node: A `grad_fn`, or one of its `next_functions`.
-    """
+    """The tensors that an autograd node keeps for backward, as kept: no hook unpacks or recomputes anything."""
     node_type: type = type(node)
     for name in _saved_names(node_type):
         try:

@@ -62,7 +62,6 @@ def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of
     2.15 on, the allocator of pinned host memory is recorded too.
 
     Args:
-        max_entries: How many are kept; the oldest go first.
         stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation; with
             torch 2.11 on CUDA until the program's first checkpoint.
     """

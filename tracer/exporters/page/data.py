@@ -273,7 +273,6 @@ def reduce_rows(x: Ints, values: Ints, *, num_buckets: int, keep: Iterable[int] 
 
     Args:
         x: Position of each row, in the order of the rows. A position smaller than an earlier one counts as that.
-        values: [rows, columns]
 
     Returns:
         Indices of the chosen rows, ascending, each once: at most `num_buckets * (2 * columns + 4)` of them and `keep`.

@@ -50,11 +50,7 @@ def write_snapshot_page(
 def snapshot_page(
     device: ReplayedFindings, answer: Answer | None = None, *, run: Mapping[str, str | int | float]
 ) -> Page:
-    """The page of one device.
-
-    Args:
-        answer: The answer of the device; by default what its findings alone say.
-    """
+    """The page of one device."""
     answer = answer or answer_of_device(device)
     replayed, timeline, peak = device.source, device_timeline(device.source), device.peak
     words = {"step": "annotated regions"}

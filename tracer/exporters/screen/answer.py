@@ -31,10 +31,7 @@ def print_answer(
     """Print an answer.
 
     Args:
-        full: Whether to print all of it.
         last: Lines that are to stand below the short form, such as the names of files.
-        below: How many more there will be.
-        top: Rows of each table of the full form.
     """
     width = console.width if console.is_terminal else WIDTH
     lines = list(_prose(answer))

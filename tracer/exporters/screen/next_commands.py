@@ -62,7 +62,6 @@ def after_run(folder: Path, written: Collection[str], *, fit: str = "", is_full:
 
     Args:
         fit: How to find what makes it fit; empty where memory did not run out.
-        is_full: Whether all tables were printed.
     """
     ideas = [fit] if fit else []
     if "memory_timeline.html" in written:

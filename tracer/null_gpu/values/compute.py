@@ -43,7 +43,6 @@ class Compute:
         """Leave values in an operator's outputs.
 
         Args:
-            outputs: The tensors that it returned or wrote to.
             generator: The host's, where it draws.
         """
         if operator.by_element:

@@ -85,9 +85,6 @@ class ReadLog:
     def note(self, operator: str, value: str, known: Known, *, answered: bool = False, size: int | None = None) -> None:
         """Enter a read.
 
-        Args:
-            operator: Such as `aten::nonzero`.
-
         Raises:
             EndlessLoopError: The same line has read too often.
         """

@@ -43,7 +43,6 @@ class SizedResults:
 
         Args:
             outermost: Name of the operator that the program called, as `aten::index` for a `nonzero` inside it.
-            args: Its positional arguments.
         """
         if self._running.size is not None:  # inside another that was told its size
             return original(*args, **kwargs)

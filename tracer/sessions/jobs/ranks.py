@@ -318,7 +318,6 @@ def read_ranks(
 
     Args:
         run: Start of the program whose messages count; None for any, in a folder that is one job's alone.
-        ranks: Ranks that were meant to run; None for all.
     """
     indices = range(world_size) if ranks is None else sorted(ranks)
     messages = {index: message for index in indices if (message := message_of(folder, index)) is not None}
