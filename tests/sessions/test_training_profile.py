@@ -82,7 +82,7 @@ def test_an_optimizer_of_another_model_is_said_at_the_beginning_and_not_of_a_scr
 
 
 def test_the_models_input_is_found_by_itself(tmp_path: Path) -> None:
-    known = profiled(tmp_path).known
+    known = profiled(tmp_path).observed.storages.observations()
     inputs = known.size_bytes[known.role == Role.ARGUMENT]
     assert inputs.tolist() == [4 * 8 * 4]
 
