@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer.answers.answer import Answer, cause_and_change, failure_words
 from tracer.answers.answer_of_findings import finding_sentences, headline, peak_sections
 from tracer.answers.answer_tables import blocks_table, in_use_tables, parts_tables, timings_table
+from tracer.answers.beside_torch import BesideTorch, beside_section, beside_sentences, beside_torch
 from tracer.answers.caveats import growth_sentences, room_sentences, share_sentence
 from tracer.answers.failure import Failure
 from tracer.answers.findings import RunFindings
@@ -70,6 +71,11 @@ class RunResults(RunFacts):
         if self.findings is None:
             return None
         return self.history.first_changes(self.findings, self.known, device_bytes=self.origin.device_bytes)
+
+    @property
+    def beside(self) -> BesideTorch | None:
+        """Memory of the device beside torch's allocator; None where no driver counts it."""
+        return None if self.driver is None else beside_torch(self.driver)
 
     @property
     def room(self) -> tuple[str, ...]:
@@ -174,6 +180,8 @@ def _remarks(results: RunResults) -> Iterator[str]:
         yield from values_sentences(results.values_read)
     if results.unused_parameters:
         yield unused_sentence(results.unused_parameters)
+    if results.beside is not None and results.computed:
+        yield from beside_sentences(results.beside, results.origin.device_bytes)
     yield from results.notes
 
 
@@ -198,6 +206,8 @@ def _sections(results: RunResults) -> Iterator[Section]:
         yield from first_changes_sections(first)
     if findings is not None:
         yield from peak_sections(findings, has_parts=not is_peak, room=results.room)
+    if results.beside is not None:
+        yield beside_section(results.beside, results.device)
     yield from host_sections(results.history.pinned_bytes)
     if results.timings is not None:
         yield Section("Time", (), (timings_table(results.timings),), is_drawn=True)

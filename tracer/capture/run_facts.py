@@ -70,6 +70,48 @@ class PhaseTimings:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Memory of a device at one moment."""
+
+    time_us: int  # Since 1970
+    used_bytes: int  # By the driver's count, of all processes
+    reserved_bytes: int  # Of that by torch's allocator in this process
+
+    @property
+    def beside_bytes(self) -> int:
+        """Used beside torch's allocator."""
+        return self.used_bytes - self.reserved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCall:
+    """A call that is known to take memory of a device beside torch's allocator."""
+
+    time_us: int  # When it began, since 1970
+    what: str  # Such as `first recorded call of cuDNN, aten::conv2d`
+    file: str | None = None  # The user's line
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProcess:
+    """Another process on the device."""
+
+    name: str
+    number: int  # Its process id
+    bytes: int  # Of the device
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLooks:
+    """All looks of a run, from before its first step to the end of its last recorded one."""
+
+    looks: tuple[Look, ...]  # In order, one or more; of several with the same difference the first and the last
+    calls: tuple[KnownCall, ...] = ()  # In order: the first recorded one of each library and thread, and graph captures
+    processes: tuple[OtherProcess, ...] = ()  # Other processes at the end; none where the driver does not list this one
+
+
+@dataclass(frozen=True, slots=True)
 class RunOrigin:
     """The process that made a run, for a reader."""
 
@@ -122,6 +164,7 @@ class RunFacts:
     settings: Mapping[str, object] = field(default_factory=dict)  # What the run was made with, by name
     origin: RunOrigin = field(default_factory=RunOrigin.here)  # When, where and with what it was made
     values_read: ValuesRead | None = None  # What the program read of a device that computes nothing; None on any other
+    driver: DriverLooks | None = None  # What the device's driver counted; None for a device without one, as the CPU
 
     @property
     def run_facts(self) -> dict[str, Any]:

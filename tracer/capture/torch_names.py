@@ -30,6 +30,21 @@ COMPILED_CALL = "## Call CompiledFxGraph"
 # Modules that torch.compile puts around and into a model.
 COMPILERS_MODULES = ("GraphModule_", "OptimizedModule_")
 
+# Operators and nodes of backward whose first call in a thread has a library take memory of a GPU, beside torch's
+# allocator: its handle and its kernels.
+LIBRARY_CALLS = {
+    "cuBLAS": re.compile(
+        r"aten::(linear|matmul|mm|bmm|addmm|baddbmm|addbmm|einsum|mv|addmv|dot)|(Addmm|Mm|Bmm|Baddbmm|Linear)Backward0"
+    ),
+    "cuDNN": re.compile(
+        r"aten::(conv(_transpose)?[123]d|convolution|lstm|gru|rnn_tanh|rnn_relu)|(Convolution|CudnnRnn)Backward0"
+    ),
+    "cuFFT": re.compile(r"aten::(fft_\w+|stft|istft)|Fft\w+Backward0"),
+    "cuSOLVER": re.compile(r"aten::(linalg_(?!vector_norm)\w+|cholesky\w*|geqrf|ormqr)"),
+    "NCCL": re.compile(r"(c10d|_c10d_functional|nccl)::?\w+"),
+    "compiled code": re.compile(rf"({'|'.join(COMPILED_REGIONS)}).*"),
+}
+
 # Methods that every operation on a class of tensors goes through: their line says nothing of the operation.
 OVERRIDES = ("__torch_function__", "__torch_dispatch__")
 

@@ -119,6 +119,7 @@ class ProfileSession(Session):
             self._on.callback(watch.stop)
             watch.start()
         self.recorder.start()
+        self.cycles.driver.look()
 
     def wait_for_next_step(self) -> None:
         """Begin no recording in the optimizer's step that is under way.
@@ -187,6 +188,7 @@ class ProfileSession(Session):
 
     def _look_at_end_of_step(self) -> None:
         self._note_mode()
+        self.cycles.driver.look()
         self.hooks.renew()
         self._note_transforms()
         self.observed.moved_parameters()
@@ -232,6 +234,7 @@ class ProfileSession(Session):
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():
+            self.cycles.driver.look()
             self.observed.before_step(optimizer, has_closure=has_closure(args, kwargs))
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

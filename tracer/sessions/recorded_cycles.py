@@ -19,8 +19,10 @@ from tracer.answers.run_history import RunHistory
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import recorded_from_start
+from tracer.capture.driver_looks import DriverLedger
 from tracer.capture.graph_captures import GRAPH_CAPTURES, LivePool
 from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.run_facts import DriverLooks
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import RecordingError
 from tracer.sessions.observations import Observations
@@ -55,6 +57,7 @@ class RecordedCycles:
         device: The run's device; the one that ran out of memory, unless one was named.
         device_of_failure: The device that had no memory left, if one had none.
         history: The allocator's history.
+        driver: Looks at what the device's driver counts.
         shapes: Whether the profiler records shapes.
         at_failure: Objects that were alive when memory ran out, or None.
     """
@@ -65,6 +68,7 @@ class RecordedCycles:
         self.device = self.device_of_failure = device
         self.device_is_named = is_named
         self.history = allocator_history(device)
+        self.driver = DriverLedger(device)
         self.shapes = Shapes.RECORDED
         self.at_failure: ObjectsAtFailure | None = None
         self._observed = observed
@@ -112,6 +116,8 @@ class RecordedCycles:
         """Read what a profiler has just recorded, and free it."""
         self._name_wrappers()
         self._tracer(profiler)
+        if (recording := self._tracer.last_recording) is not None:
+            self.driver.read(recording)
         self._dropped = None
         cost.has_read(self._tracer.num_events)
         torch_profiler.release_recording(profiler)
@@ -208,6 +214,10 @@ class RecordedCycles:
                 )
             self._findings = alone, history, found
         return self._findings[2]
+
+    def driver_looks(self, device: torch.device) -> DriverLooks | None:
+        """Return what the driver counted of a device; None where it was not asked."""
+        return self.driver.seen(device, [capture for pool in self._graph_pools for capture in pool.captures])
 
     @property
     def found(self) -> RunFindings | None:

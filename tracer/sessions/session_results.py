@@ -76,4 +76,5 @@ def run_results(
         device=str(device),
         keep_recording=session.keep_recording,
         values_read=values_read() if origin.caveat else None,
+        driver=session.cycles.driver_looks(device),
     )

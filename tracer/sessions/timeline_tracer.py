@@ -124,10 +124,14 @@ class TimelineTracer:
         return len(self._kept)
 
     @property
+    def last_recording(self) -> Recording | None:
+        """The cycle that was read last."""
+        return self._kept[-1].recording
+
+    @property
     def num_events(self) -> int:
         """Events of the cycle that was read last."""
-        read = self._kept[-1].recording
-        return read.num_events if read is not None else 0
+        return self.last_recording.num_events if self.last_recording is not None else 0
 
     @property
     def _recordings(self) -> list[Recording]:

@@ -120,6 +120,11 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
     return None
 
 
+def is_capturing() -> bool:
+    """Return True while a CUDA graph is captured, which forbids most of CUDA."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
 def allocated_bytes(device: torch.device) -> int | None:
     """Return the bytes that an accelerator's allocator has allocated now; None if unknown."""
     return _bytes(device, "memory_allocated")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 import torch
 
-from tracer.capture.device.devices import cuda_device, device_memory
+from tracer.capture.device.devices import cuda_device, device_memory, is_capturing
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.device.phase_memory import BETWEEN, MemoryLevels, PhaseMemory, ProcessPhases
 from tracer.capture.forked_child import in_forked_child
@@ -118,7 +118,7 @@ class PhaseLedger:
 
     def _begin(self, visit: _Visit) -> None:
         self._entered(visit.name)
-        if not self._is_looked_at(visit.name) or _is_capturing():
+        if not self._is_looked_at(visit.name) or is_capturing():
             self._between = None  # it would have what this phase holds
             return
         levels = self._look()
@@ -219,10 +219,6 @@ class _Visit:
 def _used_bytes(device: torch.device) -> int | None:
     memory = device_memory(device)
     return memory[1] - memory[0] if memory is not None else None
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def _is_of_program(frame: FrameType) -> bool:

@@ -56,6 +56,7 @@ def peak_document(results: RunResults) -> dict[str, Any]:
         "first_changes": None if first is None else [asdict(change) for change in first.changes],
         "values_read": None if results.values_read is None else asdict(results.values_read),
         "cuda_graphs": list(map(_graph_pool, findings.graph_pools)),
+        "beside_torch": None if results.beside is None else asdict(results.beside),
         "pinned_bytes": results.history.pinned_bytes,
         "rows": [{**row.values(), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
     }

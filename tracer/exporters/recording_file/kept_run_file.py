@@ -156,6 +156,8 @@ def _check(kept: KeptRun) -> None:
     for graph in kept.compiled.graphs:
         if any(not 0 <= row < len(graph.nodes) for rows in graph.buffers.values() for row in rows):
             raise RECORDING.refusal(": a compiled buffer is of a node that is not there.")
+    if kept.driver is not None and not kept.driver.looks:
+        raise RECORDING.refusal(": the driver was asked, and nothing is said of its answer.")
     for pool in kept.graph_pools:
         if sum(row.bytes for row in pool.rows) != pool.peak_bytes:
             raise RECORDING.refusal(": rows of a CUDA graph's pool do not sum to its peak.")

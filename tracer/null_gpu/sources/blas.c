@@ -16,6 +16,7 @@ typedef struct {
   cublasMath_t math_mode;
 } Handle;
 EXPORT cublasStatus_t cublasCreate_v2(cublasHandle_t *handle) {
+  driver_takes("cublas");
   *handle = calloc(1, sizeof(Handle));
   return *handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
 }

@@ -17,6 +17,7 @@ EXPORT cudnnStatus_t cudnnGetProperty(libraryPropertyType type, int *value) {
   return CUDNN_STATUS_SUCCESS;
 }
 EXPORT cudnnStatus_t cudnnCreate(cudnnHandle_t *handle) {
+  driver_takes("cudnn");
   *handle = calloc(1, sizeof(cudaStream_t));
   return *handle ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_INTERNAL_ERROR;
 }

@@ -47,6 +47,7 @@ EXPORT cufftResult cufftXtMakePlanMany(cufftHandle plan, int rank, long long *si
                                        long long in_distance, cudaDataType in_type, long long *out_embed,
                                        long long out_stride, long long out_distance, cudaDataType out_type, long long batch,
                                        size_t *work_size, cudaDataType execution_type) {
+  driver_takes("cufft");
   double elements = (double)batch;
   bool is_real = in_type != out_type;
   for (int i = 0; i < rank; i++) elements *= (double)(is_real && i == rank - 1 ? sizes[i] / 2 + 1 : sizes[i]);

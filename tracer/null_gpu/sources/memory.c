@@ -224,6 +224,14 @@ void memory_give(int device, size_t size) {
   give(device, size);
   pthread_mutex_unlock(&lock);
 }
+/* What a real driver takes of the current device for itself when a library begins, by figures that nobody publishes:
+   NULL_GPU_TAKES says them, such as `cublas=8388608;graph=65536`. Nothing is taken by default. */
+void driver_takes(const char *place) {
+  size_t length = strlen(place);
+  for (const char *text = getenv("NULL_GPU_TAKES"); text; text = (text = strchr(text, ';')) ? text + 1 : NULL)
+    if (!strncmp(text, place, length) && text[length] == '=')
+      memory_take(current_device(), strtoull(text + length + 1, NULL, 10));
+}
 static size_t memory_free_bytes(int device) {
   size_t usable = card_of(device)->usable, used = places[device].used + node_others_bytes(device);
   return usable > used ? usable - used : 0;

@@ -44,6 +44,7 @@ static ncclResult_t new_comm(ncclComm_t *comm, int size, int rank) {
   *made = (struct ncclComm){rank, size, current_device(), false, calloc((size_t)size, sizeof(bool)), 0};
   if (!made->is_partner) return free(made), ncclSystemError;
   *comm = made;
+  driver_takes("nccl");
   return ncclSuccess;
 }
 EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank) { return new_comm(comm, size, rank); }

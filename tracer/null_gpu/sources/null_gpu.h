@@ -53,6 +53,7 @@ int place_of(const void *pointer);
 bool extent_of(const void *pointer, Extent *extent);
 bool is_foreign(const void *pointer);
 bool memory_take(int device, size_t size);
+void driver_takes(const char *place);
 void memory_give(int device, size_t size);
 void *address_reserve(int device, size_t size, size_t alignment);
 bool address_release(void *pointer);

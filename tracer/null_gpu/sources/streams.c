@@ -143,6 +143,7 @@ EXPORT cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph)
   Capture *capture = is_capturing(handle) ? of(handle)->capture : NULL;
   if (!capture) return result(cudaErrorIllegalState);
   if (capture->origin != of(handle)) return result(cudaErrorStreamCaptureUnmatched);
+  driver_takes("graph");
   pthread_mutex_lock(&lock);
   for (Stream *stream = streams; stream; stream = stream->next)
     if (stream->capture == capture) stream->capture = NULL;

@@ -1,0 +1,82 @@
+"""Memory of a device beside torch's allocator: what the driver counts, by the calls with which it rose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tracer.answers.tables import Column, Place, Section, Table
+from tracer.capture.run_facts import DriverLooks
+from tracer.units import format_bytes
+
+FIRST: Final = "CUDA's context, and what was there before the first step"
+NOT_PLACED: Final = "not placed"
+NOT_THERE: Final = "reserved by torch, and not on the device"
+_LARGE_SHARE: Final = 0.05  # Of a device, from which the screen has a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class BesideRow:
+    """Memory that rose with one call, or that another process holds."""
+
+    bytes: int
+    what: str
+    file: str | None = None  # The user's line
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BesideTorch:
+    """A driver's count at the end of the recorded steps: rows and `reserved_bytes` sum to `used_bytes`."""
+
+    used_bytes: int  # Of all processes
+    reserved_bytes: int  # Of that by torch's allocator
+    rows: tuple[BesideRow, ...]  # What has no known place is the last
+
+
+def beside_torch(driver: DriverLooks) -> BesideTorch:
+    """Book each rise between two looks on the known call between them, where there is exactly one.
+
+    A fall takes from what has no place, and then from the latest rows: looks at 500, 530 and 520 with a call before 530
+    are 500 of the first look, and 20 of the call.
+    """
+    first, last = driver.looks[0], driver.looks[-1]
+    others = [BesideRow(one.bytes, f"{one.name}, process {one.number}") for one in driver.processes]
+    rows = [*others, BesideRow(max(0, first.beside_bytes - sum(row.bytes for row in others)), FIRST)]
+    for before, after in zip(driver.looks, driver.looks[1:], strict=False):
+        between = [call for call in driver.calls if before.time_us <= call.time_us < after.time_us]
+        if (rise := after.beside_bytes - before.beside_bytes) > 0 and len(between) == 1:
+            rows.append(BesideRow(rise, between[0].what, between[0].file, between[0].line))
+    rest = last.beside_bytes - sum(row.bytes for row in rows)
+    while rest < 0 and rows:
+        row = rows.pop()
+        if (rest := rest + row.bytes) > 0:
+            rows.append(replace(row, bytes=rest))
+            rest = 0
+    rows.append(BesideRow(rest, NOT_PLACED if rest > 0 else NOT_THERE))
+    return BesideTorch(last.used_bytes, last.reserved_bytes, tuple(row for row in rows if row.bytes))
+
+
+def beside_section(found: BesideTorch, device: str) -> Section:
+    """Return all rows, with what they sum to."""
+    rows = tuple((Place(row.what, row.file, row.line), row.bytes) for row in found.rows)
+    table = Table("by where it rose", (Column("where"), Column("memory", "bytes")), rows, is_whole=True)
+    text = (
+        f"At the end of the recorded steps the driver counted {format_bytes(found.used_bytes)} on {device}: "
+        f"{format_bytes(found.reserved_bytes)} that torch had reserved, and "
+        f"{format_bytes(found.used_bytes - found.reserved_bytes)} beside it. A rise is booked on a call where it "
+        "is the one known to take memory between two looks at the driver's count."
+    )
+    return Section("On the card beside torch", (text,), (table,))
+
+
+def beside_sentences(found: BesideTorch, device_bytes: int | None) -> Iterator[str]:
+    """Yield a sentence on a device of which much is taken beside torch."""
+    beside_bytes = found.used_bytes - found.reserved_bytes
+    if device_bytes and beside_bytes > _LARGE_SHARE * device_bytes:
+        largest = max(found.rows, key=lambda row: row.bytes)
+        yield (
+            f"Beside torch's allocator {format_bytes(beside_bytes)} of the device are taken, "
+            f"{format_bytes(largest.bytes)} of them by {largest.what}; --full has all."
+        )
