@@ -79,6 +79,23 @@ def test_what_is_overwritten_is_not_needed_only_where_it_is_a_gradient() -> None
     assert found.sentence.startswith("Nothing reads 30.00 MiB in 1 block of gradients")
 
 
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_a_graph_that_a_backward_has_run_through_is_no_evaluation(goes_back: bool) -> None:
+    program = Recorded(capacity=100)
+    kept = program.make(60, layer(7))
+    if goes_back:
+        program.free(program.make(1, BACKWARD), BACKWARD)
+    program.make(30, [line(3)])
+    program.fail(30, [line(4)])
+    objects = second_run((60, NEVER), (30, 0), in_graphs=frozenset({kept.address}))
+    if goes_back:  # one allocation more lies between
+        assert objects.second_run is not None and objects.second_run.uses is not None
+        uses = replace(objects.second_run.uses, distance=(3, 1))
+        objects = replace(objects, second_run=replace(objects.second_run, uses=uses))
+    told = program.changes(objects)
+    assert ("not read again" in told) == (not goes_back)
+
+
 def test_parameters_are_told_only_of_a_whole_step() -> None:
     program = Recorded(capacity=100)
     program.make(60, MOVING)

@@ -107,7 +107,7 @@ def retained_graphs(case: Case) -> Iterator[Cause]:
     if not case.is_much(held):
         return
     mine = np.flatnonzero(np.append(was_used, False)[call] & ~case.stays)
-    over = _end_of_last(case, mine)
+    over = end_of_last_backward(case, mine)
     mine, over = mine[over < case.entry], over[over < case.entry]
     is_graph = case.in_graphs is not None
     what = "The graph" if is_graph else "What forward has made"
@@ -126,7 +126,7 @@ def retained_graphs(case: Case) -> Iterator[Cause]:
     )
 
 
-def _end_of_last(case: Case, rows: Ints) -> Ints:
+def end_of_last_backward(case: Case, rows: Ints) -> Ints:
     """The end of the last backward that began while each block was in use, before the moment; FAR where none did."""
     runs, lives = case.device.kinds.phases.seen_backwards, case.lives
     last = np.searchsorted(runs.start, np.minimum(lives.end[rows], case.entry)) - 1

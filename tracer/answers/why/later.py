@@ -10,9 +10,11 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
+from tracer.answers.why.evaluation import end_of_last_backward
 from tracer.answers.why.holding import idle_models
 from tracer.answers.why.source import source_at
 from tracer.arrays import Ints
+from tracer.blocks.from_snapshot.phases import FAR
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
 from tracer.units import format_bytes
@@ -59,8 +61,9 @@ def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
         'keep what is not called on the host meanwhile (.to("cpu"))',
         GivesUp.A_LITTLE,
     )
+    # Through the others a backward has run: that is no evaluation, see `evaluation.retained_graphs`.
     yield (
-        rows[is_in_graph],
+        rows[is_in_graph & (end_of_last_backward(case, rows) == FAR)],
         " that a graph keeps for a backward",
         "call what makes them under torch.no_grad(), or detach its result: no backward reads them",
         GivesUp.NOTHING,
