@@ -168,7 +168,7 @@ def test_the_models_inside_an_installed_package_are_as_good_as_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside = tmp_path / "site-packages" / "tracer"
-    monkeypatch.setattr(source_files, "_OURS", inside)
+    monkeypatch.setattr(source_files, "_TRACER_FOLDER", inside)
     monkeypatch.setattr(source_files, "_SHIPPED_MODELS", inside / "_models")
     assert is_user_code(str(inside / "_models" / "fno.py")) and not is_own_code(str(inside / "_models" / "fno.py"))
     assert is_own_code(str(inside / "runs" / "session.py")) and not is_user_code(str(inside / "runs" / "session.py"))

@@ -90,7 +90,7 @@ def timeline_page(
 def _shown_cycle(findings: RunFindings, failed: FailedAllocation | None) -> CycleFindings:
     if failed is None or failed.in_use is None:
         return findings.worst
-    return next(cycle for cycle in findings.parts if cycle.at_failure is failed.in_use)
+    return next((cycle for cycle in findings.parts if cycle.at_failure is failed.in_use), findings.worst)
 
 
 def _with_stacks(groups: Sequence[Row], recording: Recording, blocks: Blocks, group: PerBlock[Int]) -> tuple[Row, ...]:
