@@ -48,7 +48,6 @@ _LEAST_ALIKE: Final = 10
 _TWICE: Final = 2.0
 _WIDEST: Final = 9.0
 """By how much more a result takes than its operand at least, where not only its type is wider: bool and int64 are 8."""
-_ATTENTION: Final = re.compile(r"attn|attention", re.IGNORECASE)
 _SEVERAL_TIMES: Final = 4
 _AGAIN: Final = ", each computed again in backward (torch.utils.checkpoint)"
 
@@ -109,7 +108,6 @@ _COPIED: Final = ("clone", "contiguous", "reshape")
 _INDEXED: Final = ("index", "index_select", "gather", "take", "take_along_dim")
 _LOOKED_UP: Final = ("aten::embedding", "aten::index", "aten::index_select")
 _COPIES: Final = ("aten::clone", "aten::contiguous", "aten::reshape", "aten::flatten")
-_PRODUCTS: Final = ("mm", "bmm", "addmm", "baddbmm", "matmul", "_cdist_forward", "cdist")
 _CASTS: Final = ("aten::_to_copy", "aten::to", "aten::float", "aten::double", "aten::long", "aten::type")
 _JOINED: Final = ("cat", "stack", "hstack", "vstack", "concat", "concatenate", "pad_sequence")
 _CAST: Final = ("to", "_to_copy", "float", "double", "long", "type")
@@ -225,18 +223,10 @@ def _is_broadcast(making: Making) -> bool:
     return is_by_elements and _elements(making.result) >= _TWICE * max(map(math.prod, shapes))
 
 
-def _is_product(making: Making) -> bool:
-    """True if a product of two matrices has much more elements than both of them."""
-    return making.operator.removeprefix("aten::") in _PRODUCTS and _elements(making.result) >= _TWICE * sum(
-        map(_elements, making.inputs)
-    )
-
-
 def _is_every_pair(line: LineResults) -> bool:
     """True if the operator broadcasts; where that is not known, the source does, or the result is as large as that."""
     if line.making is not None:
-        is_attention = _ATTENTION.search(f"{line.source} {line.site.frame}")
-        return _is_broadcast(line.making) or (_is_product(line.making) and not is_attention)
+        return _is_broadcast(line.making)  # a matrix product may be of a layer
     least = _TWICE if _BROADCASTS.search(line.source) else _WIDEST
     return line.makes(*_BINARY) and line.largest_factor >= least
 
@@ -245,8 +235,7 @@ def _makes_pairs(line: LineResults) -> str:
     if line.making is None:
         return "makes a value for every pair that two tensors broadcast to"
     *shapes, result = [f"({', '.join(map(str, each.shape))})" for each in (*line.making.inputs[:2], line.making.result)]
-    how = "of" if _is_broadcast(line.making) else "as a matrix product of"
-    return f"makes a value for every pair {how} two tensors, {' and '.join(shapes)} to {result}"
+    return f"makes a value for every pair of two tensors, {' and '.join(shapes)} to {result}"
 
 
 def _is_of_several(source: str) -> bool:
@@ -369,7 +358,7 @@ REMEDIES: Final = (
     ),
     Remedy(
         "made whole",
-        lambda line: not line.is_saved and line.makes(*_CREATED),
+        lambda line: not line.is_saved and line.makes(*_CREATED) and "Parameter(" not in line.source,
         "allocates it in full",
         "make it on the host, in fewer bits, or fill and use it part by part",
         GivesUp.TIME_OR_SIZE,
