@@ -10,7 +10,7 @@ import pytest
 from tests.blocks.from_snapshot.recorded_program import ACCUMULATE, BACKWARD, MOVING, Recorded, layer, line, objects_of
 from tracer.answers.failed_allocation import explain_failure
 from tracer.answers.snapshot_findings import replay_snapshot
-from tracer.capture.objects.at_failure import Holder, ObjectsAtFailure
+from tracer.capture.objects.at_failure import FUNCTOOLS, Holder, ObjectsAtFailure
 from tracer.capture.objects.later_uses import LaterUses, NextUse, SecondRun
 from tracer.snapshot.load import snapshot_in_memory
 
@@ -94,6 +94,38 @@ def test_a_graph_that_a_backward_has_run_through_is_no_evaluation(goes_back: boo
         objects = replace(objects, second_run=replace(objects.second_run, uses=uses))
     told = program.changes(objects)
     assert ("not read again" in told) == (not goes_back)
+
+
+@pytest.mark.parametrize(("read_mib", "is_told"), [(10, True), (20, False)])
+def test_a_block_of_which_a_small_part_is_read_is_told_with_that_part(read_mib: int, is_told: bool) -> None:
+    program = Recorded(capacity=100)
+    program.make(30, [line(2)])
+    program.make(60, [line(3)])
+    program.fail(30, [line(4)])
+    objects = second_run((30, 0), (60, 0))
+    assert objects.second_run is not None and objects.second_run.uses is not None
+    uses = replace(objects.second_run.uses, read_bytes=(30 * _MIB, read_mib * _MIB))
+    told = program.changes(replace(objects, second_run=replace(objects.second_run, uses=uses)))
+    assert ("read in part" in told) == is_told
+    if is_told:
+        assert told["read in part"].sentence == (
+            "No more than 10.00 MiB are ever read of 60.00 MiB in 1 block (/home/me/train.py:3)."
+        )
+
+
+def test_a_functools_cache_is_told_with_its_function() -> None:
+    program = Recorded(capacity=100)
+    kept = program.make(60, [line(3)])
+    program.make(30, [line(2)])
+    program.fail(30, [line(4)])
+    path = f"Detector.anchors{FUNCTOOLS}[...]"
+    holders = (Holder(path, "", (kept.address,)),)
+    found = program.changes(replace(objects_of(), holders=holders))["held by a cache"]
+    assert found.sentence.startswith("The functools cache of Detector.anchors keeps 60.00 MiB in 1 block")
+    assert found.words.startswith("call Detector.anchors.cache_clear()")
+    assert "held by a cache" not in program.changes(
+        replace(objects_of(), holders=(Holder("anchors[...]", "", (kept.address,)),))
+    )
 
 
 def test_parameters_are_told_only_of_a_whole_step() -> None:
