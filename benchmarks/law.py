@@ -24,7 +24,7 @@ from benchmarks.engine import as_markdown
 from benchmarks.scripts.sizes import PROGRAMS
 from tracer.allocator.law import Sizes
 from tracer.answers.allocator.modelled import model_device
-from tracer.answers.law import Check, Run, find_law, labels_of, run_of
+from tracer.answers.law import CheckedRun, SizedRun, find_law, labels_of, run_of
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.commands.fit_trials import answer_trial
 from tracer.commands.on_card import OnOptions
@@ -39,10 +39,10 @@ NAMES, RANGES = ("batch_size", "size"), ((2, 64), (16, 256))
 _SCRIPT = Path(__file__).parent / "scripts" / "sizes.py"
 
 
-def runner(program: str, keep: Path) -> Callable[[Sizes], tuple[Run, Check]]:
+def runner(program: str, keep: Path) -> Callable[[Sizes], tuple[SizedRun, CheckedRun]]:
     """Return what runs a program at some sizes, once; the results stay in a folder."""
 
-    def run(at: Sizes) -> tuple[Run, Check]:
+    def run(at: Sizes) -> tuple[SizedRun, CheckedRun]:
         folder = keep / f"{program}-{'-'.join(map(str, at))}"
         answer, history = folder / answer_name(0), folder / history_name(0)
         if not answer.exists():
@@ -54,7 +54,7 @@ def runner(program: str, keep: Path) -> Callable[[Sizes], tuple[Run, Check]]:
         (device, *_) = replay_snapshot(load_snapshot(history)).devices
         modelled = model_device(device)
         assert modelled is not None
-        check = Check(at, peaks["allocated"], peaks["reserved"])
+        check = CheckedRun(at, peaks["allocated"], peaks["reserved"])
         return run_of(at, modelled, labels_of(device.blocks)), check
 
     return run
@@ -81,17 +81,17 @@ def _run_in_fork(program: str, at: Sizes, folder: Path) -> None:
         os._exit(status)
 
 
-def row_of(program: str, num_seen: int, keep: Path) -> tuple[list[str], list[Check]]:
+def row_of(program: str, num_seen: int, keep: Path) -> tuple[list[str], list[CheckedRun]]:
     """Return a program's row, and its runs at sizes that the law has not seen."""
     run, seen = runner(program, keep), list[Sizes]()
 
-    def noted(at: Sizes) -> tuple[Run, Check]:
+    def noted(at: Sizes) -> tuple[SizedRun, CheckedRun]:
         seen.append(at)
         return run(at)
 
     found = find_law(NAMES, RANGES, RANGES, noted)
     draw = random.Random(zlib.crc32(program.encode()))
-    checks, began, used_s = list[Check](), 0.0, 0.0
+    checks, began, used_s = list[CheckedRun](), 0.0, 0.0
     while len(checks) < num_seen:
         at = tuple(round(low * (high / low) ** draw.random()) for low, high in RANGES)
         if at in seen:
@@ -100,12 +100,12 @@ def row_of(program: str, num_seen: int, keep: Path) -> tuple[list[str], list[Che
         began = perf_counter()
         said = found.law.peak(at)
         used_s += perf_counter() - began
-        checks.append(Check(at, ran.allocated_bytes, ran.reserved_bytes, said))
+        checks.append(CheckedRun(at, ran.allocated_bytes, ran.reserved_bytes, said))
     cells = [program, str(found.num_runs), str(len(found.law.programs)), *counts(checks), worst(checks)]
     return [*cells, f"{1000 * used_s / max(1, len(checks)):.1f}"], checks
 
 
-def counts(checks: Sequence[Check]) -> list[str]:
+def counts(checks: Sequence[CheckedRun]) -> list[str]:
     """Return how many are exact, within 0.1 %, and within 2 % of what was reserved."""
     said = [(check.said, check) for check in checks if check.said is not None]
     exact = sum(law.allocated_bytes == ran.allocated_bytes for law, ran in said)
@@ -114,7 +114,7 @@ def counts(checks: Sequence[Check]) -> list[str]:
     return [f"{number} of {len(said)}" for number in (exact, near, reserved)]
 
 
-def worst(checks: Sequence[Check]) -> str:
+def worst(checks: Sequence[CheckedRun]) -> str:
     """Return the largest relative errors of both peaks."""
     said = [(check.said, check) for check in checks if check.said is not None]
     allocated = max((abs(law.allocated_bytes / ran.allocated_bytes - 1) for law, ran in said), default=0)
@@ -131,7 +131,7 @@ def main() -> None:
     arguments = parser.parse_args()
     restart_on([devices_of(CARD).card])
     header = ["program", "runs", "sequences", "exact", "0.1 %", "reserved 2 %", "worst", "ms to ask"]
-    rows, checks = [], list[Check]()
+    rows, checks = [], list[CheckedRun]()
     with tempfile.TemporaryDirectory() as name:
         for program in arguments.names or PROGRAMS:
             row, of_program = row_of(program, arguments.seen, arguments.keep or Path(name))

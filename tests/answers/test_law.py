@@ -17,7 +17,7 @@ from tracer.allocator import law as law_file
 from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.law import ALLOCATE, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Law, Sizes, smallest
 from tracer.answers.answer_of_law import answer_of_law
-from tracer.answers.law import Check, FoundLaw, Run, Solver, common, find_law, first_sizes, law_of
+from tracer.answers.law import CheckedRun, FoundLaw, SizedRun, Solver, common, find_law, first_sizes, law_of
 from tracer.null_gpu.cards import CONTEXT_BYTES, Card, Devices
 
 MIB = 1 << 20
@@ -25,10 +25,10 @@ POINTS: list[Sizes] = [(1, 16), (64, 25), (3, 256), (64, 256), (9, 49), (5, 129)
 UNSEEN: list[Sizes] = [(2, 30), (33, 101), (128, 64), (7, 511)]
 
 
-def run_of(sizes: Sizes, requested: Sequence[int], events: Sequence[tuple[int, int]]) -> Run:
+def run_of(sizes: Sizes, requested: Sequence[int], events: Sequence[tuple[int, int]]) -> SizedRun:
     """A run of one stream, whose blocks are called after their number."""
     labels = tuple(f"activation, train.py:{number}" for number in range(len(requested)))
-    return Run(sizes, tuple(events), tuple(requested), (0,) * len(requested), labels)
+    return SizedRun(sizes, tuple(events), tuple(requested), (0,) * len(requested), labels)
 
 
 # ----------------------------------------------------------------------------------------------------------------- sums
@@ -86,7 +86,7 @@ def test_what_two_programs_share_is_as_long_as_it_can_be(first: str, other: str)
 STEP = [(ALLOCATE, 0), (ALLOCATE, 0), (ALLOCATE, 0), (FREE, 2), (FREE, 1), (EMPTY_CACHE, 0)]
 
 
-def step(batch: int, tokens: int) -> Run:
+def step(batch: int, tokens: int) -> SizedRun:
     """30 MiB of weights stay; 1 KiB for each token and 3 bytes for each pair of tokens come and go."""
     requested = [30 * MIB, 1024 * batch * tokens, 3 * batch * tokens**2]
     return run_of((batch, tokens), requested, STEP)
@@ -122,27 +122,27 @@ def test_programs_that_differ_share_the_sizes_of_their_common_blocks() -> None:
 def test_no_law_takes_more_than_twelve_runs_and_checks_say_how_good_it_is() -> None:
     ran: list[Sizes] = []
 
-    def make_run(at: Sizes) -> tuple[Run, Check]:
+    def make_run(at: Sizes) -> tuple[SizedRun, CheckedRun]:
         ran.append(at)
         found = step(*at)
         peak = law_of(["batch", "tokens"], [(1, 2), (1, 2)], [found]).peak(at)
-        return found, Check(at, peak.allocated_bytes, peak.reserved_bytes)
+        return found, CheckedRun(at, peak.allocated_bytes, peak.reserved_bytes)
 
     ranges = [(1, 64), (16, 256)]
     found = find_law(["batch", "tokens"], ranges, ranges, make_run)
     assert len(ran) == found.num_runs == len(first_sizes(ranges)) + 2
     assert len(found.checks) == 2 and not found.error
 
-    def odd(at: Sizes) -> tuple[Run, Check]:  # a size that no sum gives
+    def odd(at: Sizes) -> tuple[SizedRun, CheckedRun]:  # a size that no sum gives
         ran.append(at)
-        return run_of(at, [hash(at) % 977 * MIB], [(ALLOCATE, 0)]), Check(at, 1, 1)
+        return run_of(at, [hash(at) % 977 * MIB], [(ALLOCATE, 0)]), CheckedRun(at, 1, 1)
 
     ran.clear()
     found = find_law(["batch", "tokens"], ranges, ranges, odd)
     assert found.num_runs == len(ran) <= 12 and all(check.error for check in found.checks)
 
 
-def bent(batch: int) -> Run:
+def bent(batch: int) -> SizedRun:
     """A step that takes 2 MiB a sample and frees it, and then 40 MiB of the optimizer's."""
     events = [(ALLOCATE, 0), (FREE, 1), (ALLOCATE, 0), (FREE, 1)]
     return run_of((batch,), [2 * batch * MIB, 40 * MIB], events)
@@ -151,7 +151,7 @@ def bent(batch: int) -> Run:
 def test_the_answer_says_what_fits_what_carries_the_peak_and_how_far_checks_agree() -> None:
     law = law_of(["batch"], [(1, 256)], [bent(batch) for batch in (1, 7, 64)])
     exact, off = (law.peak((batch,)) for batch in (10, 50))
-    checks = Check((10,), 40 * MIB, exact.reserved_bytes, exact), Check((50,), 80 * MIB, 100 * MIB, off)
+    checks = CheckedRun((10,), 40 * MIB, exact.reserved_bytes, exact), CheckedRun((50,), 80 * MIB, 100 * MIB, off)
     card = Card("small", 96 * MIB + CONTEXT_BYTES)
     answer = answer_of_law(FoundLaw(law, checks, 5), Devices(card), [1])
     assert answer.happened == (
@@ -201,7 +201,7 @@ def test_the_allocator_of_law_py_decides_as_the_model_does(operations: list[tupl
                 allocator.request_free(blocks[number])
             else:
                 allocator.free(blocks[number])
-    run = Run((1,), tuple(events), tuple(requested), tuple(homes), ("",) * len(requested))
+    run = SizedRun((1,), tuple(events), tuple(requested), tuple(homes), ("",) * len(requested))
     peak = law_of(["batch"], [(1, 2)], [run]).peak((1,))
     expected = (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
     assert (peak.allocated_bytes, peak.reserved_bytes) == expected

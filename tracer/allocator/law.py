@@ -62,7 +62,7 @@ def smallest(sums: Sums, sizes: Sizes) -> int:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockLaw:
     """Blocks whose size is the same sum in all runs."""
 
     requested: Sums  # Bytes
@@ -72,8 +72,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Peak:
-    """What a program needs at some sizes."""
+class PeakAtSizes:
+    """Peaks of a program at some sizes, and what was in use at the allocated one."""
 
     fits: bool
     allocated_bytes: int  # `torch.cuda.max_memory_allocated()`
@@ -89,7 +89,7 @@ class Law:
     names: tuple[str, ...]  # Of the sizes
     ranges: tuple[tuple[int, int], ...]  # Least and most of each
     labels: tuple[str, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockLaw, ...]
     programs: tuple[str, ...]  # Their requests, see `packed`; the same in all runs but for the sizes
     runs: tuple[tuple[Sizes, int], ...]  # Sizes that were run, and the program there
     axes: tuple[Sizes, ...]  # Exponents of the products of sizes that tell programs apart
@@ -103,9 +103,9 @@ class Law:
             terms = tuple((factor, tuple(exponents)) for factor, exponents in part["terms"])
             return Part(terms, part["divisor"], part["times"], tuple(part["of"]), part["exponent"])
 
-        def block(block: dict[str, Any]) -> Block:
+        def block(block: dict[str, Any]) -> BlockLaw:
             sums = tuple(tuple(map(part, parts)) for parts in block["requested"])
-            return Block(sums, block["home"], block["label"], block["is_exact"])
+            return BlockLaw(sums, block["home"], block["label"], block["is_exact"])
 
         runs = [(tuple(sizes), program) for sizes, program in values["runs"]]
         tables: dict[str, Any] = {name: tuple(map(tuple, values[name])) for name in ("ranges", "axes")}
@@ -126,7 +126,7 @@ class Law:
 
         return self.programs[min(self.runs, key=distance)[1]]
 
-    def peak(self, sizes: Sizes, capacity_bytes: int | None = None) -> Peak:
+    def peak(self, sizes: Sizes, capacity_bytes: int | None = None) -> PeakAtSizes:
         """Replay the requests at these sizes, on a device that has so much for the allocator, or has no end."""
         requested = [smallest(block.requested, sizes) for block in self.blocks]
         return _Replay(self, requested, capacity_bytes).peak(unpacked(self.program_at(sizes)))
@@ -188,7 +188,7 @@ class _Replay:
         self._waiting: dict[int, _Piece] = {}  # Freed, by the number of the allocation; another stream may use it
         self._reserved = self._num_segments = 0
 
-    def peak(self, events: Sequence[int]) -> Peak:
+    def peak(self, events: Sequence[int]) -> PeakAtSizes:
         """Replay all events."""
         pieces: list[_Piece] = []
         allocated = most = most_reserved = 0
@@ -199,7 +199,7 @@ class _Replay:
             if code == ALLOCATE:
                 piece = serve(size[operand], blocks[operand].home)
                 if piece is None:
-                    return Peak(False, most, most_reserved)
+                    return PeakAtSizes(False, most, most_reserved)
                 pieces.append(piece)
                 allocated += piece.size
                 if allocated > most:
@@ -215,7 +215,7 @@ class _Replay:
                 if code != REQUEST_FREE:
                     self._complete(len(pieces) - operand)
         at = self._label(events[peak_at] >> 3) if peak_at >= 0 else ""
-        return Peak(True, most, most_reserved, at, self._by_label(events[: peak_at + 1], most))
+        return PeakAtSizes(True, most, most_reserved, at, self._by_label(events[: peak_at + 1], most))
 
     def _label(self, block: int) -> str:
         return self._law.labels[self._law.blocks[block].label]

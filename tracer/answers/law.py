@@ -12,7 +12,7 @@ import numpy as np
 
 from tracer.allocator import law
 from tracer.allocator.history import Op
-from tracer.allocator.law import Block, Law, Part, Peak, Sizes, Sums, smallest
+from tracer.allocator.law import BlockLaw, Law, Part, PeakAtSizes, Sizes, Sums, smallest
 from tracer.answers.allocator.modelled import Modelled
 from tracer.answers.paths import shorten_paths, source_place
 from tracer.arrays import Floats
@@ -38,7 +38,7 @@ Values = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
-class Run:
+class SizedRun:
     """The requests of the program at some sizes."""
 
     sizes: Sizes
@@ -49,18 +49,18 @@ class Run:
 
     @property
     def program(self) -> tuple[object, ...]:
-        """What is the same in all runs of one program."""
+        """The requests without their sizes: equal in all runs of one program."""
         return self.events, self.homes
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckedRun:
     """Peaks of a run, beside what the law says of its sizes."""
 
     sizes: Sizes
     allocated_bytes: int
     reserved_bytes: int
-    said: Peak | None = None  # None for a run that the law is made of
+    said: PeakAtSizes | None = None  # None for a run that the law is made of
 
     @property
     def error(self) -> float:
@@ -76,7 +76,7 @@ class FoundLaw:
     """A law, and how it was found."""
 
     law: Law
-    checks: tuple[Check, ...]  # Runs that it was not made of
+    checks: tuple[CheckedRun, ...]  # Runs that it was not made of
     num_runs: int  # With the checks
 
     @property
@@ -85,7 +85,7 @@ class FoundLaw:
         return max((check.error for check in self.checks), default=0.0)
 
 
-def run_of(sizes: Sizes, modelled: Modelled, labels: Sequence[str]) -> Run:
+def run_of(sizes: Sizes, modelled: Modelled, labels: Sequence[str]) -> SizedRun:
     """Return the requests of a recording that begins with CUDA.
 
     Args:
@@ -102,7 +102,7 @@ def run_of(sizes: Sizes, modelled: Modelled, labels: Sequence[str]) -> Run:
             events.append((event, ago))
     homes = np.unique(history.stream, return_inverse=True)[1].reshape(-1) * len(history.pools) + history.pool
     requested = history.lives.requested_bytes
-    return Run(
+    return SizedRun(
         sizes,
         tuple(events),
         tuple(requested[made].tolist()),
@@ -128,14 +128,14 @@ def find_law(
     names: Sequence[str],
     ranges: Sequence[tuple[int, int]],
     near: Sequence[tuple[int, int]],
-    make_run: Callable[[Sizes], tuple[Run, Check]],
+    make_run: Callable[[Sizes], tuple[SizedRun, CheckedRun]],
 ) -> FoundLaw:
     """Run at some sizes until the law says what further runs need, or there were enough.
 
     Args:
         near: Ranges to run in.
     """
-    runs: dict[Sizes, tuple[Run, Check]] = {at: make_run(at) for at in first_sizes(near)}
+    runs: dict[Sizes, tuple[SizedRun, CheckedRun]] = {at: make_run(at) for at in first_sizes(near)}
     while True:
         law_ = law_of(names, ranges, [run for run, _ in runs.values()])
         left = _MOST_RUNS - len(runs)
@@ -150,7 +150,7 @@ def find_law(
             return FoundLaw(law_, tuple(checks), len(runs))
 
 
-def law_of(names: Sequence[str], ranges: Sequence[tuple[int, int]], runs: Sequence[Run]) -> Law:
+def law_of(names: Sequence[str], ranges: Sequence[tuple[int, int]], runs: Sequence[SizedRun]) -> Law:
     """Find the law of some runs: a program for each sequence of requests, whose common blocks are found together."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for row, run in enumerate(runs):
@@ -191,7 +191,7 @@ def law_of(names: Sequence[str], ranges: Sequence[tuple[int, int]], runs: Sequen
         ranges=tuple(ranges),
         labels=tuple(labels),
         blocks=tuple(
-            Block(sums, home, labels[label], is_exact)
+            BlockLaw(sums, home, labels[label], is_exact)
             for home, label, values in distinct
             for sums, is_exact in [solver.solve(values)]
         ),

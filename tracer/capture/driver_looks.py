@@ -54,7 +54,9 @@ class DriverLedger:
         ops = recording.ops
         names = {number: node_name(recording.strings[number]) for number in set(ops.name.tolist())}
         libraries = {number: library for number, name in names.items() if (library := _library(name))}
-        for op in np.flatnonzero(np.isin(ops.name, list(libraries))).tolist():
+        known = np.flatnonzero(np.isin(ops.name, list(libraries)))
+        _, first = np.unique(np.stack([ops.name[known], ops.thread[known]]), axis=1, return_index=True)
+        for op in np.sort(known[first]).tolist():
             name, thread = int(ops.name[op]), int(ops.thread[op])
             if (key := (libraries[name], thread)) not in self._calls:
                 what = f"first recorded call of {libraries[name]}, {names[name]}"

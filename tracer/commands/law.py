@@ -14,9 +14,9 @@ from typing import Any
 from tracer.allocator import law as law_file
 from tracer.allocator.law import MOST, Sizes
 from tracer.answers.answer_of_law import answer_of_law
-from tracer.answers.law import Check, FoundLaw, Run, find_law, labels_of, run_of
+from tracer.answers.law import CheckedRun, FoundLaw, SizedRun, find_law, labels_of, run_of
 from tracer.commands.fit_trials import ScriptTrials
-from tracer.commands.on_card import Run as CommandRun
+from tracer.commands.on_card import Run
 from tracer.commands.script import Script
 from tracer.commands.workload_options import WorkloadOptions
 from tracer.errors import TracerError, UsageError
@@ -86,7 +86,7 @@ def with_sizes(workload: WorkloadOptions, arguments: Sequence[str]) -> WorkloadO
 
 
 def answer_law(
-    texts: Sequence[str], run: CommandRun, devices: Devices, script: Script | None, workload: WorkloadOptions
+    texts: Sequence[str], run: Run, devices: Devices, script: Script | None, workload: WorkloadOptions
 ) -> None:
     """Find the law of some sizes, write it and tell it."""
     sizes = [varied(text, script, workload) for text in texts]
@@ -106,13 +106,13 @@ def answer_law(
     console.answer(lambda: _document(found, devices), lambda rich: print_answer(told, rich, full=console.is_full))
 
 
-def _run(at: Sizes, sizes: Sequence[Varied], trials: ScriptTrials, console: Console) -> tuple[Run, Check]:
+def _run(at: Sizes, sizes: Sequence[Varied], trials: ScriptTrials, console: Console) -> tuple[SizedRun, CheckedRun]:
     """Run at some sizes, and read the requests."""
     from tracer.answers.allocator.modelled import model_device
     from tracer.answers.snapshot_findings import replay_snapshot
     from tracer.snapshot.load import load_snapshot
 
-    found: list[Run] = []
+    found: list[SizedRun] = []
 
     def read(path: Path) -> None:
         devices = replay_snapshot(load_snapshot(path)).devices
@@ -127,7 +127,7 @@ def _run(at: Sizes, sizes: Sequence[Varied], trials: ScriptTrials, console: Cons
         raise TracerError(f"With {' '.join(arguments)} no step was made: {reason}", hint="Name another range.")
     peak, reserved = format_bytes(trial.allocated_bytes), format_bytes(trial.reserved_bytes)
     console.say(f"{' '.join(arguments)}: {peak} allocated, {reserved} reserved.")
-    return found[0], Check(at, trial.allocated_bytes, trial.reserved_bytes)
+    return found[0], CheckedRun(at, trial.allocated_bytes, trial.reserved_bytes)
 
 
 def _document(found: FoundLaw, devices: Devices) -> dict[str, Any]:

@@ -215,6 +215,27 @@ def test_what_is_grown_by_cat(caller: list[dict[str, Any]], cause: str) -> None:
     assert "10.00 MiB at first" in found[cause].sentence
 
 
+@pytest.mark.parametrize("is_parameter", [False, True])
+def test_parameters_that_grow_are_told_as_such(is_parameter: bool) -> None:
+    """10, 20, ... 110 MiB, where the old one is freed once the new one is there."""
+    program, old = Recorded(capacity=240), None
+    for length in range(1, 12):
+        program.use(1, [line(2)])
+        new = program.make(10 * length, [line(9)])
+        if old is not None:
+            program.free(old, [line(9)])
+        old = new
+    program.fail(150, [line(9)])
+    assert old is not None
+    found = program.changes(replace(objects_of(), parameters=frozenset({old.address} if is_parameter else ())))
+    assert ("parameters that grow" in found) == is_parameter
+    if is_parameter:
+        assert found["parameters that grow"].sentence == (
+            "The model grows: 110.00 MiB in 1 block (/home/me/train.py:9), parameter, are made anew, larger each time "
+            "(10.00 MiB at first, 150.00 MiB by now)."
+        )
+
+
 def test_a_few_even_cats_are_growth() -> None:
     """20, 30 and 40 MiB, and 50 that do not fit: each joins 10 MiB to what was there."""
     program, old = Recorded(capacity=85), None

@@ -109,7 +109,8 @@ def test_a_block_of_which_a_small_part_is_read_is_told_with_that_part(read_mib: 
     assert ("read in part" in told) == is_told
     if is_told:
         assert told["read in part"].sentence == (
-            "No more than 10.00 MiB are ever read of 60.00 MiB in 1 block (/home/me/train.py:3)."
+            "No more than 10.00 MiB of 60.00 MiB in 1 block (/home/me/train.py:3) are read, before the failure and in "
+            "the rest of this step and the next one."
         )
 
 

@@ -1,8 +1,6 @@
 """Results that are much larger than what they are made of: the operator of a line, its operands, its usual remedy.
 
-A row of `REMEDIES` is a condition on facts of a line's blocks with the words of the change. Facts are the operator, by
-the C++ frames of a stack, else by torch's own functions in it and the calls in the line's source; the bytes of the
-line's results, those of its operands, and those of the largest block that there was as a result was made.
+A row of `REMEDIES` is a condition on facts of a line's results, see `line_results.py`, with the words of the change.
 """
 
 from __future__ import annotations
@@ -13,78 +11,51 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_smaller_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
-from tracer.answers.why.source import calls_on, source_at
+from tracer.answers.why.line_results import (
+    BINARY,
+    CAST,
+    COPIED,
+    CREATED,
+    DECOMPOSED,
+    DENSE,
+    EXPONENTS,
+    INDEXED,
+    JOINING,
+    REPEATED,
+    RESIZED,
+    SORTED,
+    LineResults,
+    results_of_lines,
+)
+from tracer.answers.why.source import source_at
 from tracer.arrays import Ints
-from tracer.blocks.from_snapshot.frames import is_python, is_users, torch_file
+from tracer.blocks.from_snapshot.frames import torch_file
 from tracer.blocks.from_snapshot.sites import Site
 from tracer.blocks.from_snapshot.sizes import NOTHING
-from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.at_failure import Operand
-from tracer.capture.objects.later_uses import Making, NextUse, Sized
+from tracer.capture.objects.later_uses import Making, Sized
 from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 25
-_LEAST_OF_LINE: Final = 2
-"""Per cent: a line with less is not looked at."""
 _MOST_TEXT: Final = 72
-_MOST_RESULTS: Final = 16
-"""Of a line that are compared with what there was."""
 _MUCH_SMALLER: Final = 64
 """By how much less the change takes where it makes no such result at all: so little that it does not matter here."""
 _PARTS: Final = 8
 _FEW_PARTS: Final = 2
 """That are joined: an old tensor and what is added to it are no list."""
-_LEAST_ALIKE: Final = 10
-"""The list of what was joined is as large as the result, but for one in so many."""
 _TWICE: Final = 2.0
 _WIDEST: Final = 9.0
 """By how much more a result takes than its operand at least, where not only its type is wider: bool and int64 are 8."""
-_SEVERAL_TIMES: Final = 4
 _AGAIN: Final = ", each computed again in backward (torch.utils.checkpoint)"
-
-
-@dataclass(frozen=True, eq=False)
-class LineResults:
-    """Results that one line of the program has, in use at the moment or asked for then."""
-
-    site: Site
-    source: str  # Text of the line; empty where its file is not here
-    operators: frozenset[str]
-    held: Ints  # Its blocks in use
-    rows: Ints  # All blocks that it makes, at other times too
-    asked_bytes: int  # Of the request that failed, where the line made it; else 0
-    operands: tuple[Operand, ...]  # Tensors that the line names, where it is the one that failed
-    factor: float  # Bytes of its largest result beside the largest block that there was as it was made
-    is_saved: bool  # Whether forward saves most of it for backward
-    parts: Ints  # Blocks of the list that its largest result is joined of, where it is
-    making: Making | None  # What made its largest result, where a second run showed it
-    next_use: NextUse | None  # Of that result, likewise
-    stands_out: bool  # Whether that is several times as large as any other line's block
-
-    def makes(self, *names: str) -> bool:
-        """True if one of the line's operators has one of these names."""
-        return not self.operators.isdisjoint(names)
-
-    @property
-    def operands_bytes(self) -> int:
-        """Bytes of the operands together; 0 where they are not known."""
-        return sum(operand.size_bytes for operand in self.operands)
-
-    @property
-    def largest_factor(self) -> float:
-        """Bytes of the request beside its operands, where those are known; else `factor`."""
-        if self.asked_bytes and self.operands:
-            return self.asked_bytes / self.operands_bytes
-        return self.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,37 +72,9 @@ class Remedy:
     in_function: bool = False  # Whether results of its size on other lines of its function are of the same kind
 
 
-_DECOMPOSED: Final = ("linalg_svd", "_linalg_svd")
-_DENSE: Final = ("to_dense", "_to_dense", "todense")
-_REPEATED: Final = ("repeat", "repeat_interleave", "tile")
-_COPIED: Final = ("clone", "contiguous", "reshape")
-_INDEXED: Final = ("index", "index_select", "gather", "take", "take_along_dim")
 _LOOKED_UP: Final = ("aten::embedding", "aten::index", "aten::index_select")
 _COPIES: Final = ("aten::clone", "aten::contiguous", "aten::reshape", "aten::flatten")
 _CASTS: Final = ("aten::_to_copy", "aten::to", "aten::float", "aten::double", "aten::long", "aten::type")
-_JOINED: Final = ("cat", "stack", "hstack", "vstack", "concat", "concatenate", "pad_sequence")
-_CAST: Final = ("to", "_to_copy", "float", "double", "long", "type")
-_RESIZED: Final = ("interpolate", "upsample", "grid_sample", "resize")
-_SORTED: Final = ("sort", "argsort", "msort")
-_EXPONENTS: Final = ("softmax", "_softmax", "log_softmax", "_log_softmax", "exp", "logsumexp")
-_BINARY: Final = (
-    "mul",
-    "add",
-    "sub",
-    "div",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "maximum",
-    "minimum",
-    "bitwise_and",
-    "cdist",
-    "outer",
-)
-_CREATED: Final = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_empty", "new_full", "new_ones")
 _BITS: Final = defaultdict(
     lambda: 16, {"bool": 8, "uint8": 8, "int8": 8, "int32": 32, "float32": 32, "int64": 64, "float64": 64}
 )
@@ -140,31 +83,9 @@ _BROADCASTS: Final = re.compile(r"\[[^\]]*\bNone\b|newaxis|unsqueeze|keepdim|\bc
 _WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
 
 
-_OF_FUNCTIONS: Final = ("nn/functional.py", "functional.py", "_tensor.py", "nn/utils/rnn.py")
-_NAMES: Final = frozenset(
-    {
-        "one_hot",
-        "svd",
-        "embedding",
-        "einsum",
-        *_DECOMPOSED,
-        *_DENSE,
-        *_REPEATED,
-        *_COPIED,
-        *_INDEXED,
-        *_JOINED,
-        *_CAST,
-        *_RESIZED,
-        *_SORTED,
-        *_EXPONENTS,
-    }
-    | {*_BINARY, *_CREATED}
-)
-
-
 def _is_full_decomposition(line: LineResults) -> bool:
     # torch.svd makes the smaller ones by default.
-    is_linalgs = line.makes(*_DECOMPOSED) or (line.makes("svd") and "linalg" in line.source)
+    is_linalgs = line.makes(*DECOMPOSED) or (line.makes("svd") and "linalg" in line.source)
     is_larger = line.largest_factor >= _TWICE
     return is_linalgs and is_larger and "full_matrices=False" not in line.source.replace(" ", "")
 
@@ -180,13 +101,13 @@ def _table_of_copies(line: LineResults) -> Sized | None:
         return None
     table, result = making.inputs[0], making.result
     is_larger = len(table.shape) > 1 and _elements(result) >= _TWICE * _elements(table)
-    return table if is_larger and (line.stands_out or line.makes(*_INDEXED)) else None
+    return table if is_larger and (line.stands_out or line.makes(*INDEXED)) else None
 
 
 def _is_row_for_each(line: LineResults) -> bool:
     if line.making is not None:
         return _table_of_copies(line) is not None
-    are_alone = bool(line.operators) and line.operators.issubset(_INDEXED)
+    are_alone = bool(line.operators) and line.operators.issubset(INDEXED)
     return (are_alone or (line.makes("embedding") and line.stands_out)) and line.largest_factor >= _TWICE
 
 
@@ -228,7 +149,7 @@ def _is_every_pair(line: LineResults) -> bool:
     if line.making is not None:
         return _is_broadcast(line.making)  # a matrix product may be of a layer
     least = _TWICE if _BROADCASTS.search(line.source) else _WIDEST
-    return line.makes(*_BINARY) and line.largest_factor >= least
+    return line.makes(*BINARY) and line.largest_factor >= least
 
 
 def _makes_pairs(line: LineResults) -> str:
@@ -244,10 +165,10 @@ def _is_of_several(source: str) -> bool:
 
 
 def _is_copy_of_rows(line: LineResults) -> bool:
-    if line.makes(*_REPEATED):
+    if line.makes(*REPEATED):
         return True
     if (making := line.making) is None:
-        return line.makes(*_COPIED) and ".expand(" in line.source
+        return line.makes(*COPIED) and ".expand(" in line.source
     is_copy = making.operator in _COPIES and len(making.inputs) == 1
     return (
         is_copy
@@ -257,7 +178,7 @@ def _is_copy_of_rows(line: LineResults) -> bool:
 
 
 def _is_joined(line: LineResults) -> bool:
-    return not line.is_saved and line.makes(*_JOINED) and len(line.parts) > _FEW_PARTS
+    return not line.is_saved and line.makes(*JOINING) and len(line.parts) > _FEW_PARTS
 
 
 def _is_cast_up(line: LineResults) -> bool:
@@ -266,8 +187,8 @@ def _is_cast_up(line: LineResults) -> bool:
         is_cast = line.making.operator in _CASTS and len(given) == 1
         return not line.is_saved and is_cast and _BITS[line.making.result.dtype] > _BITS[given[0]]
     # With arithmetic on the same line it may be a number that is cast.
-    is_alone = not line.makes(*_BINARY)
-    return not line.is_saved and line.makes(*_CAST) and is_alone and bool(_WIDENING.search(line.source))
+    is_alone = not line.makes(*BINARY)
+    return not line.is_saved and line.makes(*CAST) and is_alone and bool(_WIDENING.search(line.source))
 
 
 JOINED: Final = Remedy(
@@ -288,7 +209,7 @@ REMEDIES: Final = (
     ),
     Remedy(
         "sparse made dense",
-        lambda line: line.makes(*_DENSE),
+        lambda line: line.makes(*DENSE),
         "makes a dense matrix of a sparse one",
         "keep it sparse: torch.sparse.mm, index_select and coalesce take it as it is",
         smaller=_MUCH_SMALLER,
@@ -336,7 +257,7 @@ REMEDIES: Final = (
     ),
     Remedy(
         "resized",
-        lambda line: not line.is_saved and line.makes(*_RESIZED),
+        lambda line: not line.is_saved and line.makes(*RESIZED),
         "makes pictures or masks at their full size",
         f"resize {_PARTS} of them at a time and keep what is made of each, or work at the smaller size and resize the "
         "result on the host",
@@ -344,21 +265,21 @@ REMEDIES: Final = (
     ),
     Remedy(
         "whole sorted",
-        lambda line: line.makes(*_SORTED),
+        lambda line: line.makes(*SORTED),
         "makes sorted values, an int64 index for each, and buffers of the sort",
         "where a threshold or a few values are wanted take torch.kthvalue, topk or a histogram: they sort no copy",
         smaller=_MUCH_SMALLER,
     ),
     Remedy(
         "value for each class",
-        lambda line: not line.is_saved and line.makes(*_EXPONENTS),
+        lambda line: not line.is_saved and line.makes(*EXPONENTS),
         "makes as many values as it is given once more",
         f"go over {_PARTS} parts of the rows, and keep what is left of each",
         in_function=True,
     ),
     Remedy(
         "made whole",
-        lambda line: not line.is_saved and line.makes(*_CREATED) and "Parameter(" not in line.source,
+        lambda line: not line.is_saved and line.makes(*CREATED) and "Parameter(" not in line.source,
         "allocates it in full",
         "make it on the host, in fewer bits, or fill and use it part by part",
         GivesUp.TIME_OR_SIZE,
@@ -368,7 +289,7 @@ REMEDIES: Final = (
 
 def expansion(case: Case) -> Iterator[Cause]:
     """Results of a line that are a good part of what is in use and asked for, by what its operator makes."""
-    for line in _lines(case):
+    for line in results_of_lines(case):
         remedy = next((remedy for remedy in REMEDIES if remedy.when(line)), None)
         after = NOTHING if remedy is None else _beside(case, line, remedy)
         goes_on = remedy is not None and remedy.goes_on and case.asked_bytes in case.lives.requested_bytes[line.held]
@@ -430,18 +351,6 @@ def _is_in(case: Case, stack: int, of: Site) -> bool:
     """True if the line of a stack is in the same function of the program as another line."""
     site = case.sites.site(stack)
     return (site.frame, site.file) == (of.frame, of.file) and site.frame != "<module>"
-
-
-def _parts(case: Case, held: Ints, asked_bytes: int) -> Ints:
-    """The blocks of the list that a result is joined of: of one line, several, together as large as the result."""
-    result = asked_bytes or int(case.lives.requested_bytes[held].max(initial=0))
-    others = np.setdiff1d(case.in_use[~case.stays[case.in_use]], held)
-    stacks, count = np.unique(case.stack[others], return_counts=True)
-    for stack in stacks[count > 1].tolist():
-        mine: Ints = others[case.stack[others] == stack]
-        if abs(case.bytes(mine) - result) * _LEAST_ALIKE <= result:
-            return mine
-    return NOTHING
 
 
 def attention_weights(case: Case) -> Iterator[Cause]:
@@ -514,137 +423,3 @@ def _from(line: LineResults) -> str:
 def _operand_words(operand: Operand) -> str:
     size = format_bytes(operand.size_bytes)
     return size if operand.count == 1 else f"{operand.count:,} tensors, {size}"
-
-
-def is_joined(case: Case, stack: int) -> bool:
-    """True if a stack is of an operator that joins tensors."""
-    site = case.sites.site(stack)
-    return not _operators(case, [stack], site).isdisjoint(_JOINED)
-
-
-def is_list_of_join(case: Case, rows: Ints) -> bool:
-    """True if some blocks are the list that the failed request was to join into one tensor."""
-    site = _line(case, case.asked_stack) if case.has_failed else None
-    if site is None or not _operators(case, [case.asked_stack], site).intersection(_JOINED):
-        return False
-    return abs(case.bytes(rows) - case.asked_bytes) * _LEAST_ALIKE <= case.asked_bytes
-
-
-def _lines(case: Case) -> Iterator[LineResults]:
-    """Lines whose results are much at the moment, the largest first."""
-    lives = case.lives
-    is_made = has(case.facts, Fact.STACK) & ~has(case.facts, Fact.ENGINE, Fact.OPTIMIZER_STEP, Fact.WORKSPACE)
-    is_made &= ~case.stays & ~case.is_set_up & (lives.begin > BEFORE)
-    held = case.in_use[is_made[case.in_use]]
-    asked_site = _line(case, case.asked_stack) if case.has_failed and _asks(case) else None
-    by_site: dict[Site, list[int]] = {} if asked_site is None else {asked_site: [case.asked_stack]}
-    for stack in np.unique(case.stack[is_made]).tolist():
-        if (site := _line(case, stack)) is not None:
-            by_site.setdefault(site, []).append(stack)
-    of_stack = np.bincount(case.stack[held], lives.requested_bytes[held], len(case.stacks) + 1)
-    found = []
-    for site, stacks in by_site.items():
-        asked = case.asked_bytes if site == asked_site else 0
-        line_bytes = int(of_stack[stacks].sum()) + asked
-        if line_bytes * 100 >= _LEAST_OF_LINE * case.in_use_bytes:
-            mine, rows = held[np.isin(case.stack[held], stacks)], np.flatnonzero(is_made & np.isin(case.stack, stacks))
-            found.append((line_bytes, site, mine, rows, asked, stacks))
-    for _, site, mine, rows, asked, stacks in sorted(found, key=lambda of: -of[0]):
-        operators = _operators(case, _weighty(case, rows, stacks, asked), site)
-        yield LineResults(
-            site=site,
-            source=source_at(site),
-            operators=operators,
-            held=mine,
-            rows=rows,
-            asked_bytes=asked,
-            operands=_operands(case, site) if asked and not _inside(case, case.asked_stack)[1] else (),
-            factor=_factor(case, rows, asked),
-            is_saved=case.bytes(mine[case.kind[mine] == Kind.ACTIVATION]) * 2 > case.bytes(mine),
-            parts=_parts(case, mine, asked) if not operators.isdisjoint(_JOINED) else NOTHING,
-            **_in_second_run(case, mine, held, asked),
-        )
-
-
-def _in_second_run(case: Case, mine: Ints, held: Ints, asked_bytes: int) -> dict[str, Any]:
-    """What a second run showed of the largest result of a line, and whether that stands out."""
-    size = case.lives.requested_bytes
-    largest = max(int(size[mine].max(initial=0)), asked_bytes)
-    others = np.setdiff1d(held, mine)
-    row = None if largest == asked_bytes else int(mine[size[mine].argmax()])
-    followed = case.followed
-    return {
-        "making": followed.making(row) if followed is not None else None,
-        "next_use": followed.next_use(row) if followed is not None else None,
-        "stands_out": largest >= _SEVERAL_TIMES * int(size[others].max(initial=0)),
-    }
-
-
-def _weighty(case: Case, rows: Ints, stacks: list[int], asked_bytes: int) -> list[int]:
-    """The stacks of a line that made, or asked for, a result not much smaller than its largest."""
-    size = case.lives.requested_bytes[rows]
-    of_stack = {stack: int(size[case.stack[rows] == stack].max(initial=0)) for stack in stacks}
-    if asked_bytes:
-        of_stack[case.asked_stack] = max(of_stack[case.asked_stack], asked_bytes)
-    return [stack for stack, size in of_stack.items() if size * _PARTS >= max(of_stack.values())]
-
-
-def _asks(case: Case) -> bool:
-    return not has(case.sites.facts, Fact.ENGINE, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP)[case.asked_stack]
-
-
-def _line(case: Case, stack: int) -> Site | None:
-    """The line of the program whose own operator a stack is of; None where a module of torch's has called it."""
-    site = case.sites.site(stack)
-    if site.file is None or not is_users(Frame(site.frame, site.file, site.line or 0)):
-        return None
-    functions, in_module = _inside(case, stack)
-    return None if in_module and _NAMES.isdisjoint(functions) else site
-
-
-def _operators(case: Case, stacks: list[int], site: Site) -> frozenset[str]:
-    """Names of the operators that stacks may be of: by C++ frames, else by torch's functions, else by the source."""
-    names = set[str]()
-    for stack in stacks:
-        functions, in_module = _inside(case, stack)
-        operation = case.sites.operation(stack)
-        names.update([_without_overload(operation)] if operation else functions)
-        if not operation and not functions and not in_module:
-            names.update(calls_on(site))
-    return frozenset(names)
-
-
-def _inside(case: Case, stack: int) -> tuple[list[str], bool]:
-    """Torch's functions in Python that the program's innermost line has called, and whether a module of torch's has."""
-    functions, in_module = [], False
-    for frame in case.stacks[stack]:
-        file = torch_file(frame) if is_python(frame) else None
-        if is_python(frame) and is_users(frame):
-            break
-        in_module |= file is not None and file.startswith("nn/modules/")
-        if file in _OF_FUNCTIONS:
-            functions.append(frame.name)
-    return functions, in_module
-
-
-def _without_overload(operation: str) -> str:
-    """The name of an operator that rows have: `repeat_interleave` for `repeat_interleave_self_int`."""
-    parts = operation.split("_")
-    names = ("_".join(parts[:number]) for number in range(len(parts), 0, -1))
-    return next((name for name in names if name in _NAMES), operation)
-
-
-def _operands(case: Case, site: Site) -> tuple[Operand, ...]:
-    known = case.objects.operands if case.objects is not None else ()
-    return tuple(operand for operand in known if (operand.file, operand.line) == (site.file, site.line))
-
-
-def _factor(case: Case, rows: Ints, asked_bytes: int) -> float:
-    """The bytes of a large result beside those of the largest block in use as it was made: the most of all results."""
-    lives, size = case.lives, case.lives.requested_bytes
-    rows = rows[lives.begin[rows] <= case.entry]
-    largest = max(int(size[rows].max(initial=0)), asked_bytes)
-    made = [(asked_bytes, case.in_use)] if asked_bytes == largest else []
-    for row in rows[size[rows] * 2 >= largest][-_MOST_RESULTS:].tolist():
-        made.append((int(size[row]), np.setdiff1d(lives.alive_after(int(lives.begin[row]) - 1), row)))
-    return max((result / max(int(size[before].max(initial=0)), 1) for result, before in made), default=0.0)

@@ -24,8 +24,8 @@ from tracer.answers.allocator.modelled import Modelled
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.copies import are_copies_of_weights
 from tracer.answers.why.evaluation import frees_what_others_keep
-from tracer.answers.why.expansion import is_joined, is_list_of_join
 from tracer.answers.why.holding import are_listed_states, cycle_of
+from tracer.answers.why.line_results import JOINING, is_joined, is_list_of_join
 from tracer.answers.why.source import source_at, updates_itself
 from tracer.arrays import Bools, Ints
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
@@ -369,11 +369,13 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
     sentence = (
         f"Memory grows: {case.words(held)}{case.lines(held)} are made anew each time, larger than before ({what})"
     )
-    if case.is_share(held[np.isin(case.kind[held], _OF_MODEL)], of=held, percent=50):
+    of_model = held[np.isin(case.kind[held], _OF_MODEL)]
+    if case.is_share(of_model, of=held, percent=50):
+        kinds = " and ".join(sorted({Kind(kind).words for kind in case.kind[of_model].tolist()}))
         yield Cause(
             "parameters that grow",
-            f"The model grows: {case.words(held)}{case.lines(held)} are parameters that are made anew, larger each "
-            f"time ({what}); gradients and optimizer state grow with them.",
+            f"The model grows: {case.words(of_model)}{case.lines(of_model)}, {kinds}, are made anew, larger each time "
+            f"({what}).",
             "add fewer (a higher threshold, a largest number), or end it earlier",
             lambda modelled: with_smaller_blocks(modelled, all_rows, _FEWER),
             site,
@@ -410,7 +412,7 @@ def _may_join(case: Case, row: int) -> bool:
     stack = int(case.lives.stack[row])
     making = case.followed.making(row) if case.followed is not None else None
     if making is not None:
-        return making.operator.removeprefix("aten::") in ("cat", "stack", "constant_pad_nd", "concatenate")
+        return making.operator.removeprefix("aten::") in (*JOINING, "constant_pad_nd")
     if operation := case.sites.operation(stack):
         return is_joined(case, stack) or "pad" in operation
     *_, frame = [None, *case.own_lines(stack)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
-from tracer.answers.why.expansion import is_joined
+from tracer.answers.why.line_results import is_joined
 from tracer.arrays import Ints, grouped
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
@@ -84,7 +84,7 @@ def reference_cycles(case: Case) -> Iterator[Cause]:
 
 
 def kept_by_caches(case: Case) -> Iterator[Cause]:
-    """What functions under `functools.lru_cache` keep: arguments of their calls, and what they returned."""
+    """Arguments and results that functions under `functools.lru_cache` keep."""
     caches = [holder for holder in case.holders if FUNCTOOLS in holder.path]
     rows = _with_alike(case, case.at_addresses(address for holder in caches for address in holder.addresses))
     if not case.is_much(rows, percent=_LEAST_PERCENT):

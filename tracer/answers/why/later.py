@@ -95,7 +95,7 @@ _SMALL_PART: Final = 4
 
 
 def read_in_part(case: Case) -> Iterator[Cause]:
-    """What the failed request is for, or blocks, of which the program reads a small part alone."""
+    """A failed request, or blocks, of which the program reads a small part."""
     if (followed := case.followed) is None:
         return
     asked, asked_read = case.asked_bytes, followed.asked_read_bytes or 0
@@ -106,10 +106,9 @@ def read_in_part(case: Case) -> Iterator[Cause]:
         place = f" ({site.file}:{site.line})" if site.file is not None else ""
         yield Cause(
             "read in part",
-            f"Of the {format_bytes(asked)} that were asked for{place} no more than {format_bytes(asked_read)} are ever "
-            "read.",
-            "make only that part: cut what it is made of before this line (such as x[:, -1:] before a layer, or equal "
-            "rows alone for a diagonal)",
+            f"Of the {format_bytes(asked)} that were asked for{place} no more than {format_bytes(asked_read)} are read "
+            f"{followed.uses.horizon}.",
+            "make only that part: cut what it is made of before this line (such as x[:, -1:] before a layer)",
             partial(with_smaller_blocks, rows=nothing, divisor=asked // asked_read, with_last_failure=True),
             site,
             names_bytes=asked,
@@ -124,8 +123,8 @@ def read_in_part(case: Case) -> Iterator[Cause]:
     stays = (case.stays | case.is_set_up)[rows].all()
     yield Cause(
         "read in part",
-        f"No more than {format_bytes(read_bytes)} are ever read of {case.words(rows)}{case.lines(rows)}"
-        f"{f', held by {holder}' if holder else ''}.",
+        f"No more than {format_bytes(read_bytes)} of {case.words(rows)}{case.lines(rows)} are read, before the failure "
+        f"and {followed.uses.horizon}{f'; held by {holder}' if holder else ''}.",
         "make each no larger than what is read of it (a shorter longest length), or one for all that have the same"
         if stays
         else "make only the part that is read, or keep that part alone (part.clone(), and del the rest)",

@@ -335,7 +335,7 @@ def message_of(folder: Path, index: int) -> RankMessage | None:
 
 
 def speaks_for_all(rank: Rank, summary: RanksSummary, folder: Path) -> bool:
-    """Whether this rank prints the sentences on all ranks: the last one to end, or rank 0 where a rank has failed.
+    """True if this rank prints the sentences on all ranks: the last one to end, or rank 0 where a rank has failed.
 
     Each rank leaves its message before it reads those of others, so that exactly one finds that it came last.
     """
