@@ -1,4 +1,4 @@
-"""What replaying an allocator's history costs, beside loading the file that it is in.
+"""Cost of replaying an allocator's history, beside loading the file that it is in.
 
     python -m benchmarks.allocator                     a modelled recording of a million operations
     python -m benchmarks.allocator --operations 200000
@@ -179,7 +179,7 @@ def _table(file: Path, rounds: int) -> bool:
 
 
 def _agreement(folder: Path) -> None:
-    """How many decisions of real recordings come out."""
+    """Print the number of decisions of real recordings that the model repeats."""
     from tracer.answers.allocator.modelled import model_device
     from tracer.answers.snapshot_findings import replay_snapshot
     from tracer.errors import SnapshotError

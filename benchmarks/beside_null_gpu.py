@@ -1,4 +1,4 @@
-"""What a GPU's allocator counts for small trainings, beside what the null GPU says of the same programs and card.
+"""Counts of a GPU's allocator for small trainings, beside the null GPU's for the same programs and card.
 
     python -m benchmarks.beside_null_gpu                       all programs, several at a time
     python -m benchmarks.beside_null_gpu resnet50 gpt2         these
@@ -129,7 +129,7 @@ def _peaks(name: str) -> Facts:
 
 
 def _used_by_this_process() -> int:
-    """What the driver says that this process holds of the device; 0 where it does not say."""
+    """Bytes of the device that this process holds, by the driver; 0 where it does not say."""
     asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
     used = {int(pid): int(mib) * MIB for pid, mib in (line.split(",") for line in lines) if mib.strip().isdigit()}

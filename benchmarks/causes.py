@@ -1,4 +1,4 @@
-"""Whether programs that run out of memory for a known reason are told it first.
+"""Causes of failures: programs that run out of memory for a known reason should be told it first.
 
     uv run python -m benchmarks.causes [--here] [--ways WAY ...] [--workers N] [NAME ...]
 

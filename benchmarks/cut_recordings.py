@@ -70,12 +70,12 @@ class Sums:
         self.taken_for.update(other.taken_for)
 
     def percent(self, verdict: str) -> float:
-        """Of all bytes."""
+        """Percent of all bytes."""
         return 100 * self.verdicts[verdict] / max(1, self.verdicts.total())
 
     @property
     def percent_likely(self) -> float:
-        """Of what is worded "likely", how much is right."""
+        """Percent that is right, of what is worded "likely"."""
         return 100 * self.likely["right"] / self.likely.total() if self.likely.total() else 100.0
 
 
@@ -103,7 +103,7 @@ def record(name: str, folder: Path) -> Row | None:
 
 
 def cuts(trace: Sequence[Row]) -> Iterator[tuple[int, bool]]:
-    """Where to cut, and whether the request there fails; never between the two entries of a free of one stream."""
+    """Yield places to cut, and whether the request there fails; never between two entries of a free of one stream."""
     for number in range(1, NUM_CUTS - QUARTERS + 1):
         end = number * len(trace) // (NUM_CUTS - QUARTERS)
         yield end + (end < len(trace) and trace[end]["action"] == "free_completed"), False
@@ -158,7 +158,7 @@ def _filled(begin: int, past: int, blocks: Sequence[Row]) -> Iterator[Row]:
 
 
 def true_kinds(recorded: Row) -> dict[int, frozenset[Kind]]:
-    """What each block may be called, by its alloc entry; from what was seen of the whole program."""
+    """Return the kinds that each block may have, by its alloc entry; from what was seen of the whole program."""
     trace = recorded["snapshot"]["device_traces"][0]
     entries = [at for at, entry in enumerate(trace) if entry["action"] == "alloc"]
     served_at: dict[int, list[int]] = {}
@@ -177,7 +177,7 @@ def true_kinds(recorded: Row) -> dict[int, frozenset[Kind]]:
 
 
 def _ends(trace: Sequence[Row], entries: Sequence[int]) -> list[int]:
-    """How many allocations had been served when each block was freed; past all where it never was."""
+    """Number of allocations served when each block was freed; past all where it never was."""
     open_at: dict[int, int] = {}
     ends, served = [len(entries) + 1] * len(entries), 0
     for entry in trace:
@@ -215,7 +215,7 @@ def _true_kind(entry: Row, served: int, end: int, seen: set[str], recorded: Row)
 
 
 def judge(recorded: Row, *, without_cpp: bool, steady: bool) -> Sums:
-    """All cuts of one recording."""
+    """Judge each cut of one recording."""
     sums = Sums()
     for device, true_of in replayed_cuts(recorded, without_cpp=without_cpp, steady=steady):
         sums.add(_judge_peak(device, true_of))

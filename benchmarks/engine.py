@@ -1,4 +1,4 @@
-"""What the engine costs, beside what torch's own analysis costs, on the same recordings in one run.
+"""Cost of the engine, beside that of torch's own analysis, on the same recordings in one run.
 
     uv run python benchmarks/engine.py [--models fno16 transformer] [--quick]
 
@@ -106,7 +106,7 @@ class GPTBlock(nn.Module):
         self.register_buffer("future", torch.ones(length, length, dtype=torch.bool).triu(1))
 
     def attention(self, x: Tensor) -> Tensor:
-        """Of each position to itself and those before it."""
+        """Attend from each position to itself and those before it."""
         heads = (part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
         query, key, value = heads
         scores = (query @ key.transpose(-2, -1)) * key.shape[-1] ** -0.5
@@ -228,7 +228,7 @@ def ours(results: Any) -> tuple[list[int], list[list[int]]]:
 
 
 def torchs(results: Any) -> tuple[list[int], list[list[int]]]:
-    """The same in torch's own words."""
+    """Return peaks and categories by torch's own analysis."""
     times, sizes = MemoryProfileTimeline(MemoryProfile(results))._coalesce_timeline("cpu")
     return times, sizes
 
@@ -256,7 +256,7 @@ def median(costs: Sequence[Cost]) -> Cost:
 
 
 def in_child(call: Callable[[], Any]) -> tuple[Any, Cost, int]:
-    """What a forked child is given, what it costs there, and how much the resident set grows by, at its highest."""
+    """Return the result and the cost of a call in a forked child, and the growth of its resident set."""
 
     def child(pipe: Any) -> None:
         kept: list[Any] = []
@@ -305,7 +305,7 @@ class Analysis:
     equal: bool
 
     def ratios(self) -> str:
-        """How many times as much of the processor's time torch takes: the median, and the range."""
+        """Factor between torch's processor time and ours: the median, and the range."""
         found = [self.torch.processor_s / cost.processor_s for cost in self.ours]
         return f"{statistics.median(found):.1f} ({min(found):.1f} to {max(found):.1f})"
 

@@ -1,4 +1,4 @@
-"""Whether `fit` finds the least that makes a program fit, in how much time, and whether `run --apply` reproduces it.
+"""Search by `fit` for the least that makes a program fit: its result, its time, and `run --apply` of it.
 
     uv run python -m benchmarks.fit [--here] [--workers N] [NAME ...]
 
@@ -28,12 +28,12 @@ from benchmarks.engine import as_markdown
 _PROGRAMS = Path(__file__).parent / "scripts" / "fit"
 _HEAD = re.compile(r'"""(.+); on (\S+): (.+)\."""')
 _LIMIT_S = 40
-"""That a search may take."""
+"""Longest time of a search."""
 _SAME_PEAK = "the same peak"
 
 
 def _processor_s() -> float:
-    """Of all processes that were begun here and have ended."""
+    """Processor seconds of all processes that were begun here and have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -577,7 +577,7 @@ class _Momentum(torch.optim.Optimizer):
 
 
 def optimizer_by_hand() -> Program:
-    """It assigns to .data, and the loop to .grad."""
+    """Assigns to .data in the optimizer, and to .grad in the loop."""
     model, batch = Words(), Batch()
     optimizer = _Momentum(model.parameters(), {})
 
@@ -600,7 +600,7 @@ def out_of_memory_in_backward() -> Program:
 
 
 def out_of_memory_in_the_first_step() -> Program:
-    """There is no memory for the optimizer's state."""
+    """Fails for lack of memory for the optimizer's state."""
     return _of_words_on(lambda: _leave(120 << 20), 1, _nothing)
 
 

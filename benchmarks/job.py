@@ -1,4 +1,4 @@
-"""How long it takes to explain a whole job, how much memory, and how that compares with its ranks one by one.
+"""Time and memory of explaining a whole job, beside those of its ranks one by one.
 
     python -m benchmarks.job                                   64 ranks with a million entries each
     python -m benchmarks.job --ranks 16 --entries 100000       a small one
@@ -94,7 +94,7 @@ def make_job(folder: Path, num_ranks: int, num_entries: int, *, num_stacks: int 
 
 
 def complaints(job: Job, found: Mapping[str, Any]) -> list[str]:
-    """What the answer of `snapshot DIR --json` should say and does not, a sentence each."""
+    """Return a sentence for each thing that the answer of `snapshot DIR --json` should say and does not."""
     odd = {Path(file).parent.name for group in found["groups"] if group["is_odd"] for file in group["files"]}
     planted = {f"rank{rank}" for rank in job.odd}
     said = []
@@ -137,7 +137,7 @@ def main() -> int:
 
 
 def singles(job: Job, snapshot: Sequence[str], repeats: int) -> Cost:
-    """What it takes to explain each rank by a command of its own, one after the other: those that can be read."""
+    """Return the cost of explaining each readable rank by a command of its own, one after the other."""
     found = []
     for name in {**STAGES, **ODD}:
         ranks = [rank for rank, its in job.ranks.items() if its == name]

@@ -1,4 +1,4 @@
-"""All that a GPU is asked in the few minutes in which one is lent: the most valuable first, within a limit of time.
+"""Questions to a GPU in the few minutes in which one is lent: the most valuable first, within a limit of time.
 
     python -m benchmarks.on_device                             nine minutes on the GPU of this machine
     python -m benchmarks.on_device --minutes 25 --part 2       another limit; this part alone
@@ -57,7 +57,7 @@ TRUTH: Final = (
     *("leaking_losses", "low_rank_adapters", "failing_in_backward", "closures_for_lbfgs", "inference_only"),
 )
 _TO_START_S: Final = 10.0
-"""What is left of the time when no further program begins."""
+"""Least time left for beginning a further program."""
 _CORES_OF_PLAN: Final = 16
 _SAID_CHARACTERS: Final = 3000
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -86,7 +86,7 @@ class Task:
 
     @property
     def device_bytes(self) -> int:
-        """What is set aside for it of the device."""
+        """Bytes of the device that are set aside for it."""
         return self.num_processes * (self.process_bytes + CONTEXT_BYTES)
 
 
@@ -272,7 +272,7 @@ def run_all(
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What there is for programs at once."""
+    """Room for programs at once."""
 
     cores: int
     device_bytes: int

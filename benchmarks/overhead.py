@@ -1,4 +1,4 @@
-"""What profiling costs the programs in examples/ and the FNO of main.py: each as it stands, with and without us.
+"""Cost of profiling the programs in examples/ and the FNO of main.py: each as it stands, with and without us.
 
     uv run python -m benchmarks.overhead [--programs plain_loop trainer] [--rounds 6]
 
@@ -69,7 +69,7 @@ class Costs:
             self.steps[name].append((len(self.ends) - 2, self.ends[-1][name] - self.ends[-2][name]))
 
     def seconds(self, clock: str, *, active: bool) -> list[float]:
-        """Of the active steps, or of those outside, over all rounds."""
+        """Return the seconds of the active steps, or of those outside, over all rounds."""
         chosen = RECORDED - ENDS_CYCLE if active else set(range(1, 12)) - RECORDED - WARMS_UP
         return [seconds for step, seconds in self.steps[clock] if step in chosen]
 
@@ -82,7 +82,7 @@ def now() -> dict[str, float]:
 
 
 def session_of(mode: str, costs: Costs) -> Callable[..., Any]:
-    """What takes the place of `profile_training` in a program."""
+    """Return the replacement for `profile_training` in a program."""
 
     @contextmanager
     def watched(model: Any, optimizer: Any, save_dir: str, **options: Any) -> Iterator[Any]:
@@ -226,7 +226,7 @@ def run_program(name: str, mode: str, costs: Costs, save_dir: str) -> None:
 
 
 def measure(name: str, num_rounds: int, parent: Path | None = None) -> dict[str, Costs]:
-    """All modes in turn, each round beginning with another one; the first round only warms up.
+    """Run each mode in turn, each round beginning with another one; the first round only warms up.
 
     Files go to new folders, in a parent that ranks have in common.
     """
@@ -256,7 +256,7 @@ def quiet() -> Iterator[None]:
 
 
 def measure_ranks(num_rounds: int) -> dict[str, Costs]:
-    """The same in two ranks; rank 0 tells."""
+    """Measure in two ranks; rank 0 tells."""
     with tempfile.TemporaryDirectory() as folder:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         out = Path(folder) / "costs.json"

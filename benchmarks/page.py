@@ -1,4 +1,4 @@
-"""How large memory_timeline.html of a million events is, and how long Chromium takes to open it.
+"""Size of memory_timeline.html of a million events, and the time that Chromium takes to open it.
 
     uv run python benchmarks/page.py
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.truth.program import Batch, Program
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "sgd", *["rmsprop"] * 7, "adamw", "adamw", "adamw")
-"""As often as each is drawn."""
+"""Optimizers, as often as each is drawn."""
 
 
 class _Applied(nn.Module):

@@ -32,7 +32,7 @@ _ONE = 0x3F80_0000
 
 @dataclass
 class Notes:
-    """What was seen, in numbers of allocations served so far.
+    """Observations, by the number of allocations served so far.
 
     Attributes:
         seen: When, the address, and as what.
@@ -77,7 +77,7 @@ def see_program(notes: Notes, program: Program) -> None:
 
 
 def saved_by(roots: Iterable[Any]) -> list[Any]:
-    """What the graphs behind these tensors keep for backward."""
+    """Return the tensors that the graphs behind these keep for backward."""
     waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is not None]
     found, visited = [], set[Any]()
     while waiting:
@@ -131,7 +131,7 @@ def observe(notes: Notes, program: Program) -> None:
 
 
 def steps_count_from_one() -> None:
-    """What an optimizer's step reads of the device is one.
+    """Let an optimizer's step read 1 where it reads its count of steps from the device.
 
     Until torch 2.14 a default device has Adam's counts of steps on it. The null GPU counts nothing, and Adam would
     divide by 1 - beta ** 0.

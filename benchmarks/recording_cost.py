@@ -1,4 +1,4 @@
-"""What recording costs beside bare torch.profiler with the same flags: processor time a step, and memory an event.
+"""Cost of recording beside bare torch.profiler with the same flags: processor time a step, and memory an event.
 
     uv run python -m benchmarks.recording_cost [--programs gpt modules] [--rounds 3] [--device cuda]
 
@@ -76,7 +76,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {"gpt": gpt, "modules": modules}
 
 @dataclass(slots=True)
 class Cost:
-    """Of one run: processor seconds, and the highest of the resident set.
+    """Processor seconds of one run, and the highest of the resident set.
 
     Attributes:
         steps_s: Of each step, with what happens at its end.
@@ -98,7 +98,7 @@ class Cost:
 
     @property
     def recording_s(self) -> float:
-        """All of it without reading, analysing and writing."""
+        """Seconds without reading, analysing and writing."""
         return self.total_s - self.apart_s - self.files_s
 
     @property

@@ -1,4 +1,4 @@
-"""What each rule gains on the truth: the bytes that are judged worse where it alone is left out.
+"""Gain of each rule on the truth: the bytes that are judged worse where it alone is left out.
 
     python -m benchmarks.rule_gain snapshots FOLDER [--programs 110]
     python -m benchmarks.rule_gain recordings FOLDER [--programs 110] [--on h100]
@@ -105,11 +105,11 @@ class Judged(Protocol):
     """A program of a set of truth."""
 
     def percent(self, without: Collection[int] = ()) -> tuple[float, float]:
-        """Of its bytes, how much is right and how much wrong with some rules left out."""
+        """Percent of its bytes that are right and that are wrong with some rules left out."""
 
 
 def first_of(said: Said, without: Collection[int], otherwise: int) -> int:
-    """What the first rule says that holds and is not left out."""
+    """Return the verdict of the first rule that holds and is not left out."""
     return next((what for rule, what in said if rule not in without), otherwise)
 
 
@@ -198,7 +198,7 @@ def _facts(finder: KindFinder, proofs: Sequence[Rule[Any]]) -> tuple[BlockFacts,
 
 
 def judge_cuts(path: Path, **how: bool) -> Sums:
-    """All cuts of one recording."""
+    """Judge each cut of one recording."""
     recorded, sums = cut_recordings.record(path.stem, path.parent), Sums()
     for device, true_of in cut_recordings.replayed_cuts(recorded or {}, **how):
         lives = device.replay.lives
@@ -350,7 +350,7 @@ def _blocks_at_peak(cycle: CycleFindings, noted: Sequence[tuple[Any, Ints]]) -> 
 
 
 def instants_under_bookkeeper(name: str, *size_of: Any) -> tuple[Instant, ...]:
-    """What the bookkeeper saw."""
+    """Return the moments that the bookkeeper saw."""
     from tests.truth.running import run_under_bookkeeper
 
     enter(name)
@@ -383,7 +383,7 @@ def run_beside(name: str, *, is_on_device: bool) -> tuple[Beside, Beside] | None
 
 
 def judge_compiled(name: str) -> Sums:
-    """What compiled code made in the last step: an activation if autograd saved it, and else none.
+    """Judge what compiled code made in the last step: an activation if autograd saved it, and else none.
 
     Nor is it wrong of what backward makes again, on lines where the same program makes activations again uncompiled.
     """
@@ -458,7 +458,7 @@ def _judged_compiled(name: str) -> Sums | None:
 
 
 def sets_of_recordings(folder: Path) -> dict[str, list[Judged]]:
-    """All that lies in the folder."""
+    """Return every set of recordings in the folder."""
     sets: dict[str, list[Judged]] = {}
     for path in sorted(folder.glob("*.judged")):
         judged = pickle.loads(path.read_bytes())
@@ -507,7 +507,7 @@ def sets_of_snapshots(folder: Path, num_programs: int) -> dict[str, list[Judged]
 
 
 def mean_cost(found: Sequence[Judged], rules: Collection[int]) -> tuple[float, float]:
-    """How many points fewer are right without some rules, and how many more are wrong; mean over programs."""
+    """Return the points fewer that are right without some rules, and the points more that are wrong; means."""
     pairs = [(one.percent(), one.percent(rules)) for one in found]
     lost, gained = np.mean([(right - less, more - wrong) for (right, wrong), (less, more) in pairs], axis=0).tolist()
     return lost, gained

@@ -159,4 +159,4 @@ with profile_training(model, optimizer, save_dir=sys.argv[2], screen="none") as 
 """,
 }
 OPTIONS: Final = {"inference": ["--inference"]}
-"""Of `run`, beside the usual ones; the program `session` runs by itself."""
+"""Options of `run`, beside the usual ones; the program `session` runs by itself."""

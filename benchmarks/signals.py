@@ -38,12 +38,12 @@ from tracer.null_gpu.process import restart_on
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGALRM")
 _PATIENCE_S = 120.0
-"""How long a program may take to begin or to end by itself; longer is a hang."""
+"""Longest time that a program may take to begin or to end by itself; longer is a hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one program did.
+    """Result of one program.
 
     Attributes:
         status: Its exit status, or minus the signal that ended it; None if it hung, and was killed.
@@ -190,7 +190,7 @@ def _seconds(used: resource.struct_rusage) -> float:
 
 
 def _problem(name: str, signal_name: str, trial: Trial, folder: Path, limit_s: float) -> str:
-    """What a program did that it would not do without us; "" if nothing."""
+    """Return what a program did that it would not do without us; "" if nothing."""
     if trial.status is None:
         return "it hung"
     # Python ignores what a handler raises in a callback at a fork, as logging has one, with or without us.

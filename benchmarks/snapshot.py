@@ -1,4 +1,4 @@
-"""How long it takes to explain a large allocator snapshot, and how much memory, beside torch's own text report.
+"""Time and memory of explaining a large allocator snapshot, beside torch's own text report.
 
     python -m benchmarks.snapshot                    a synthetic snapshot of a million entries
     python -m benchmarks.snapshot --file FILE        another snapshot
@@ -40,7 +40,7 @@ PLAIN, TORCHS, WITH_PAGE = "ours: load, explain, print", "torch.cuda._memory_viz
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run took.
+    """Cost of one run.
 
     Attributes:
         seconds: Wall time.

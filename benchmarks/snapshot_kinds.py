@@ -1,4 +1,4 @@
-"""How much of the peaks of real snapshots is named rightly, wrongly or not at all, against their programs' sources.
+"""Shares of the peaks of real snapshots that are named rightly, wrongly or not at all, by their programs' sources.
 
     python -m benchmarks.snapshot_kinds [--details] [--without-cpp]
 
@@ -68,7 +68,7 @@ class Verdict:
     taken_for: Mapping[tuple[str, str, str], int]
 
     def percent(self, size: int) -> float:
-        """Of the peak."""
+        """Percent of the peak."""
         return 100 * size / (self.right + self.wrong + self.unknown)
 
 
@@ -93,7 +93,7 @@ def judge(path: Path, truth: Mapping[str, Any], *, without_cpp: bool = False) ->
 
 
 def held_over_backward(device: ReplayedDevice, sites: Sites) -> set[tuple[int, int]]:
-    """What was in use when the first backward behind it was over, and not freed by autograd, by entry and address."""
+    """Blocks in use when the first backward behind them was over, and not freed by autograd, by entry and address."""
     lives, (start, end) = device.replay.lives, device.kinds.phases.backwards
     ends = np.append(end, np.iinfo(np.int64).max)[np.searchsorted(start, lives.begin)]
     free = sites.facts[device.state.trace.stack[np.maximum(lives.free_entry, 0)]]

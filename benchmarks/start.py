@@ -1,4 +1,4 @@
-"""How long commands take to start, beside another checkout, and how many modules of ours a run of a script loads.
+"""Time that commands take to start, beside another checkout, and the modules of ours that a run of a script loads.
 
     python -m benchmarks.start                    this checkout
     python -m benchmarks.start --beside FOLDER    another checkout in the same run, with the same Python
@@ -87,7 +87,7 @@ SCRIPTS = {"convolution network, 16 steps": CONVOLUTIONS, "5,000 modules, AdamW,
 
 
 def cost(command: Sequence[str], folder: Path, variables: dict[str, str] | None = None) -> resource.struct_rusage:
-    """Of one run, its children included."""
+    """Cost of one run, its children included."""
     quiet = subprocess.DEVNULL
     with subprocess.Popen(
         command, cwd=folder, env={**os.environ, **(variables or {})}, stdout=quiet, stderr=quiet
@@ -100,7 +100,7 @@ def cost(command: Sequence[str], folder: Path, variables: dict[str, str] | None 
 
 
 def processor_seconds(command: Sequence[str], folder: Path, variables: dict[str, str] | None = None) -> float:
-    """Of one run, its children included."""
+    """Processor seconds of one run, its children included."""
     used = cost(command, folder, variables)
     return used.ru_utime + used.ru_stime
 

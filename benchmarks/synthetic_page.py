@@ -21,7 +21,7 @@ from tracer.exporters.page.model import (
 
 _PHASES = ("forward", "backward", "optimizer")
 _PARTS = (0.38, 0.57)
-"""Of a step's events: forward and backward; the optimizer has the rest."""
+"""Parts of a step's events: forward and backward; the optimizer has the rest."""
 _HELD_BLOCKS = 200
 _KINDS = ("PARAMETER", "OPTIMIZER_STATE", "ACTIVATION", "AUTOGRAD_DETAIL", "TEMPORARY")
 

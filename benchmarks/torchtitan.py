@@ -69,7 +69,7 @@ class Row:
     has_expandable_segments: bool = False
 
     def variables(self) -> dict[str, str]:
-        """Of its processes' environment."""
+        """Variables of its processes' environment."""
         return VARIABLES | (
             {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if self.has_expandable_segments else {}
         )
@@ -139,7 +139,7 @@ def _cells(row: Row, said: Sequence[str], seconds: float) -> list[str]:
 
 
 def _watched(row: Row, what: Sequence[str]) -> Iterator[str]:
-    """What each rank printed, by a command of its own; of a pipeline's last one rank 0 runs before it."""
+    """Yield what each rank printed, by a command of its own; of a pipeline's last one rank 0 runs before it."""
     for rank in row.ranks:
         with tempfile.TemporaryDirectory() as folder:
             words = ("run", "--watch", "--on", f"{row.num_ranks}x{CARD}", "--rank", str(rank), "--save-dir", folder)
@@ -156,7 +156,7 @@ def _paths() -> dict[str, str]:
 
 
 def _bare(row: Row, what: Sequence[str]) -> Iterator[str]:
-    """What each rank printed, one behind the other in one job."""
+    """Yield what each rank printed, one behind the other in one job."""
     card = named_card(CARD)
     assert card is not None
     with tempfile.TemporaryDirectory() as folder:

@@ -63,7 +63,7 @@ def row_of(verdict: Verdict) -> list[str]:
 
 
 def total_row(verdicts: Sequence[Verdict]) -> list[str]:
-    """How many of how many, and all bytes together."""
+    """Row of the totals: how many of how many, and all bytes together."""
     whole = [verdict for verdict in verdicts if not verdict.broken]
     ran = [verdict for verdict in whole if not verdict.crash]
 
@@ -89,7 +89,7 @@ def total_row(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def details_of(verdict: Verdict) -> list[str]:
-    """What is wrong, in lines."""
+    """Lines that say what is wrong."""
     found = {"broken": verdict.broken} if verdict.broken else verdict.wrong
     texts = [(what, text) for what, value in found.items() for text in ([value] if isinstance(value, str) else value)]
     return [f"- {verdict.name}, {what}: {text.strip().splitlines()[-1].replace('|', '/')}" for what, text in texts]

@@ -1,4 +1,4 @@
-"""How large a block and how large a segment the allocator makes for a request."""
+"""Sizes of the block and of the segment that the allocator makes for a request."""
 
 from __future__ import annotations
 

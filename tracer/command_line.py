@@ -1,4 +1,4 @@
-"""How this process was called, of which commit it is, and the same command again, in another role."""
+"""The command of this process, its commit, and the same command again in another role."""
 
 from __future__ import annotations
 

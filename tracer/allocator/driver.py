@@ -76,7 +76,7 @@ class Ranges:
 
 
 CHUNK_BYTES = 32 * MIB
-"""Of addresses, which CUDA's driver on Linux gives downwards, one chunk after the other."""
+"""Bytes of address space that CUDA's driver on Linux gives at once, downwards, one chunk after the other."""
 ABOVE_ALL_DEVICES = 1 << 63
 _TOP = 1 << 62  # above the addresses of all devices, with room for every range that a replay may want
 

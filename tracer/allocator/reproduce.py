@@ -32,7 +32,7 @@ _ENOUGH_DIFFERENCES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """How many of the recorded decisions of one kind came out."""
+    """Number of recorded decisions of one kind, and of those that the model repeated."""
 
     equal: int = 0
     recorded: int = 0
@@ -125,7 +125,7 @@ def reproduce(
 
 
 class _TooDifferentError(Exception):
-    """There is no point in going on."""
+    """Raised to end a replay that differs too much to go on."""
 
 
 _ALLOC, _FREE, _REQUEST, _COMPLETE, _SEGMENT, _OOM = map(

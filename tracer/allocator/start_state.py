@@ -172,7 +172,7 @@ class _Halves:
 
 
 def _distance(address: int, start: int, size: int) -> int:
-    """How far an address is from a range; 0 inside."""
+    """Return the distance of an address from a range; 0 inside."""
     return max(start - address, address - (start + size - 1), 0)
 
 

@@ -202,7 +202,7 @@ def _of_card(job: NullJob) -> Iterator[str]:
 
 
 def _parts(gpu: GpuSum) -> str:
-    """As in `torch reserves 46.27 GiB, CUDA's context takes 700.00 MiB, and NCCL's buffers 28.00 MiB to ...`."""
+    """Words, as `torch reserves 46.27 GiB, CUDA's context takes 700.00 MiB, and NCCL's buffers 28.00 MiB to ...`."""
     parts = []
     if (own := gpu.own) is not None:
         parts += [f"torch reserves {format_bytes(own.torch_bytes)}"]

@@ -45,7 +45,7 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
 
 
 def need_words(trial: FitTrial, usable_bytes: int) -> tuple[str, ...]:
-    """How much a script needs that ran out of memory; nothing where that is not known, or is no more than there is.
+    """Say the need of a script that ran out of memory; nothing where it is not known, or is no more than there is.
 
     Its first steps may fit, and what came later not.
     """
@@ -75,7 +75,7 @@ def _pinned(trial: FitTrial, base: FitTrial | None) -> list[str]:
 
 
 def _missing(trial: FitTrial, usable_bytes: int) -> str:
-    """How much more than there is; where the allocated bytes fit, how much more is reserved."""
+    """Say the bytes beyond the device's memory; where the allocated bytes fit, the reserved ones beyond it."""
     room_bytes = usable_bytes - trial.beside_bytes
     if trial.allocated_bytes > room_bytes:
         return f"{format_bytes(trial.allocated_bytes - room_bytes)} more than there is"
@@ -120,7 +120,7 @@ def _difference(trial: FitTrial, base: FitTrial | None) -> str:
 
 
 def _more_flops(trial: FitTrial, base: FitTrial) -> str:
-    """As the list of a model's changes has it; empty where there are as many, or they are not known."""
+    """Words of the list of a model's changes; empty where there are as many, or they are not known."""
     if not trial.flops or not base.flops:
         return ""
     more = trial.flops / base.flops - 1

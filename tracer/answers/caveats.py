@@ -196,7 +196,7 @@ def _recomputed(findings: RunFindings) -> list[str]:
 
 
 def _without_line(findings: RunFindings) -> list[str]:
-    """How much of the peak has no line in compiled regions, and, if the run came too late for it, how to get it."""
+    """Say the share of the peak without a line in compiled regions, and the remedy if the run came too late for it."""
     blocks = findings.worst.peak.blocks
     total_bytes = int(blocks.size_bytes[(blocks.frame < 0) & (blocks.origin >= 0)].sum())
     if not total_bytes:

@@ -62,7 +62,7 @@ class PeakChange:
 
     @property
     def growth(self) -> float | None:
-        """How many times as many bytes, of `own_peaks` where they are known; None where either is next to nothing."""
+        """Factor between the bytes of both, of `own_peaks` where known; None where either is next to nothing."""
         before, after = self.own_peaks or (self.before_bytes, self.after_bytes)
         if min(before, after) < _LEAST_BYTES or max(before, after) > _MOST_GROWTH * min(before, after):
             return None

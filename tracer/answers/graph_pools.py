@@ -123,7 +123,7 @@ def _in_use(blocks: _Blocks, capture: Capture) -> _Blocks:
 
 
 def _alive_at_most(cycle: Cycle, mine: Rows, *, until_ns: int) -> Rows:
-    """Of some blocks those that are alive when most bytes of them are."""
+    """Return those of some blocks that are alive when most bytes of them are."""
     lifetimes = cycle.lifetimes
     size_bytes, made_at, freed_at = lifetimes.size_bytes[mine], lifetimes.made_at[mine], lifetimes.freed_at[mine]
     is_later = cycle.recording.allocations.time_ns[lifetimes.events] > until_ns

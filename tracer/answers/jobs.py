@@ -151,7 +151,7 @@ class NullJob:
 
     @property
     def words(self) -> str:
-        """How many ranks the job has, on which cards, and how many ran."""
+        """Words for the number of ranks of the job, its cards, and the number that ran."""
         devices = f"{self.devices.count:,} ranks on {self.devices.words}"
         return f"{devices}, {self.per_node} to a node: {len(self.runs)} ran"
 

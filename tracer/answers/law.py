@@ -1,4 +1,4 @@
-"""How the law of sizes is found: from the requests of a few runs, each block's size as a sum of products of sizes."""
+"""Search for the law of sizes: from the requests of a few runs, each block's size as a sum of products of sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CODES = {
 _MOST_RUNS, _NUM_CHECKS = 12, 2
 _MOST_TERMS = 3
 _DIVISORS = tuple(1 << power for power in range(7))
-"""Of the factors of a sum: packed bits take an eighth of a byte."""
+"""Divisors of the factors of a sum: packed bits take an eighth of a byte."""
 _STEPS = tuple(1 << power for power in range(1, 14))
 """Numbers of elements that kernels take at a time, or to which they align."""
 _MOST_EDITS = 2000
@@ -250,7 +250,7 @@ _FIRST = {
     1: ((0.0,), (0.35,), (0.7,), (1.0,)),
     2: ((0.0, 0.0), (1.0, 0.15), (0.15, 1.0), (1.0, 1.0), (0.5, 0.4), (0.35, 0.75), (0.7, 0.6)),
 }
-"""Where the first runs are in the ranges, by the logarithms of sizes."""
+"""Places of the first runs in the ranges, by the logarithms of sizes."""
 _CHECKS = {1: ((0.85,), (0.5,), (0.2,), (0.93,), (0.65,)), 2: ((0.8, 0.85), (0.25, 0.5), (0.6, 0.2), (0.9, 0.5))}
 _NARROW = 1.5
 """Factor between runs of two programs below which it is no longer asked where one becomes the other."""

@@ -31,7 +31,7 @@ _CONTEXT_BYTES: Final = 1 << 30
 """At most of CUDA's context and kernels, which a process takes beside torch's allocator; see null_gpu/cards.py."""
 _NUM_LINES: Final = 3
 _LEAST_SHARE: Final = 0.05
-"""Of what was in use: a line with less is not where to look first."""
+"""Share of the bytes in use: a line with less is not where to look first."""
 _LASTING = (
     "which no smaller batch shrinks: if all of it is needed, keep it in fewer bits, or in parts on several GPUs (FSDP)."
 )
@@ -241,7 +241,7 @@ def _place(group: Row) -> str:
 # A program that catches the error may try again forever; its first failures say it all.
 MAX_EXPLAINED = 50
 _LEAST_KEPT_SHARE: Final = 0.2
-"""Of what was in use: less is not why an evaluation fails."""
+"""Share of the bytes in use: less is not why an evaluation fails."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class JobFinding:
 
     @property
     def num_ranks(self) -> str:
-        """How many ranks there are recordings of, in words; and of how many, where some rank has several."""
+        """Number of ranks with recordings, in words; and the number of recordings, where some rank has several."""
         recordings = (*self.ranks, *self.unreadable)
         if self.are_runs:
             return some(len(recordings), "run")

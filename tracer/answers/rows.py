@@ -45,7 +45,7 @@ class Row:
     """True if code that torch.compile generated allocated it: the operator is then a kernel and a buffer."""
     requested_bytes: int | None = None  # Requested, before rounding; None without the allocator's history
     shape: tuple[int, ...] | None = None
-    """Of the first tensor of each block that an operator was given; None where none was."""
+    """Shape of the first tensor of each block that an operator was given; None where none was."""
     dtype: str | None = None  # Of the same tensor, such as `float32`
     function: str | None = None  # Name of the line's function; without Python frames the autograd node or operation
     # That of the most bytes, innermost frame first, without allocator and interpreter; None where nobody asked.

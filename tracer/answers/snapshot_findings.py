@@ -113,7 +113,7 @@ def _copies(kinds: KindFinder) -> list[str]:
 
 
 def _overlap(replayed: Replay, entry: int) -> tuple[int, int] | None:
-    """How many blocks in use after an entry lie in memory that another one has, and their bytes; None if none does."""
+    """Number and bytes of blocks in use after an entry that lie in memory of another one; None if none does."""
     lives = replayed.lives
     rows = lives.alive_after(entry)
     rows = rows[np.argsort(lives.addr[rows], kind="stable")]

@@ -162,7 +162,7 @@ def _growth(columns: StepColumns, limit_bytes: int | None, least_bytes: int) -> 
 
 
 def _above_the_end(columns: StepColumns, trend: Trend) -> int | None:
-    """How far a step's peak usually lies above its end, of the steps in the later half of a trend with a new peak.
+    """Usual distance of a step's peak from its end, of the steps in the later half of a trend with a new peak.
 
     None where no step has a new peak: that of long ago says nothing of these.
     """

@@ -1,4 +1,4 @@
-"""How much a peak may grow: a limit in bytes or in percent, as people write it."""
+"""Allowed growth of a peak: a limit in bytes or in percent, as people write it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracer.units import GIB, KIB, MIB, format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """How much a peak may grow, in bytes or in percent of what it was."""
+    """Allowed growth of a peak, in bytes or in percent of what it was."""
 
     bytes: int | None = None
     percent: float | None = None

@@ -130,7 +130,7 @@ class WatchReport:
 
     @property
     def per_step_bytes(self) -> int:
-        """How much more each step leaves, by what outlived its step."""
+        """Bytes that each step leaves, by what outlived its step."""
         return sum(group.bytes_per_step for group in self.outlived if group.bytes_per_step > 0)
 
     def by_kind(self) -> dict[str, int]:

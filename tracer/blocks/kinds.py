@@ -71,7 +71,7 @@ _BY_WORDS: Final = {word: kind for kind in Kind for word in (kind.name, kind.wor
 
 @unique
 class Evidence(IntEnum):
-    """How a block's kind is known, in words. Numbers are names and no order; each table of rules has its own."""
+    """Reasons for a block's kind, in words. Numbers are names and no order; each table of rules has its own."""
 
     text: str
 

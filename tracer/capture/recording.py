@@ -78,7 +78,7 @@ class Allocations(ColumnTable):
     -1 for an assumed free, which no allocator reported.
     """
     total_reserved_bytes: PerAllocation[Int]
-    """As above for reserved memory; 0 on the CPU."""
+    """Reserved memory, counted in the same way; 0 on the CPU."""
     op: PerAllocation[Int]
     """Row in `Ops` of the innermost enclosing operator called from Python or from the engine, or -1."""
     call: PerAllocation[Int]
@@ -137,7 +137,7 @@ class Ops(ColumnTable):
     start_ns: PerOp[Int]
     end_ns: PerOp[Int]
     sequence_number: PerOp[Int]
-    """Of the autograd node that it makes or is; -1 where there is none."""
+    """Number of the autograd node that it makes or is; -1 where there is none."""
     thread: PerOp[Int]
     inline_frame: PerOp[Int]
     """Row in `Frames`: where an operator that makes no call, such as `a + b` or `x[i]`, stands in the calling function.

@@ -104,7 +104,7 @@ class OtherProcess:
 
 @dataclass(frozen=True, slots=True)
 class DriverLooks:
-    """All looks of a run, from before its first step to the end of its last recorded one."""
+    """Looks at the driver's memory, from before the first step of a run to the end of its last recorded one."""
 
     looks: tuple[Look, ...]  # In order, one or more; of several with the same difference the first and the last
     calls: tuple[KnownCall, ...] = ()  # In order: the first recorded one of each library and thread, and graph captures

@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Reached(IntEnum):
-    """How far a program has come."""
+    """Progress of a program."""
 
     START = 0
     CALL = 1

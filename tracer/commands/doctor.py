@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tracer.sessions.profile_session import ProfileSession
 
 VERSION: Final = 1
-"""Of the JSON document."""
+"""Version of the JSON document."""
 ROLE: Final = "doctor"
 """The part of a role that has the device on which a process trains."""
 OLDEST_TORCH, NEWEST_TRIED_TORCH = (2, 7), (2, 15)

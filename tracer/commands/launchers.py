@@ -154,7 +154,7 @@ class _Launch:
 
     @property
     def num_processes(self) -> int | None:
-        """How many processes it starts; None for as many as there are GPUs."""
+        """Number of processes that it starts; None for as many as there are GPUs."""
         given = dict(_options(self.options))
         found = next((given[name] for name in _NUM_PROCESSES if name in given), None)
         if found is None:

@@ -85,7 +85,7 @@ def torch_build(folder: Path) -> Torch:
 
 
 OLDEST_TORCH = (2, 9)
-"""It has `torch.library.get_kernel`, by which a kernel that computes values calls the one that it stands for."""
+"""Oldest with `torch.library.get_kernel`, by which a kernel that computes values calls the one that it stands for."""
 _CONTAINER = (
     'Use a container of Linux, which needs no GPU: docker run --rm -it --platform linux/amd64 -v "$PWD:/work" -w /work '
     "python:3.12 bash, and install torch and this program in it."
@@ -225,7 +225,7 @@ def _private_cache(build: str) -> Path:
 
 
 def _how_others_write(cache: Path, build: str) -> str | None:
-    """Of all that a program loads from it: a build, and what compilers leave beside it."""
+    """Check all that a program loads from it: a build, and what compilers leave beside it."""
     of_compilers = (how_others_write(cache / name) for name in (INDUCTOR, TRITON, VLLM))
     return how_others_write(cache / build, with_contents=True) or next(filter(None, of_compilers), None)
 

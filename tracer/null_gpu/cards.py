@@ -17,7 +17,7 @@ One stated figure for all cards; it depends on driver, GPU and libraries. `bench
 memory there. A process that had done little else was seen with 470 MiB on an RTX 4090 and 420 on an A100.
 """
 MAX_DEVICES = 16
-"""Of one process."""
+"""Most devices of one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Card:
 
     @property
     def threads_per_sm(self) -> int:
-        """How many a multiprocessor runs at once."""
+        """Threads that a multiprocessor runs at once."""
         return _MULTIPROCESSORS[self.capability].threads
 
     @property

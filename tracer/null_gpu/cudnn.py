@@ -83,7 +83,7 @@ def answers_command() -> list[str]:
 
 @cache
 def _command_in(named: Path) -> list[str]:
-    """That of the cuDNN in a folder, or installed there by `pip install --target`, once it has answered a question.
+    """Command of the cuDNN in a folder, or installed there by `pip install --target`, once it has answered a question.
 
     One that finds a cuBLAS of another CUDA says its version and then ends with the first question.
     """

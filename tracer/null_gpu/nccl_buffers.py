@@ -21,13 +21,13 @@ Source:
     channels to each of 7 others.
 """
 LEAST_CHANNELS, MOST_CHANNELS = 2, 32
-"""Of a communicator, and to one rank that is sent to.
+"""Channels of a communicator, and to one rank that is sent to.
 
 Source:
     NVIDIA/nccl issues 1189 (2 to each rank over PCIe) and 1685 (32 over NVLink).
 """
 MOST_BYTES = 688 * MIB
-"""Of one communicator, as a rule; all-reduces of one that is not described are said to take about 2 GB each.
+"""Bytes of one communicator, as a rule; all-reduces of one that is not described are said to take about 2 GB each.
 
 Source:
     NVIDIA/nccl issue 964: 544 MB between two A100 and 688 between more, seen from outside. Issue 864: the 2 GB.

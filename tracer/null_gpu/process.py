@@ -72,12 +72,12 @@ def index_on_node(device: int) -> int:
 
 
 def name_on_node(device: int) -> str:
-    """That number as text; empty where this process is not on the null GPU."""
+    """Return that number as text; empty where this process is not on the null GPU."""
     return str(index_on_node(device)) if is_active() else ""
 
 
 def num_other_processes() -> int:
-    """How many processes that this one has started have begun to use a null GPU so far; 0 where it has none."""
+    """Return the number of processes that this one started and that use a null GPU so far; 0 where it has none."""
     return int(ctypes.CDLL(None).null_gpu_other_processes()) if is_active() else 0
 
 

@@ -43,7 +43,7 @@ _MOST_STEPS_OF_HISTORY = 10
 
 
 class Shapes(Enum):
-    """Whether torch.profiler records operators' tensors, which keeps alive those that torch.func wraps."""
+    """Choice of recording operators' tensors in torch.profiler, which keeps alive those that torch.func wraps."""
 
     RECORDED = "recorded"
     LEFT_OUT = "not recorded: torch.func was used before a recording began"

@@ -153,7 +153,7 @@ NO_STEP = (
 
 
 class ScriptFacts:
-    """How far a script got.
+    """Progress of a script.
 
     Attributes:
         fault: A fault of ours by which nothing is recorded, or None.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ScriptStage(Enum):
-    """How far the recording of a script is; it goes from one to the next, in the methods that are named."""
+    """Progress of a script's recording, which goes from one to the next in the methods that are named."""
 
     WAITING = "no session has begun: `_begin`"
     RECORDING = "a session is on: `_close`"

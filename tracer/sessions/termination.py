@@ -26,13 +26,13 @@ from tracer.errors import Terminated
 from tracer.exporters.screen.terminal import say
 
 LIMIT_S: Final = 3.0
-"""How long a signal that ends the program may wait for the main thread."""
+"""Longest time that a signal which ends the program may wait for the main thread."""
 _LOOK_EVERY_S: Final = 0.1
 _OVER: Final = 0  # no signal has this number
 
 
 class Handling(Enum):
-    """How far a signal has come that ends the program."""
+    """Progress of a signal that ends the program."""
 
     WAITS = "its handler was not called, or the program caught the exception and went on"
     WORKS = "our code is at work, or the exception unwinds the program"
@@ -115,7 +115,7 @@ def end_by(number: int) -> None:
 
 
 _LAST_WORDS_S: Final = 10.0
-"""How long writing may take in a process whose main thread does not come back."""
+"""Longest time of writing in a process whose main thread does not come back."""
 
 
 class Termination:

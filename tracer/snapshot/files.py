@@ -158,7 +158,7 @@ def packing(path: Path) -> str:
 
 
 def packed_factor(path: Path) -> int:
-    """How many times larger the content of an honest file may be."""
+    """Return the largest factor between the content of an honest file and the file."""
     return _FACTORS.get(packing(path), 1)
 
 

@@ -1,1 +1,1 @@
-"""How a model, or a factory in a file, becomes a training step."""
+"""Training steps made of a model, or of a factory in a file."""

@@ -1,4 +1,4 @@
-"""How a plain module is trained; read without torch."""
+"""Options for training a plain module; read without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Loss = Literal["auto", "mean-square", "cross-entropy"]
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How a plain module is trained."""
+    """Options for training a plain module."""
 
     inputs: Sequence[str] = ()  # What it is called with, as `--input` has it
     batch_size: int = 8  # Samples of a batch

@@ -1,4 +1,4 @@
-"""How far the model of the caching allocator agrees with a recording: what every answer about settings rests on."""
+"""Agreement of the caching allocator's model with a recording, on which every answer about settings rests."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def reserved_peak_entry(replayed: Replay) -> int:
 
 
 def agreement(modelled: Modelled) -> list[str]:
-    """How many decisions came out, in sentences, and what it means where some did not."""
+    """Return sentences on the decisions that the model repeated, and on the consequence where some differ."""
     reproduction = modelled.reproduction
     if not reproduction.addresses.recorded and not reproduction.segments.recorded:
         return ["The recording has no allocation, so there is no decision of the allocator to make again."]

@@ -285,7 +285,7 @@ _PARTS: Final = 4
 _TIMES: Final = 2
 """By how much logits are larger than any other layer's result, at least."""
 _SIZES: Final = (0.5, 1.0, 2.0)
-"""Of the logits: a copy in fewer or more bits, a log-softmax, a gradient."""
+"""Sizes relative to the logits: a copy in fewer or more bits, a log-softmax, a gradient."""
 _LEAST_PERCENT: Final = 25
 
 

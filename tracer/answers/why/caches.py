@@ -23,7 +23,7 @@ from tracer.snapshot.replay import BEFORE
 _NAMES: Final = re.compile(
     r"kv_?cache|key_?value|kv_?pool|past_key|inference_cache|\bcache_utils\.py|\bmem_cache/", re.IGNORECASE
 )
-"""Of a function, its file or the folder of that: as transformers, vLLM, SGLang and flash-attention have them."""
+"""Names of a function, its file or its folder, as transformers, vLLM, SGLang and flash-attention have them."""
 _SETTING_OF_ENGINES: Final = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}
 _LEAST_PERCENT: Final = 20
 _PARTS: Final = 2

@@ -164,7 +164,7 @@ class Case:
 
     @property
     def asked_inner_stack(self) -> int:
-        """That of the request; see `inner_stack`."""
+        """The request's own; see `inner_stack`."""
         return int(self._inner[self.asked_stack])
 
     @property

@@ -107,13 +107,13 @@ def _state_of_weights_sizes(case: Case, rows: Ints) -> Iterator[Cause]:
 
 _WIDER: Final = 2.0
 _BITS: Final = (1.0, _WIDER, 0.5)
-"""Of a copy, as a share of a parameter's: the same, those of float32 for bfloat16, and the reverse."""
+"""Size of a copy relative to its parameter's: the same, that of float32 for bfloat16, and the reverse."""
 _LEAST_COPIES: Final = 4
 _LEAST_SIZES: Final = 2
 _COVERED: Final = 0.9
-"""Of a line's bytes, that are of the parameters' sizes."""
+"""Share of a line's bytes that are of the parameters' sizes."""
 _OF_ALL: Final = 0.5
-"""Of the parameters' bytes, that a line has copies of."""
+"""Share of the parameters' bytes that a line has copies of."""
 _NOT_COPIED: Final = (Fact.ENGINE, Fact.OPTIMIZER_STEP, Fact.PARAMETER_COPY)
 
 
@@ -197,9 +197,9 @@ def _is_parameter(case: Case) -> Bools:
 _FROZEN_PERCENT: Final = 25
 _FROZEN_BITS: Final = 4
 _NOT_TRAINED: Final = 0.2
-"""Of the bytes of a line's parameters, as a share that has a gradient."""
+"""Share of the bytes of a line's parameters that has a gradient."""
 _MOST_STEPS: Final = 4
-"""Of the optimizers, that step in turn."""
+"""Number of optimizers that step in turn."""
 
 
 def frozen_models(case: Case) -> Iterator[Cause]:
@@ -248,7 +248,7 @@ _DDP: Final = "nn/parallel/distributed.py"
 _FSDP: Final = ("distributed/fsdp/", "distributed/_composable/fsdp/")
 _LEAST_GATHERED_PERCENT: Final = 20
 _MOST_GATHERS: Final = 2
-"""Of that size in a call of the model: of one that is wrapped block by block there are as many as blocks."""
+"""Number of that size in a call of the model: one that is wrapped block by block makes as many as it has blocks."""
 _GATHERED_PARTS: Final = 4
 
 

@@ -21,14 +21,14 @@ from tracer.snapshot.actions import Action
 from tracer.snapshot.replay import BEFORE
 
 _LEAST_BLOCKS: Final = 8
-"""That a call of the model made: of fewer it is not certain that they are kept for a backward."""
+"""Blocks that a call of the model made: of fewer it is not certain that they are kept for a backward."""
 _KEPT_SHARE: Final = 0.4
-"""Of these, at the end of the call: without gradients all but the result, and a cache, is freed on the way."""
+"""Share of these at the end of the call: without gradients all but the result, and a cache, is freed on the way."""
 _MOST: Final = 0.9
 _FREED_SHARE: Final = 0.1
-"""Of all that such calls make."""
+"""Share of all that such calls make."""
 _APART: Final = 0.6
-"""Of what a line's calls keep for a backward, as a share that is dropped."""
+"""Share that is dropped, of what a line's calls keep for a backward."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -51,7 +51,7 @@ _MUCH_SMALLER: Final = 64
 """By how much less the change takes where it makes no such result at all: so little that it does not matter here."""
 _PARTS: Final = 8
 _FEW_PARTS: Final = 2
-"""That are joined: an old tensor and what is added to it are no list."""
+"""Number of joined tensors: an old tensor and what is added to it are no list."""
 _TWICE: Final = 2.0
 _WIDEST: Final = 9.0
 """By how much more a result takes than its operand at least, where not only its type is wider: bool and int64 are 8."""
@@ -78,7 +78,7 @@ _CASTS: Final = ("aten::_to_copy", "aten::to", "aten::float", "aten::double", "a
 _BITS: Final = defaultdict(
     lambda: 16, {"bool": 8, "uint8": 8, "int8": 8, "int32": 32, "float32": 32, "int64": 64, "float64": 64}
 )
-"""Of an element; 16 for the other types."""
+"""Bits of an element, by its type; 16 for the other types."""
 _BROADCASTS: Final = re.compile(r"\[[^\]]*\bNone\b|newaxis|unsqueeze|keepdim|\bcdist\b|\bouter\b")
 _WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
 

@@ -85,15 +85,15 @@ _OF_RESERVING: Final[tuple[Callable[[Case, Modelled], Iterator[Cause]], ...]] = 
 MAX_CHANGES: Final = 3
 LEAST_PERCENT: Final = 1
 _MUCH: Final = 0.25
-"""Of what the most helpful change saves."""
+"""Share of what the most helpful change saves."""
 _NEARLY: Final = 0.9
-"""Of what the most helpful change saves, where none saves all that is missing."""
+"""Share of what the most helpful change saves, where none saves all that is missing."""
 _TIGHT: Final = 0.95
-"""Of the capacity: where that much is reserved under a setting, the next larger request fails."""
+"""Share of the capacity: where that much is reserved under a setting, the next larger request fails."""
 _WORTH_SAYING: Final = 0.1
-"""Of the peak: a change that saves less is said below, and not with the peak."""
+"""Share of the peak: a change that saves less is said below, and not with the peak."""
 _LEAST_OF_NAMED: Final = 0.5
-"""Of the bytes that a cause's sentence names, which the replay of its change has to save."""
+"""Share of the bytes that a cause's sentence names, which the replay of its change has to save."""
 _SAME: Final = "results stay the same"
 _PRICES: Final = {
     GivesUp.NOTHING: _SAME,
@@ -103,11 +103,11 @@ _PRICES: Final = {
 _SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
 _OF_RESERVED_ALONE: Final = (*_SAID_BY_THE_ALLOCATOR, "cached memory")
 _SMALL_SHARE: Final = 0.1
-"""Of the device: a program that takes less of it has no need for memory."""
+"""Share of the device: a program that takes less of it has no need for memory."""
 _ROOMY: Final = 0.5
-"""Of the device: where less is taken, a change with a price is not what people look for first."""
+"""Share of the device: where less is taken, a change with a price is not what people look for first."""
 _FULL: Final = 0.8
-"""Of the device: where less is taken, no setting of the allocator is worth a word."""
+"""Share of the device: where less is taken, no setting of the allocator is worth a word."""
 _LEAST_RESERVED_BYTES: Final = 64 * MIB
 """Less reserved memory than this is worth no setting on any GPU."""
 
@@ -149,7 +149,7 @@ class FirstChange:
 
     @property
     def saved_bytes(self) -> int:
-        """How much less is reserved, or allocated, at the peak, or is in use where memory ran out."""
+        """Bytes saved: reserved, or allocated, at the peak, or in use where memory ran out."""
         reserved = self.reserved_before_bytes - self.reserved_bytes
         return max(reserved, self.allocated_before_bytes - self.allocated_bytes, self.removed_bytes)
 

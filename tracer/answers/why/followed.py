@@ -79,7 +79,7 @@ class Followed:
 
 
 _LEAST_ALIKE = 0.95
-"""Of the blocks in use, as a share: so many have their sizes in a second run that is of the same program."""
+"""Share of the blocks in use: so many have their sizes in a second run that is of the same program."""
 
 
 def followed(uses: LaterUses, rows: Ints, distance: Ints, size_bytes: Ints, asked_bytes: int) -> Followed | None:

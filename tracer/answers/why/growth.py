@@ -38,12 +38,12 @@ from tracer.units import format_bytes
 
 _LEAST_ITERATIONS: Final = 3
 _MOST_LINES: Final = 24
-"""Of those that may run once in an iteration."""
+"""Number of lines that may run once in an iteration."""
 _NOT_THE_LOOPS: Final = (Fact.ENGINE, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP)
 _MOST_UNEVEN: Final = 4
 """Times the usual distance between two iterations that leave something."""
 _KEPT_OF_FORWARD: Final = 0.25
-"""Of all that forward made, as a share: with less a graph is not what is kept."""
+"""Share of all that forward made: with less, a graph is not what is kept."""
 _GRAPHS_BLOCKS: Final = 2
 """Blocks that an iteration leaves at least, where it leaves a graph."""
 _OF_MODEL: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE)
@@ -282,7 +282,7 @@ def _grown_before(case: Case) -> Grown | None:
 
 
 def _times_before(case: Case, rows: Ints) -> int:
-    """How many iterations left the blocks of one stack, two of them before the recording at least; else 0."""
+    """Number of iterations that left the blocks of one stack, two before the recording at least; else 0."""
     size, is_before = case.lives.requested_bytes[rows], case.lives.begin[rows] <= BEFORE
     if not len(rows) or is_before.all():
         return 0

@@ -23,7 +23,7 @@ from tracer.units import format_bytes, some
 
 _LEAST_PERCENT: Final = 10
 _CYCLE_PERCENT: Final = 20
-"""Of what was asked about: a cycle of a graph's node also holds what hangs on that graph."""
+"""Percent of what was asked about: a cycle of a graph's node also holds what hangs on that graph."""
 _BUFFERS_PERCENT: Final = 25
 _LESS_OF_BUFFERS: Final = 8
 _CUT: Final = "call gc.collect() where their owner is dropped, or cut the cycle there (del the attribute, or weakref)"

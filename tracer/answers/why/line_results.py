@@ -29,7 +29,7 @@ from tracer.snapshot.replay import BEFORE
 _LEAST_OF_LINE: Final = 2
 """Per cent: a line with less is not looked at."""
 _MOST_RESULTS: Final = 16
-"""Of a line that are compared with what there was."""
+"""Number of a line's results that are compared with what there was."""
 _LEAST_ALIKE: Final = 10
 """The list of what was joined is as large as the result, but for one in so many."""
 _SEVERAL_TIMES: Final = 4

@@ -20,7 +20,7 @@ from tracer.units import format_bytes, some
 _FUSED: Final = ("adam.py", "adamw.py", "sgd.py", "adagrad.py")
 """Optimizers of torch.optim that have `fused=True`."""
 _LEAST_BYTES: Final = 1024
-"""Of a block of state: an optimizer also counts its steps."""
+"""Bytes of a block of state: an optimizer also counts its steps."""
 _FEWER_BITS: Final = 4
 
 
@@ -164,7 +164,7 @@ _PER_SAMPLE: Final = re.compile(r"/opacus/grad_sample/|/_functorch/vmap\.py$|/_f
 _SAMPLES_PARTS: Final = 4
 _LEAST_SIZES: Final = 2
 _LEAST_OF_WEIGHTS: Final = 0.25
-"""Of the bytes of these weights, as a share: so many have a gradient for each sample."""
+"""Share of the bytes of these weights: so many have a gradient for each sample."""
 _MOST_WEIGHTS: Final = 8
 """The largest sizes of weights, by which the number of samples is looked for."""
 

@@ -63,7 +63,7 @@ def moved_before_cast(case: Case) -> Iterator[Cause]:
 _CAST: Final = "at::autocast::cached_cast("
 _CASTS_PERCENT: Final = 10
 _GRAPH_PERCENT: Final = 40
-"""Of what else a call made, that is in use: without a graph most is freed on the way."""
+"""Percent in use of what else a call made: without a graph most is freed on the way."""
 
 
 def autocast_copies(case: Case) -> Iterator[Cause]:

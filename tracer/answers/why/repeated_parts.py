@@ -23,20 +23,20 @@ from tracer.units import format_bytes
 
 _LEAST_PARTS: Final = 2
 _MOST_TIMES: Final = 8
-"""That one line makes a block in a call of a part."""
+"""Number of times that one line makes a block in a call of a part."""
 _UNEVEN: Final = 0.1
 _ALIKE: Final = 0.9
-"""Of the distances between calls of a part, in blocks: as many differ from the usual one by a tenth at most."""
+"""Share of the distances between calls of a part, in blocks, that differ from the usual one by a tenth at most."""
 _SHARED: Final = 0.6
-"""Of what makes blocks in a call of a part, as a share that another call has too."""
+"""Share of what makes blocks in a call of a part that another call has too."""
 _LEAST_PERCENT: Final = 10
-"""Of what is in use, that a checkpoint of each part lets go of."""
+"""Percent of what is in use that a checkpoint of each part frees."""
 _OWN_SWITCHES: Final = {
     "transformers": "call model.gradient_checkpointing_enable()",
     "diffusers": "call model.enable_gradient_checkpointing()",
     "timm": "call model.set_grad_checkpointing()",
 }
-"""How models of a library checkpoint their parts, by the library's folder."""
+"""Ways in which models of a library checkpoint their parts, by the library's folder."""
 
 
 class _Part(NamedTuple):
@@ -173,7 +173,7 @@ def _are_alike(made_by: Ints, number: Ints) -> bool:
 
 
 def _times_in_each(stack: Ints) -> int:
-    """How often the first stack is in each call of a part, by even distances; 0 where there are none."""
+    """Number of times that the first stack is in each call of a part, by even distances; 0 where there are none."""
     places = np.flatnonzero(stack == stack[0])
     for times in range(1, _MOST_TIMES + 1):
         gaps = np.diff(places[::times])
@@ -183,7 +183,7 @@ def _times_in_each(stack: Ints) -> int:
 
 
 def _named(case: Case, repeated: _Repeated, loop: int, *, is_whole: bool) -> str:
-    """How many calls of which part; of one of torch's own, by the line that calls the model."""
+    """Words for the number of calls and the part; of one of torch's own, by the line that calls the model."""
     part, model = repeated.part, case.model_call(int(repeated.held[0]))
     if model is not None and _is_torchs(repeated):
         return f"{repeated.num_calls} parts that are alike, of the model called at {model.file}:{model.line},"

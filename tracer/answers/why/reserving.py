@@ -108,7 +108,7 @@ def _handles(case: Case, before: int) -> bool:
 
 
 _SHARE: Final = 0.5
-"""Of what would be in use with it."""
+"""Share of what would be in use with it."""
 _MOST_PARTS: Final = 64
 
 

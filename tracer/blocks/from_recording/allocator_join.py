@@ -116,7 +116,7 @@ def pairs_from_end(address: Ints, other: Ints) -> tuple[Rows, Rows]:
 
 
 def _rank_from_end(values: Ints) -> Ints:
-    """How often each value comes again behind its row."""
+    """Number of times that each value comes again behind its row."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     last = np.searchsorted(ordered, ordered, side="right") - 1

@@ -181,7 +181,7 @@ class _Attributor:
         return self.first_path.setdefault(pointer, f"{paths[parent]}.{name}" if parent >= 0 else name)
 
     def _root(self) -> str:
-        """How rows call the model itself, which has no dotted name: by its class."""
+        """Name in rows of the model itself, which has no dotted name: its class."""
         modules, strings = self.recording.modules, self.recording.strings
         named = zip(modules.self_ptr.tolist(), modules.name.tolist(), strict=True)
         return next((_class_of(strings[name]) for pointer, name in named if self.module_names.get(pointer) == ""), "")

@@ -178,7 +178,7 @@ class Facts:
 
     @truth
     def is_reached(self) -> PerBlock[Bool]:
-        """There before the recording, where a walk found a tensor that Python can reach."""
+        """Blocks from before the recording where a walk found a tensor that Python can reach."""
         known, rows = self.device.known, self.device.observations_before
         held = known.address[rows[known.role[rows] == Role.HELD]]
         return (self.allocation < 0) & ~self.is_made_unseen & np.isin(self.lifetimes.address, held)
@@ -459,7 +459,7 @@ class Facts:
 
     @truth
     def is_of_gradients_size(self) -> PerBlock[Bool]:
-        """As large as what AccumulateGrad took in the pass that made it, and no more of that size outlived it.
+        """Blocks as large as what AccumulateGrad took in their pass, of which no more than it took outlived the pass.
 
         What AccumulateGrad adds to a gradient that is there already does not stay. Where more blocks of a size outlive
         the pass than it took, some of them are no gradients, and nothing is said of any.

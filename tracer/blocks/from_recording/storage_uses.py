@@ -207,7 +207,7 @@ class StorageUses:
 
     @truth
     def is_target(self) -> PerKey[Bool]:
-        """There before the recording, and of those that forward uses.
+        """Storages from before the recording that are used with those that forward uses.
 
         Beside a parameter, or, like a target, with what parameters have made and behind the last of them.
         """

@@ -192,7 +192,7 @@ class LifeFacts:
 
     @number
     def num_of_its_line(self) -> Ints:
-        """How many blocks of its size the stack made."""
+        """Number of blocks of its size that the stack made."""
         pairs = np.stack([self.lives.stack.astype(np.int64), self.size])
         order = np.lexsort(pairs)
         is_first = np.append(True, (np.diff(pairs[:, order]) != 0).any(axis=0))[: len(order)]

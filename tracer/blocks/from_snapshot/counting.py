@@ -39,7 +39,7 @@ _LEAST_KEPT = 3
 With 2, 5.8 fewer are right of public recordings; with 5, 0.06 more are wrong of further programs: they keep a cache.
 """
 _LEAST_SEEN = 12
-"""Of fewer, a cache of keys and values and what the first layer works with may be as many.
+"""Least number: with fewer, a cache of keys and values and what the first layer works with may be as many.
 
 With 6, 0.1 more are wrong of further programs; with 24, 0.6 fewer are right of programs that end anywhere.
 """
@@ -293,7 +293,7 @@ class BlockFacts(LifeFacts):
 
     @truth
     def is_as_many_as_gradients(self) -> Bools:
-        """There before, never freed, and of a size of which there are as many gradients.
+        """Blocks from before, never freed, of a size of which there are as many gradients.
 
         A step that is not over has replaced a part of the state: what it has let go of counts too.
         """
@@ -303,7 +303,7 @@ class BlockFacts(LifeFacts):
 
     @truth
     def is_of_parameters_size(self) -> Bools:
-        """Of the size of a parameter, by all that is known."""
+        """Blocks of the size of a parameter, by all that is known."""
         known = self.is_as_many_as_gradients | self.is_constructed | (self.proved == Kind.PARAMETER)
         return has_size_of(self.size, self.size[known])
 
@@ -317,7 +317,7 @@ class BlockFacts(LifeFacts):
 
     @truth
     def is_first_set(self) -> Bools:
-        """There before, never freed, of a size of which there are two or three for each gradient, and made first."""
+        """Blocks from before, never freed, of a size with two or three for each gradient, which were made first."""
         is_first = np.zeros(len(self), dtype=np.bool_)
         if self.sets.times:
             rows = np.flatnonzero(self.is_staying & has_size_of(self.size, self.sets.sizes))
@@ -326,13 +326,13 @@ class BlockFacts(LifeFacts):
 
     @truth
     def is_later_set(self) -> Bools:
-        """Of such a size and made later, or the state of parameters that lie in one block."""
+        """Blocks of such a size that were made later, or the state of parameters that lie in one block."""
         sizes = np.append(self.sets.sizes, self.sets.of_parts)
         return self.is_staying & has_size_of(self.size, sizes) & ~self.is_first_set
 
     @cached_property
     def num_layers(self) -> float:
-        """How many layers of one weight each a forward calls, by the calls of that which has fewest; 0: none is seen.
+        """Number of layers of one weight each that a forward calls, by the least called line; 0: none is seen.
 
         Of each line counts the size that it makes most often: a workspace may come with it.
         """
@@ -350,13 +350,13 @@ class BlockFacts(LifeFacts):
 
     @truth
     def is_frozen_set(self) -> Bools:
-        """As `is_one_set`, of blocks without a gradient of their size after a backward that left gradients."""
+        """Like `is_one_set`, of blocks without a gradient of their size after a backward that left gradients."""
         is_seen = self.is_backward_over and len(self.gradients[0]) > 0 and self.num_layers > 0
         frozen = self.is_staying & ~has_size_of(self.size, self.gradients[0]) & is_seen
         return frozen & is_one_set(self.size, self.size[frozen], self.num_layers)
 
     def copies_per_gradient(self, is_not_known: Bools) -> tuple[int, int]:
-        """How many blocks from before the recording there are for each gradient of their size, and their bytes.
+        """Return the blocks from before the recording for each gradient of their size, and their bytes.
 
         More than one are parameters and an optimizer's state of their size, which nothing tells apart; 0 and 0 where
         the numbers are not the same for every size.

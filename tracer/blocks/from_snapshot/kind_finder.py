@@ -91,7 +91,7 @@ class KindFinder:
 
     @property
     def copies_per_gradient(self) -> tuple[int, int]:
-        """How many blocks from before the recording there are for each gradient, and their bytes; 0 if that varies."""
+        """Return the blocks from before the recording for each gradient, and their bytes; 0 if that varies."""
         kind, _ = self.kinds_and_evidence
         is_not_known = (kind == Kind.UNKNOWN) | (kind == Kind.BEFORE_RECORDING)
         return self.facts.copies_per_gradient(is_not_known)

@@ -73,7 +73,7 @@ def as_many_as(
 
 
 def copies_of(candidates: Ints, of_sizes: Ints, numbers: Ints) -> tuple[int, int]:
-    """How many times over the candidates have the given sizes, and their bytes, if they all have them as many times.
+    """Return the times that the candidates have all the given sizes, and their bytes, if the times are equal.
 
     Args:
         numbers: How many there are of each [sizes].
@@ -115,7 +115,7 @@ def is_one_set(size: Ints, staying: Ints, num_layers: float) -> Bools:
 
 
 _TIMES: Final = (2, 3)
-"""Of parameters and momentum, and of parameters and Adam's averages. More may be a copy of the weights.
+"""Times of the gradients: parameters and momentum, or parameters and Adam's averages. More may be a copy.
 
 Without 2, 3.2 fewer are right of programs that are recorded after a warm-up; without 3, 9.5 of further ones; with 4,
 0.2 more are wrong.
@@ -123,7 +123,7 @@ Without 2, 3.2 fewer are right of programs that are recorded after a warm-up; wi
 _FALLING_FROM: Final = 0x1000_0000_0000
 """Addresses that the host's `mmap` gives, from the top down, and the null GPU's. Never so, 5.8 more are wrong."""
 _SHARE_OF_SETS: Final = 0.9
-"""Of the gradients' bytes, whose sizes have to be there as many times.
+"""Share of the gradients' bytes, whose sizes have to be there as many times.
 
 With 0.5, 0.7 more are right of further programs and 0.13 wrong; with 0.99, 0.2 fewer are right of others.
 """
@@ -149,7 +149,7 @@ class SizeSets:
 
 
 def sets_of_sizes(size: Ints, of_sizes: Ints, numbers: Ints) -> SizeSets:
-    """How many times over there are blocks of the gradients' sizes.
+    """Return the times that there are blocks of the gradients' sizes.
 
     Args:
         of_sizes: Sizes of gradients, ascending [sizes].

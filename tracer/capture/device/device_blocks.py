@@ -155,7 +155,7 @@ class AsleepMemory:
 
 
 ASLEEP: Final = AsleepMemory()
-"""Of this process."""
+"""This process's."""
 
 
 def follow_sleep(module: Any) -> None:

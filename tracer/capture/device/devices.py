@@ -32,7 +32,7 @@ def module_of(device: torch.device) -> ModuleType | None:
 
 
 def num_devices(device: torch.device) -> int:
-    """How many devices of this type can be used now."""
+    """Return the number of devices of this type that can be used now."""
     module = module_of(device)
     if module is None or not hasattr(module, "device_count"):
         return 0

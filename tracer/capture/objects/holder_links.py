@@ -1,4 +1,4 @@
-"""How one Python object holds another, in the words of the language; and variables: local, global, of classes.
+"""Links from one Python object to another, in the words of the language; local, global and class variables.
 
 No code of a user's class is called: attributes are looked up where objects keep them, and items of built-in containers
 alone are looked through.

@@ -64,7 +64,7 @@ class LaterUses:
 
     @property
     def horizon(self) -> str:
-        """How far the program was followed, in words."""
+        """Words for the point up to which the program was followed."""
         if self.is_to_the_end:
             return "to the program's end"
         return "in the rest of this step" if self.num_steps < 2 else "in the rest of this step and the next one"

@@ -116,7 +116,7 @@ class ReferenceGraph:
 
 
 def _held_by(objects: list[Any]) -> tuple[Ints, Ints]:
-    """How many objects each object holds, and the `id()` of these, of those that the collector knows.
+    """Number of objects that each object holds, and the `id()` of these, of those that the collector knows.
 
     All others, such as numbers and texts, hold nothing. Without a line of Python's for each object.
     """

@@ -192,7 +192,7 @@ _UNCHANGING: Final = (tuple, frozenset, types.FunctionType, types.MethodType, ty
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """How one object on a way holds the next, in words; `cut` is None where nobody could take it out."""
+    """Words for the link from one object of a way to the next; `cut` is None where nobody could take it out."""
 
     text: str
     cut: int | tuple[int, int] | None

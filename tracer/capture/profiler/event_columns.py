@@ -25,7 +25,7 @@ _INLINE_FRAME = list(Ops.__dataclass_fields__).index("inline_frame")
 _OP_WIDTH = len(Ops.__dataclass_fields__) - 1  # until sources are read, the last frame is the inline one
 _CALL_WIDTH, _SPAN_WIDTH = 9, 4
 _TIME, _ADDRESS, _SIZE, _NUMBER, _ASSUMED, _WIDTH = 0, 1, 2, 3, 8, 9
-"""Of allocations: time, address, size, number, two counters, operator, call, assumed."""
+"""Indices into a row of allocations: time, address, size, number, two counters, operator, call, assumed."""
 ALLOCATION_ROW, OP_ROW, CALL_ROW, SPAN_ROW = (
     Struct(f"{width}q").pack for width in (_WIDTH, _OP_WIDTH, _CALL_WIDTH, _SPAN_WIDTH)
 )

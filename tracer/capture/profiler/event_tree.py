@@ -134,8 +134,8 @@ Called = tuple[int, int, int, dict[int, int] | None]
 where only the line tells them apart."""
 _A_C_FUNCTION: Called = (_C_FUNCTION, -1, -1, None)
 Form = tuple[bool, Sequence[int] | None, tuple[int, ...]]
-"""Of an operator with arguments of these types: whether a schema matches, how each of its tensors is touched, and which
-arguments the tensors are. None for how: that takes a closer look."""
+"""Facts of an operator with arguments of these types: whether a schema matches, how each of its tensors is touched, and
+which arguments the tensors are. None for how: that takes a closer look."""
 
 
 _OUR_KERNELS = str(Path("tracer", "null_gpu", "values"))

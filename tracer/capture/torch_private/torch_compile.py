@@ -208,7 +208,7 @@ def compile_id() -> str:
 
 
 def cuda_graphs_left_out() -> tuple[int, list[str]]:
-    """How often CUDA graphs were asked for and not made so far, and torch's reasons, as far as it gives them."""
+    """Return how often CUDA graphs were asked for and not made, and torch's reasons, as far as it gives them."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return 0, []

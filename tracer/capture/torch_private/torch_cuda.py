@@ -167,7 +167,7 @@ def _raise_to(kept: _Peaks, peaks: _Peaks) -> None:
 
 
 PEAKS: Final = PeakCounters()
-"""Of this process, which has one set of counters."""
+"""This process's counters; it has one set."""
 
 
 _TORCHS_CUDA: Final = b"libc10_cuda.so"

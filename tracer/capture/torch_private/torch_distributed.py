@@ -70,7 +70,7 @@ def every_rendezvous(store: Store, rank: int, world_size: int) -> Iterator[None]
 
 @contextmanager
 def gloo_alone() -> Iterator[None]:
-    """Meanwhile a group with the backend gloo meets nobody: a collective gives each slot this rank's own values."""
+    """Let a group with the backend gloo meet nobody: a collective gives each slot this rank's own values."""
     from torch._C._distributed_c10d import FakeProcessGroup
 
     class AnyFake(type):
@@ -102,7 +102,7 @@ def gloo_alone() -> Iterator[None]:
 
 @contextmanager
 def called_instead(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Meanwhile functions of torch.distributed are others, in each of its modules that has them."""
+    """Replace functions of torch.distributed, in each of its modules that has them."""
     originals = {name: getattr(torch.distributed, name) for name in functions}
     modules = [module for name, module in sys.modules.items() if name.startswith("torch.distributed")]
     with ExitStack() as stack:
@@ -115,7 +115,7 @@ def called_instead(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
 
 @contextmanager
 def spawned_here(index: int, num_processes: int) -> Iterator[None]:
-    """Meanwhile a program that starts its ranks by `torch.multiprocessing` goes on as one of them, in this process.
+    """Let a program that starts its ranks by `torch.multiprocessing` go on as one of them, in this process.
 
     Args:
         num_processes: How many the program starts as ranks; another number is of workers, which start as ever.
@@ -141,7 +141,7 @@ def spawned_here(index: int, num_processes: int) -> Iterator[None]:
 
 @contextmanager
 def checkpoints_of_one_rank() -> Iterator[None]:
-    """Meanwhile torch.distributed.checkpoint takes what one rank saves for a whole checkpoint, if it was imported.
+    """Let torch.distributed.checkpoint take what one rank saves for a whole checkpoint, if it was imported.
 
     Inside of itself it does nothing. Every rank seems to have the same part of each tensor. So parts are missing, which
     is no error then, and what there is stays with the first rank, and is not shared out as what all ranks have.
@@ -153,7 +153,7 @@ def checkpoints_of_one_rank() -> Iterator[None]:
     validate, remove_doubles = planner._validate_global_plan, planner.dedup_save_plans
 
     def validated(*_: Any) -> Any:
-        """As of a plan without an error: torch also says each that it finds."""
+        """Return as for a plan without an error: torch also prints each that it finds."""
         return validate([], planner.Metadata({}))
 
     def without_doubles(all_plans: list[Any], *_: Any) -> Any:

@@ -88,7 +88,7 @@ def readable_text(text: str, names: Names = lambda path: None) -> str:
 
 
 def folders_up(page: Path, root: Path) -> int | None:
-    """How many folders above a page's own one that of the sources is; None where it is elsewhere."""
+    """Number of folders that the sources' folder lies above a page's own; None where it is elsewhere."""
     try:
         relative = os.path.relpath(root, page.resolve().parent)
     except ValueError:  # another drive

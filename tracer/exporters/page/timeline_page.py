@@ -160,7 +160,7 @@ def _bands(cycle: Cycle) -> tuple[Band, ...]:
 
 
 def _time_section(cycle: CycleFindings, times: Sequence[RunTimeRow]) -> Section:
-    """How long each step took, and the slowest modules beside their memory."""
+    """Time of each step, and the slowest modules beside their memory."""
     rows: list[tuple[Cell, ...]] = []
     for name in cycle.source.attribution.step_names:
         mine = {phase.phase: phase.duration_ns for phase in cycle.source.step_phases if phase.step == name}

@@ -26,7 +26,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 DAMAGED = "The file is damaged or of another program; profile again with --keep-recording."
 MAX_COLUMNS = 100_000
 MAX_UNPACKED_BYTES = 16 << 30
-"""Of all columns together: 70 bytes an event, so this is more than two hundred million events."""
+"""Most bytes of all columns together: 70 bytes an event, so this is more than two hundred million events."""
 _ALLOWED = {"<i8", "|b1", "<f8", "|u1"}
 _ENCRYPTED = 1
 

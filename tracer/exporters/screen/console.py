@@ -1,4 +1,4 @@
-"""How much a command says and where its words go: one object, made of the command's options and handed down."""
+"""Verbosity and destination of a command's words: one object, made of the command's options and handed down."""
 
 from __future__ import annotations
 

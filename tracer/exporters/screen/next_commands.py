@@ -21,7 +21,7 @@ UV_RUN = "UV_RUN_RECURSION_DEPTH"
 
 
 def program_name() -> str:
-    """How this program was called: installed, as a module, or from a checkout, by uv or another Python."""
+    """Command that called this program: installed, as a module, or from a checkout, by uv or another Python."""
     if (of_parent := role("program")) is not None:
         return str(of_parent)
     called = Path(_CALLED_AS)
@@ -31,7 +31,7 @@ def program_name() -> str:
 
 
 def from_checkout() -> str:
-    """How it is called from a checkout."""
+    """Words that call it from a checkout."""
     return "uv run main.py" if UV_RUN in os.environ else "python main.py"
 
 
@@ -41,7 +41,7 @@ def command_line(*words: object) -> str:
 
 
 def fit_words(settings: Mapping[str, object], device_name: str, capacity_bytes: int | None) -> str:
-    """How to ask for the least change with which a script fits, without its GPU; empty where no script is known.
+    """Command that finds the least change with which a script fits, without its GPU; empty where no script is known.
 
     Args:
         settings: What the run was made with: `script`, `arguments` and, on a null GPU, `on`.

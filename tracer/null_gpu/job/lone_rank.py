@@ -187,7 +187,7 @@ def _stores(jobs: LoneStore, num_ranks: int) -> _Functions:
     """The classes of stores that wait for other processes, with one that does not wait in the place of each."""
 
     class TCPStore(ProgramsStore):
-        """Nobody listens at the address."""
+        """A store without a server: nobody listens at the address."""
 
         def __init__(
             self, host_name: str, port: int, world_size: int | None = None, *_: object, **options: object

@@ -47,7 +47,7 @@ class RankPlace:
 
     @property
     def num_local(self) -> int:
-        """How many ranks its node has."""
+        """Number of ranks of its node."""
         return min(self.per_node, self.world_size)
 
     def variables(self, **parts: object) -> dict[str, str]:

@@ -90,7 +90,7 @@ class LoneStore(Store):
         return self.own.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """How many this rank has set."""
+        """Number of keys that this rank has set."""
         return len(self.own)
 
     def set_timeout(self, timeout: timedelta) -> None:

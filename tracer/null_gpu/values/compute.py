@@ -21,7 +21,7 @@ from tracer.null_gpu.values.device_values import (
 from tracer.null_gpu.values.operators import PROBABILITIES, Operator, tensors_of
 
 _READ_BYTES = 4 * MEDIUM_BYTES
-"""Of all that floats are computed from."""
+"""Most bytes of all that floats are computed from."""
 
 
 class Compute:

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 _POOL = 1_048_573
-"""How many numbers are drawn once and used again; a prime, so that no row of a tensor repeats the one before it."""
+"""Numbers that are drawn once and used again; a prime, so that no row of a tensor repeats the one before it."""
 _STEP = 370_261
 """Distance of the next fresh draw from the last: every position is used in turn."""
 

@@ -375,7 +375,7 @@ class ValueKernels:
 
 
 def _unrecorded(kernel: Kernel) -> Kernel:
-    """The same, without its Python calls in a profiler's recording: there are tens of them for an operator."""
+    """Return the kernel without its Python calls in a profiler's recording: there are tens of them for an operator."""
     state, enter, leave = (
         _PYTHON.PyThreadState_Get,
         _PYTHON.PyThreadState_EnterTracing,
@@ -413,7 +413,7 @@ def _text(values: torch.Tensor) -> str:
 
 
 def rounds(count: int, mean: float, std: float, low: float, high: float) -> int:
-    """How often `torch.nn.init.trunc_normal_` draws again for numbers that were outside its bounds, as expected.
+    """Expected number of times that `torch.nn.init.trunc_normal_` draws again for numbers outside its bounds.
 
     torch takes normal numbers and draws those outside again; where less than three in ten would be inside, uniform ones
     that it keeps by the height of the curve.

@@ -17,7 +17,7 @@ from tracer.null_gpu.values.device_values import DeviceValues
 from tracer.null_gpu.values.kernels import ValueKernels
 
 _SEED = 67_280_421_310_721
-"""Of the device's generators in a program that sets none: torch would take another in each run."""
+"""Seed of the device's generators in a program that sets none: torch would take another in each run."""
 
 
 @dataclass(frozen=True, slots=True)

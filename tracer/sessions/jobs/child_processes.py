@@ -20,11 +20,11 @@ from tracer.exporters.screen.terminal import say
 from tracer.sessions.termination import SIGNALS, signals_deferred
 
 IDLE_LIMIT_S: Final = 300.0
-"""How long a process may use no processor."""
+"""Longest time that a process may use no processor."""
 _IDLE_SHARE: Final = 0.01
 """Share of a processor that polling takes at most."""
 END_LIMIT_S: Final = 20.0
-"""How long a process that is being ended may write its files."""
+"""Longest time that a process which is being ended may write its files."""
 _LOOK_EVERY_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
 

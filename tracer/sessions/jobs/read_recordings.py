@@ -25,7 +25,7 @@ BYTES_PER_FILE_BYTE, BYTES_PER_PACKED_BYTE = 8, 80
 """Most memory taken for reading a file, beside what every process needs. A synthetic recording of a million entries
 took 4.3 bytes for each of its own, and 28 packed by gzip; real ones pack better than its random stacks do."""
 CONNECT_S = 10.0
-"""How long a Dask scheduler may take to answer."""
+"""Longest time that a Dask scheduler may take to answer."""
 Reader = Callable[[str, int | None], RankPeak]
 _PROCESS_BYTES = 150 << 20
 _SHARE_OF_MEMORY = 0.5

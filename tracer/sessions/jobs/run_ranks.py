@@ -60,7 +60,7 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.devices.count
 
 

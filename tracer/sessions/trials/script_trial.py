@@ -47,7 +47,7 @@ class StepRequests:
 
     @property
     def num_steps(self) -> int:
-        """How many have been counted."""
+        """Number of steps that have been counted."""
         return len(self._after)
 
     @property

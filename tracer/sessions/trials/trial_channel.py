@@ -1,4 +1,4 @@
-"""How a process is asked for trials, and says that one has ended; without torch, which who asks need not load."""
+"""Requests to a process for trials, and its ends; without torch, which the asking process need not load."""
 
 from __future__ import annotations
 

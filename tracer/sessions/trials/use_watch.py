@@ -37,7 +37,7 @@ _MOST_TIMES: Final = 2
 """Multiple of the allocations before the failure for which a program without steps is followed."""
 _LEAST_FOLLOWED: Final = 10_000
 _LEAST_MADE_BYTES: Final = 1 << 20
-"""Of a block whose operator is kept."""
+"""Least bytes of a block whose operator is kept."""
 _MOST_INPUTS: Final = 8
 _OF_ROWS: Final = ("aten::index", "aten::index_select", "aten::embedding", "aten::gather", "aten::take")
 """Operators that read no more of their first tensor than they return."""
