@@ -48,6 +48,7 @@ def main(save_dir: str = "profiler_outputs", parallel: str = "ddp") -> None:
             optimizer.step()
             optimizer.zero_grad()
             session.step()
+    dist.barrier()  # ranks.txt is whole when each rank has left its session
     if dist.get_rank() == 0:
         print((Path(save_dir) / "ranks.txt").read_text())
     dist.destroy_process_group()
