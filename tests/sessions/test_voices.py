@@ -57,6 +57,20 @@ def test_a_recorded_step_is_not_told_as_one_that_was_not() -> None:
     assert said.endswith("2.00 GiB, in step 3, of which the recording has less.")
 
 
+@pytest.mark.parametrize(
+    ("failed_step", "count", "sentence"),
+    [
+        (0, 0, ""),
+        (3, 1, "Memory ran out 1 time, first in step 3, and the script went on."),
+        (0, 2, "Memory ran out 2 times, first in a later step, and the script went on."),
+    ],
+)
+def test_an_out_of_memory_that_the_script_caught_is_said(failed_step: int, count: int, sentence: str) -> None:
+    found = highest(0, GIB, step=1, is_recorded=True)
+    found.failed_step = failed_step
+    assert found.of_failed_requests(count) == sentence
+
+
 def train(profile: ScriptProfile, num_steps: int, *, fails: bool = False) -> None:
     gc.collect()  # an optimizer of another test is one that takes part
     model = nn.Linear(2, 2)

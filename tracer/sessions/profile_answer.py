@@ -11,7 +11,7 @@ import torch
 
 from tracer.answers.answer import Answer
 from tracer.capture.device.device_blocks import ASLEEP
-from tracer.capture.device.devices import peak_allocated_bytes
+from tracer.capture.device.devices import num_failed_requests, peak_allocated_bytes
 from tracer.exporters.screen.next_commands import after_run, fit_words
 from tracer.exporters.screen.terminal import say_beside_bars
 from tracer.null_gpu.job.place import RankPlace
@@ -35,20 +35,23 @@ class HighestStep:
     Attributes:
         before_bytes: The peak before the first step.
         peak_bytes: The peak until the last step that was looked at.
+        failed_step: The first step in which the allocator found no memory, though the loop went on; 0 for none.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.before_bytes = self.peak_bytes = peak_allocated_bytes(device) or 0
-        self.step, self.is_recorded = 0, False
+        self.step, self.is_recorded, self.failed_step = 0, False, 0
 
     def look(self, device: torch.device, step: int, *, is_recorded: bool) -> None:
         """Note the step that ends if it brought the allocator's peak to where it is."""
         peak_bytes = peak_allocated_bytes(device) or 0
+        if not self.failed_step and num_failed_requests(device):
+            self.failed_step = step
         if peak_bytes != self.peak_bytes:
             self.peak_bytes, self.step, self.is_recorded = peak_bytes, step, is_recorded
 
     def of_another_time(self, results: RunResults | None, device: torch.device) -> str:
-        """A sentence if the script used more memory than in any recorded step; else empty.
+        """Sentences if memory ran out and the script went on, or it used more than in any recorded step; else empty.
 
         Where an engine slept nothing is said: torch's counter has what was unmapped then, and the peak does not.
         """
@@ -57,7 +60,15 @@ class HighestStep:
         peak = results.findings.worst.peak
         if peak.device != str(device):
             return ""
-        return self.sentence(peak.allocator_peak_bytes, peak_allocated_bytes(device) or 0)
+        more = self.sentence(peak.allocator_peak_bytes, peak_allocated_bytes(device) or 0)
+        return " ".join(filter(None, (self.of_failed_requests(num_failed_requests(device)), more)))
+
+    def of_failed_requests(self, count: int) -> str:
+        """A sentence on requests for which there was no memory, where the script caught that; else empty."""
+        if not count:
+            return ""
+        first = f"step {self.failed_step}" if self.failed_step else "a later step"
+        return f"Memory ran out {some(count, 'time')}, first in {first}, and the script went on."
 
     def sentence(self, recorded_bytes: int, at_end_bytes: int) -> str:
         """A sentence on a time of a script at which more was allocated than at the peak that is explained.

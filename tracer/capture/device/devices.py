@@ -135,6 +135,12 @@ def peak_allocated_bytes(device: torch.device) -> int | None:
     return _bytes(device, "max_memory_allocated")
 
 
+def num_failed_requests(device: torch.device) -> int:
+    """Requests for which an accelerator's allocator found no memory so far, in this process."""
+    counts = _answer(device, "memory_stats") if is_accelerator(device) else None
+    return int(counts.get("num_ooms", 0)) if counts else 0
+
+
 def reserved_bytes(device: torch.device) -> int | None:
     """Return the bytes that an accelerator's allocator has reserved now; None if unknown."""
     return _bytes(device, "memory_reserved")
