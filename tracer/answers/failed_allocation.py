@@ -18,6 +18,7 @@ from tracer.answers.out_of_memory import (
 )
 from tracer.answers.peak import Peak
 from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.answers.why.case import Case
 from tracer.answers.why.first_changes import FirstChanges, first_changes, with_cause
 from tracer.arrays import Rows
 from tracer.blocks.from_recording.block_facts import KIND_OF_ROLE
@@ -73,15 +74,21 @@ def failed_allocation(
 
 
 def explain_failure(
-    device: ReplayedDevice, objects: ObjectsAtFailure | None, *, device_bytes: int | None
+    device: ReplayedDevice, objects: ObjectsAtFailure | None, *, device_bytes: int | None, grows: bool = False
 ) -> tuple[OutOfMemory, FirstChanges | None, ObjectsAtFailure | None]:
-    """Explain the last failure of a device; its objects count as evaluating only if the evaluation holds much."""
+    """Explain the last failure of a device; its objects count as evaluating only if the evaluation holds much.
+
+    Args:
+        grows: Whether the steps that were counted show that memory grows.
+    """
     second = objects.second_run if objects is not None else None
-    event = last_out_of_memory(device, missing_bytes=second.missing_bytes if second is not None else 0)
+    grows |= second is not None and second.grows
+    event = last_out_of_memory(device, missing_bytes=second.missing_bytes if second is not None else 0, grows=grows)
     if objects is not None:
-        event = in_evaluation(event) if objects.is_evaluating else event
+        is_idle = objects.is_evaluating and not Case(device, objects).reaches_backward
+        event = in_evaluation(event) if is_idle else event
         objects = replace(objects, is_evaluating=event.in_evaluation)
-    first = first_changes(device, objects=objects)
+    first = first_changes(device, objects=objects, grows=grows)
     return beside_others(with_cause(event, first), device_bytes), first, objects
 
 

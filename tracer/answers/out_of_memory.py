@@ -61,6 +61,7 @@ class FailureFacts:
     # Whether the request is served in a replay under a change; None where a replay cannot tell.
     serves: Callable[[Trial], bool | None] = lambda _: None
     missing_bytes: int = 0  # By how much the program needs more than there is, as a second run showed
+    grows: bool = False  # The counters of its steps, or a second run, show that memory grows
 
 
 def fits_without_fragmentation(failure: FailureFacts) -> bool:
@@ -118,10 +119,11 @@ def _fragmentation(failure: FailureFacts) -> str:
             "This request would have fit if the free memory were in one piece, although segments are expandable: look "
             "for many small blocks that stay between large ones."
         )
-    if failure.missing_bytes:
+    if failure.missing_bytes or failure.grows:
+        why = "the program asks later for more than there is" if failure.missing_bytes else "memory grows"
         more = (
-            "This request would have fit if the free memory were in one piece, but the program asks later for more "
-            "than there is: no setting of the allocator is enough."
+            f"This request would have fit if the free memory were in one piece, but {why}: no setting of the allocator "
+            "is enough."
         )
         return "" if failure.is_explained else f"{_where_to_look(failure)} {more}".strip()
     spare = failure.usable.free_bytes + (failure.device_free_bytes or 0) - failure.asked_bytes
@@ -348,14 +350,15 @@ def explain_ooms(device: ReplayedDevice) -> tuple[OutOfMemory, ...]:
     )
 
 
-def last_out_of_memory(device: ReplayedDevice, *, missing_bytes: int = 0) -> OutOfMemory:
+def last_out_of_memory(device: ReplayedDevice, *, missing_bytes: int = 0, grows: bool = False) -> OutOfMemory:
     """Explain the last out-of-memory event of one device, which has one.
 
     Args:
         missing_bytes: By how much the program needs more than there is; 0 where that is not known.
+        grows: Whether it is known that memory grows.
     """
     entry = int(device.state.trace.where(Action.OOM)[-1])
-    return _explain(device, entry, TriedRequests(device), missing_bytes)
+    return _explain(device, entry, TriedRequests(device), missing_bytes, grows=grows)
 
 
 def distinct_failures(events: Sequence[OutOfMemory]) -> tuple[OutOfMemory, ...]:
@@ -397,7 +400,9 @@ def _site_of_failure(device: ReplayedDevice, entry: int) -> Site:
     return site
 
 
-def _explain(device: ReplayedDevice, entry: int, trials: TriedRequests, missing_bytes: int = 0) -> OutOfMemory:
+def _explain(
+    device: ReplayedDevice, entry: int, trials: TriedRequests, missing_bytes: int = 0, *, grows: bool = False
+) -> OutOfMemory:
     state, replay, sites, settings = device.state, device.replay, device.sites, device.snapshot.settings
     trace = state.trace
     asked_bytes, device_free = int(trace.size[entry]), int(trace.addr[entry])
@@ -412,6 +417,7 @@ def _explain(device: ReplayedDevice, entry: int, trials: TriedRequests, missing_
         splits_all=settings.get("max_split_size") == -1,
         serves=lambda trial: trials.serves(trial, entry),
         missing_bytes=missing_bytes,
+        grows=grows,
     )
     return OutOfMemory(
         entry=entry,

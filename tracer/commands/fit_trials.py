@@ -98,12 +98,12 @@ class ScriptTrials:
             return replace(need, fits=False)
         return replace(need, fits=self._attempt(changes, more, is_limited=True).fits)
 
-    def need(self, limit_s: int = 0, *, follow: tuple[int, int] | None = None) -> FitTrial:
+    def need(self, limit_s: int = 0, *, follow: tuple[int, int, int] | None = None) -> FitTrial:
         """Run the script as it is where memory does not end: it may never come to the end of a step.
 
         Args:
             limit_s: Seconds of a processor after which that is given up; 0 for `_NEED_LIMIT_S`.
-            follow: Index of a device and its allocations before a failed request, whose blocks are followed behind it.
+            follow: A failed request, behind which blocks are followed, see `TrialRequest`.
         """
         return self._attempt((), (), is_limited=False, limit_s=limit_s, follow=follow)
 
@@ -119,7 +119,7 @@ class ScriptTrials:
         is_limited: bool,
         is_explained: bool = False,
         limit_s: int = 0,
-        follow: tuple[int, int] | None = None,
+        follow: tuple[int, int, int] | None = None,
         read: Callable[[Path], None] | None = None,
     ) -> FitTrial:
         from tracer.changes.script_changes import allocator_variables
@@ -246,11 +246,12 @@ def _uses(path: Path) -> LaterUses | None:
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
     makings = (
-        Making(each["operator"], tuple(map(_sized, each["inputs"])), _sized(each["result"]))
+        Making(**{**each, "inputs": tuple(map(_sized, each["inputs"])), "result": _sized(each["result"])})
         for each in values["makings"]
     )
     uses = (NextUse(**use) for use in values["uses"])
-    return LaterUses(**{**columns, "uses": tuple(uses), "makings": tuple(makings)})
+    large = tuple(map(tuple, values["large"]))
+    return LaterUses(**{**columns, "uses": tuple(uses), "makings": tuple(makings), "large": large})
 
 
 def _sized(values: dict[str, Any]) -> Sized:

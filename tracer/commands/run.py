@@ -197,12 +197,15 @@ class _Again:
         """Find how much it needs, and how it uses later what was in use as its memory ran out."""
         from tracer.answers.answer_of_prediction import need_words
         from tracer.capture.objects.later_uses import SecondRun
+        from tracer.capture.torch_private.torch_history import RAISED
 
         if self.has_run or device.index is None:  # as on the CPU
             return None
-        trial = self._trial((device.index, num_allocations) if _operators_tell_all() else None)
+        follow = device.index, num_allocations, RAISED.requested_bytes
+        trial = self._trial(follow if _operators_tell_all() else None)
         missing_bytes = max(0, trial.allocated_bytes + trial.beside_bytes - self._usable_bytes)
-        return SecondRun(need_words(trial, self._usable_bytes), missing_bytes, trial.uses)
+        grows = trial.growth_bytes > 0
+        return SecondRun(need_words(trial, self._usable_bytes), missing_bytes, trial.uses, trial.allocated_bytes, grows)
 
     def need(self) -> tuple[str, ...]:
         """Return sentences on how much memory it needs."""
@@ -210,7 +213,7 @@ class _Again:
 
         return need_words(self._trial(None), self._usable_bytes)
 
-    def _trial(self, follow: tuple[int, int] | None) -> FitTrial:
+    def _trial(self, follow: tuple[int, int, int] | None) -> FitTrial:
         from tracer.commands.fit_trials import ScriptTrials
 
         self.has_run = True

@@ -145,7 +145,12 @@ class Moment:
                 self.device, self.error, is_evaluating=self.is_evaluating, run_again=self.run_again
             )
         memory = device_memory(self.device)
-        event, first, seen = explain_failure(device, objects, device_bytes=None if memory is None else memory[1])
+        event, first, seen = explain_failure(
+            device,
+            objects,
+            device_bytes=None if memory is None else memory[1],
+            grows=self._steps.growth is not None,
+        )
         return _History(device, event.groups, FailedAllocation(event, first, None, seen))
 
     def _known(self) -> KnownStorages:

@@ -34,7 +34,7 @@ from tests.snapshot.dumps import frame
 
 @pytest.mark.parametrize(
     ("failed_in", "change"),
-    [([], "(logits[:, -1])"), ([frame("cross_entropy", f"{TORCH}/nn/functional.py", 3)], "Compute the loss")],
+    [([], "(such as [:, -1])"), ([frame("cross_entropy", f"{TORCH}/nn/functional.py", 3)], "Compute the loss")],
 )
 def test_the_logits_and_their_copies(failed_in: list[dict[str, Any]], change: str) -> None:
     """100 MiB of logits, and 200 for each of two copies in full precision, the second of which fails.
@@ -77,6 +77,18 @@ def test_logits_of_several_calls_that_a_loop_goes_over_row_by_row() -> None:
     change = first(program)
     assert change.cause == "logits"
     assert "as copies, a softmax and gradients, fill 200.00 MiB in 5 blocks" in change.sentence
+
+
+def test_what_is_as_large_as_the_logits_and_made_before_them_is_none() -> None:
+    """Four activations of 100 MiB come before 100 MiB of logits and two copies of them."""
+    program = Recorded(capacity=760)
+    program.make(10, linear(6))
+    for _ in range(4):
+        program.make(100, layer(7))
+    program.make(100, linear(9))
+    program.make(100, [line(4)])
+    program.fail(200, [frame("cross_entropy", f"{TORCH}/nn/functional.py", 3), line(5)])
+    assert "fill 200.00 MiB in 2 blocks" in program.changes()["logits"].sentence
 
 
 def test_a_layer_as_large_as_the_others_makes_no_logits() -> None:
@@ -463,7 +475,7 @@ def test_logits_that_a_variable_keeps_through_backward(backward: list[dict[str, 
         logits = program.make(100, linear(9))
         if held is not None:
             program.free(held, [line(3)])
-        loss = program.make(50, [line(4)])
+        loss = program.make(50, [frame("cross_entropy", f"{TORCH}/nn/functional.py", 3), line(4)])
         root = program.make(1, [frame("backward", f"{TORCH}/_tensor.py", 9), line(4)])
         gradient = program.make(100 - 50 * is_last, backward)
         if is_last:

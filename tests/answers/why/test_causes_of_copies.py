@@ -92,6 +92,23 @@ def test_a_model_that_was_trained_before() -> None:
     assert change.allocated_before_bytes - change.allocated_bytes == 40 << 20
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_an_optimizer_that_steps_again_at_its_own_line_is_in_use(again: bool) -> None:
+    program = Recorded()
+    for _ in range(2):
+        program.make(20, MOVING)
+    for nth, place in enumerate((5, 6, 5 if again else 6)):
+        step = [frame("step", f"{TORCH}/optim/adam.py", 5), line(place)]
+        for at in range(3):
+            made = [*(program.make(10, layer(7)) for _ in range(4)), program.make(10, BACKWARD)]
+            for block in made:
+                program.free(block, BACKWARD)
+            program.use(1, step)
+            for _ in range(2 * (at == 0 and nth < 2)):
+                program.make(20, [frame("_init_group", f"{TORCH}/optim/adam.py", 4), *step])
+    assert ("other models" in program.changes()) == (not again)
+
+
 def test_a_whole_set_of_data_on_the_device() -> None:
     program = Recorded(capacity=240)
     program.make(150, [line(1)])

@@ -270,7 +270,7 @@ def test_what_hooks_keep_where_gradients_are_off(is_off: bool, cause: str) -> No
     assert first(program).cause == cause
 
 
-def test_a_setting_is_not_first_where_memory_grows() -> None:
+def test_a_setting_is_not_said_where_memory_grows() -> None:
     """What each step keeps lies between what it frees: in one piece that would serve the request, for a while."""
     program = Recorded(capacity=260)
     for _ in range(12):
@@ -285,9 +285,33 @@ def test_a_setting_is_not_first_where_memory_grows() -> None:
         program.use(2, STEP)
     program.fail(118, [line(2)])
     found = program.changes()
-    assert [*found] == ["graphs kept", "largest line", "fragmentation"]
-    assert found["fragmentation"].num_served == 1
-    assert found["fragmentation"].words.endswith("expandable_segments:True (memory grows: that is for a while)")
+    assert [*found] == ["graphs kept", "largest line"]
+
+
+def test_parameters_that_a_line_makes_larger_together() -> None:
+    program = Recorded(capacity=330)
+    state: list[Block] = []
+    for size in (4, 6, 9, 13, 19, 28, 41):
+        old, state = state, [program.make(each, [line(7, "grow")]) for each in (size, 3 * size)]
+        for block in old:
+            program.free(block, [line(7, "grow")])
+    program.fail(200, [line(8)])
+    objects = replace(objects_of(), parameters=frozenset(block.address for block in state))
+    sentence = program.changes(objects)["parameters that grow"].sentence
+    assert "(16.00 MiB at first, 164.00 MiB by now)" in sentence
+
+
+@pytest.mark.parametrize(("longest", "is_growth"), [(8, False), (100, True)])
+def test_a_queue_that_lets_go_of_its_oldest_is_no_growth(longest: int, is_growth: bool) -> None:
+    program = Recorded(capacity=220)
+    queue: list[Block] = []
+    for _ in range(12):
+        train(program)
+        queue.append(program.make(10, [line(3)]))
+        if len(queue) > longest:
+            program.free(queue.pop(0), [line(3)])
+    program.fail(160, [line(8)])
+    assert ("results kept" in program.changes()) == is_growth
 
 
 def test_two_optimizers_that_step_in_turn_make_one_iteration() -> None:

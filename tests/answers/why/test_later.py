@@ -11,7 +11,7 @@ from tests.blocks.from_snapshot.recorded_program import ACCUMULATE, BACKWARD, MO
 from tracer.answers.failed_allocation import explain_failure
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.capture.objects.at_failure import FUNCTOOLS, Holder, ObjectsAtFailure
-from tracer.capture.objects.later_uses import LaterUses, NextUse, SecondRun
+from tracer.capture.objects.later_uses import LaterUses, Making, NextUse, SecondRun, Sized
 from tracer.snapshot.load import snapshot_in_memory
 
 _MIB = 1 << 20
@@ -109,8 +109,8 @@ def test_a_block_of_which_a_small_part_is_read_is_told_with_that_part(read_mib: 
     assert ("read in part" in told) == is_told
     if is_told:
         assert told["read in part"].sentence == (
-            "No more than 10.00 MiB of 60.00 MiB in 1 block (/home/me/train.py:3) are read, before the failure and in "
-            "the rest of this step and the next one."
+            "Of 60.00 MiB in 1 block (/home/me/train.py:3) no more than 10.00 MiB are read, or used for what is read, "
+            "before the failure and in the rest of this step and the next one."
         )
 
 
@@ -147,6 +147,93 @@ def test_a_run_that_asked_for_other_blocks_tells_nothing() -> None:
     assert "not read again" not in program.changes(second_run((41, 0), (50, NEVER)))
 
 
+def test_blocks_of_other_lengths_are_the_same_where_their_lines_are() -> None:
+    program = Recorded(capacity=100)
+    program.make(40, [line(2)])
+    program.make(50, [line(3)])
+    program.fail(30, [line(4)])
+    known = tuple(Making("aten::mm", (), Sized((), "float32", 0), "train.py", number) for number in (2, 3))
+    for makings, is_told in ((known, True), (known[::-1], False)):
+        objects = following(second_run((41, 0), (51, NEVER)), makings=makings, making=(0, 1))
+        assert ("not read again" in program.changes(objects)) == is_told
+
+
+def test_blocks_of_a_line_are_the_same_though_a_thread_has_allocated_in_between() -> None:
+    program = Recorded(capacity=100)
+    program.make(50, [line(3)])
+    program.use(1, [line(9)])
+    program.make(40, [line(2)])
+    program.fail(30, [line(4)])
+    known = tuple(Making("aten::mm", (), Sized((), "float32", 0), "train.py", number) for number in (3, 2))
+    objects = following(second_run((50, NEVER), (40, 0)), makings=known, making=(0, 1))
+    assert "not read again" in program.changes(objects)
+
+
+def made(*shape: int, line: int) -> Making:
+    return Making("aten::mm", (), Sized(shape, "float32", 0), "model.py", line)
+
+
+def test_a_call_without_a_graph_is_told_by_its_rows_and_what_the_whole_program_needs() -> None:
+    """A call with 192 rows: 60 and 30 MiB of it, a request of 30, and 60 MiB that are made behind that."""
+    program = Recorded(capacity=100)
+    kept = program.make(60, layer(7))
+    program.make(30, layer(8))
+    program.fail(30, layer(9))
+    rows = following(
+        second_run((60, 0), (30, 0), (30, 0), in_graphs=frozenset()),
+        distance=(2, 1, 0),
+        making=(0, 1, 1),
+        makings=(made(192, 64, line=7), made(384, 64, line=8)),
+        large=((-2, 2, 60 * _MIB, 0, 0), (-1, 2, 30 * _MIB, 1, 0), (0, 2, 30 * _MIB, 1, 0), (1, 2, 60 * _MIB, 0, 0)),
+    )
+    assert rows.second_run is not None
+    rows = replace(rows, second_run=replace(rows.second_run, peak_bytes=180 * _MIB, missing_bytes=80 * _MIB))
+    found = program.changes(rows)["rows at once"]
+    assert "works on 192 rows at once, and each of its results has as many: 90.00 MiB in 2 blocks" in found.sentence
+    assert "the whole program then needs 45.00 MiB in place of 180.00 MiB, no more than there is" in found.effect
+    later = replace(rows, second_run=replace(rows.second_run, peak_bytes=400 * _MIB, missing_bytes=300 * _MIB))
+    effect = program.changes(later)["rows at once"].effect  # the peak lies behind what was followed
+    assert "the whole program then" not in effect and "300.00 MiB more than there is are missing in all" in effect
+    graph = replace(rows, in_graphs=frozenset({kept.address}))
+    assert "rows at once" not in program.changes(graph)
+
+
+def test_what_is_made_before_the_first_is_read_is_told_with_its_reader() -> None:
+    program = Recorded(capacity=100)
+    for _ in range(5):
+        program.make(15, [line(3)])
+    program.fail(30, [line(4)])
+    for left, is_told in ((4, True), (15 * _MIB, False)):
+        used = replace(READ, operator="aten::linalg_vector_norm", leaves_bytes=left)
+        objects = following(second_run(*[(15, 0)] * 5, used=used), is_last=(True,) * 5)
+        assert ("made before read" in program.changes(objects)) == is_told
+    assert "are each read once, by linalg_vector_norm (train.py:5)" in told_first(program, used, left=4)
+
+
+def told_first(program: Recorded, used: NextUse, *, left: int) -> str:
+    objects = following(second_run(*[(15, 0)] * 5, used=replace(used, leaves_bytes=left)), is_last=(True,) * 5)
+    return program.changes(objects)["made before read"].sentence
+
+
+def test_an_evaluating_model_with_a_backward_behind_it_is_not_told_to_evaluate() -> None:
+    """A picture that is changed by its gradient, through a network in evaluation mode."""
+    program = Recorded(capacity=100)
+    kept = [program.make(15, layer(7)) for _ in range(6)]
+    program.fail(30, layer(8))
+    graphs = frozenset(block.address for block in kept)
+    for in_backward in (False, True):
+        objects = second_run(*[(15, 0)] * 6, used=replace(READ, in_backward=in_backward), in_graphs=graphs)
+        (device,) = replay_snapshot(snapshot_in_memory(program.snapshot())).devices
+        event, _, _ = explain_failure(device, replace(objects, is_evaluating=True), device_bytes=None)
+        assert ("no_grad" in event.advice) == (not in_backward)
+
+
+def following(objects: ObjectsAtFailure, **columns: Any) -> ObjectsAtFailure:
+    assert objects.second_run is not None and objects.second_run.uses is not None
+    uses = replace(objects.second_run.uses, **columns)
+    return replace(objects, second_run=replace(objects.second_run, uses=uses))
+
+
 def test_no_setting_is_named_where_the_program_needs_more_than_there_is() -> None:
     program = Recorded(capacity=100)
     for piece in [program.make(30, [line(2)]) for _ in range(3)]:
@@ -161,6 +248,8 @@ def test_no_setting_is_named_where_the_program_needs_more_than_there_is() -> Non
     assert whole.cause == more.cause == "fragmentation"
     assert "expandable_segments" in whole.advice and "expandable_segments" not in more.advice
     assert "the program asks later for more than there is" in more.advice
+    grown, _, _ = explain_failure(device, objects_of(), device_bytes=None, grows=True)
+    assert "expandable_segments" not in grown.advice
     assert first is not None and not any("expandable" in change.words for change in first.changes)
 
 
@@ -185,6 +274,7 @@ def test_what_saves_all_that_is_missing_comes_first() -> None:
     program.fail(30, [line(4)])
     joined = replace(READ, operator="aten::cat")
     objects = second_run((60, NEVER), *[(20, 0)] * 8, used=joined, in_graphs=frozenset())
+    objects = following(objects, is_last=(True,) * 9)
     assert objects.second_run is not None
     assert next(iter(program.changes(objects))) == "not read again"
     missing = replace(objects, second_run=replace(objects.second_run, missing_bytes=100 * _MIB))
@@ -210,3 +300,34 @@ def test_an_operand_that_nothing_reads_afterwards_can_take_the_result(used: Next
         assert "not in place" not in program.changes(graphs)
         is_there = second_run((60, 0), used=used, in_graphs=frozenset())
         assert "not in place" not in program.changes(is_there)
+
+
+@pytest.mark.parametrize(("weights", "is_told"), [("bfloat16", True), ("float32", False)])
+def test_copies_in_more_bits_that_a_backward_reads(weights: str, is_told: bool) -> None:
+    """As many bits as the weights have are not too many."""
+    program = Recorded(capacity=100)
+    program.make(10, MOVING)
+    program.make(40, layer(7))
+    program.make(40, layer(8))
+    program.fail(30, layer(9))
+    narrow, wide = Sized((8, 64), "bfloat16", 20 * _MIB), Sized((8, 64), "float32", 40 * _MIB)
+    cast = Making("aten::_to_copy", (narrow,), wide)
+    weight = Making("aten::_to_copy", (Sized((8, 8), weights, 10 * _MIB),), Sized((8, 8), "bfloat16", 5 * _MIB))
+    objects = second_run((10, 0), (40, 0), (40, 0), used=replace(READ, in_backward=True))
+    objects = following(objects, makings=(cast, weight), making=(2, 0, 0))
+    told = program.changes(objects)
+    assert ("kept in more bits" in told) == is_told
+    if is_told:
+        assert "80.00 MiB in 2 blocks" in told["kept in more bits"].sentence
+
+
+@pytest.mark.parametrize(("operator", "is_told"), [("aten::mul", True), ("aten::mm", False)])
+def test_a_product_of_matrices_is_no_broadcast(operator: str, is_told: bool) -> None:
+    """As the gradient of a layer with one result, (4096, 1) times (1, 4096)."""
+    program = Recorded(capacity=100)
+    program.make(40, [line(9)])
+    program.fail(80, [line(4)])
+    given = (Sized((4096, 1), "float32", 1 << 14), Sized((1, 4096), "float32", 1 << 14))
+    making = Making(operator, given, Sized((4096, 4096), "float32", 80 * _MIB))
+    objects = following(second_run((40, 0), (80, 0)), distance=(1, 0), makings=(making,), making=(1, 0))
+    assert ("every pair" in program.changes(objects)) == is_told

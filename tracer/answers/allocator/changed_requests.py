@@ -31,6 +31,15 @@ class Changed:
         """Return the memory needed after the change, with the capacity of the recording."""
         return modelled.at_capacity(self.settings, modelled.capacity, program=self.program)
 
+    def left(self, rows: Ints, entry: int) -> tuple[Ints, int]:
+        """Bytes of blocks in use at an entry that are there with the change, and of the last request that failed."""
+        program = self.program
+        lives, failed = program.history.lives, program.history.failed
+        is_freed = np.zeros(len(lives), np.bool_)
+        is_freed[program.operand[(program.code == Op.FREE) & (program.entry <= entry)]] = True
+        is_gone = is_freed[rows] | (lives.begin[rows] == _NEVER)
+        return np.where(is_gone, 0, lives.requested_bytes[rows]), failed[-1][0] if failed else 0
+
 
 def with_expandable_segments(modelled: Modelled) -> Changed:
     """Segments that grow in place."""

@@ -40,6 +40,7 @@ _SHRINKS: Final = {
     Kind.UNKNOWN: "use a smaller batch, or let go of what this line makes: ",
     Kind.EVALUATION: "use a smaller batch: ",
 }
+_USE_LESS: Final = "use less at the line that fills most of the peak: "
 
 
 def attention_matrix(case: Case) -> Iterator[Cause]:
@@ -114,11 +115,14 @@ def long_batch(case: Case) -> Iterator[Cause]:
     if not len(held) or not case.is_much(held, asked_bytes=asked, percent=_LONG_PERCENT):
         return
     times = max(int(np.median(lives.requested_bytes[held] / before[held])), _LONGER)
-    called = case.model_call(int(held[np.argmax(lives.requested_bytes[held])]))
+    fullest = int(held[np.argmax(lives.requested_bytes[held])])
+    called = case.model_call(fullest)
     of_old = {
         case.model_call(row) for row in earlier[case.inner_stack[earlier] == case.inner_stack[held[0]]][:1].tolist()
     }
     is_other = called is not None and (called not in of_old or not len(steps))
+    making = case.followed.making(fullest) if case.followed is not None else None
+    number = making.num_rows if making is not None else 0
     yield Cause(
         "long batch",
         f"{f'The call of the model at {called.file}:{called.line}' if is_other and called else 'This iteration'} is "
@@ -133,11 +137,12 @@ def long_batch(case: Case) -> Iterator[Cause]:
         if is_other
         else "make these in parts, or limit what they grow with"
         if not case.in_model[held].any()
-        else "limit the length (or size) of a sample, or put samples of alike length into a batch by their number of "
-        "tokens",
+        else "limit the length (or size) of a sample, or take fewer of such samples into a batch (by their length "
+        "together, as a number of tokens)",
         lambda modelled: with_smaller_blocks(modelled, rows, times, with_last_failure=asks),
         case.largest_site(held),
         GivesUp.TIME_OR_SIZE,
+        behind=lambda each, _: 1 / times if number > 1 and each.has_rows(number) else 1.0,
     )
 
 
@@ -211,9 +216,12 @@ def variables_over_the_step(case: Case) -> Iterator[Cause]:
 
 
 def _logits_held(case: Case, rows: Ints) -> Ints:
-    """Blocks of the lines that made the logits among some blocks: a loss saves what it makes of logits, not them."""
-    is_logits = has(case.facts[rows], Fact.LAYER) & (case.lives.requested_bytes[rows] == _size_of_logits(case))
-    lines = np.unique(case.stack[rows[is_logits]])
+    """Blocks of the line that made the logits among some blocks: a loss saves what it makes of logits, not them."""
+    last = _last_result(case, has_loss=True) if case.with_frame(_is_cross_entropy).any() else None
+    if last is None:
+        return rows[:0]
+    size = case.lives.requested_bytes
+    lines = np.unique(case.stack[rows[has(case.facts[rows], Fact.LAYER) & (size[rows] == size[last])]])
     return np.flatnonzero(np.isin(case.stack, lines) & (case.lives.begin > BEFORE) & (case.lives.begin < case.entry))
 
 
@@ -270,11 +278,14 @@ def largest_line(case: Case) -> Iterator[Cause]:
         held = case.held(rows)
         holder = case.holder_of(held)
         is_held_itself = holder is not None and holder.graph_of is None
+        starts = _starts_of_calls(case)
+        is_set_up = bool(len(starts)) and lives.begin[held].max(initial=0) < starts[0]  # no batch makes it smaller
+        shrinks = "keep it on the host, or in fewer bits: " if is_set_up else _SHRINKS.get(group.kind, _USE_LESS)
         yield Cause(
             "largest line",
             f"{case.words(held)}{case.lines(held, 1)} are held by {case.holder_words(held)}." if is_held_itself else "",
-            f"{_SHRINKS.get(group.kind, 'use less at the line that fills most of the peak: ')}this is without its "
-            f"{some(group.count, 'block')} there ({group.kind.words}), and those that it makes at other times",
+            f"{shrinks}this is without its {some(group.count, 'block')} there ({group.kind.words}), and those that it "
+            "makes at other times",
             lambda modelled: without_blocks(modelled, rows),
             group.site,
             GivesUp.UNKNOWN,
@@ -296,19 +307,23 @@ def logits(case: Case) -> Iterator[Cause]:
     is_loss = case.with_frame(_is_cross_entropy)
     of_loss = made[is_loss[lives.stack[made]] | at(is_loss, case.forward[made], False)]
     is_asked_by_loss = bool(is_loss[case.asked_stack])
-    has_loss = is_asked_by_loss or len(of_loss) > 0
-    size = _size_of_logits(case, has_loss=has_loss)
-    passing = made[~case.stays[made]] if size else of_loss[:0]
-    alike = passing[_is_alike(lives.requested_bytes[passing], size)]
-    rows = np.union1d(np.union1d(of_loss, alike), _row_by_row(case, passing, size))
+    last = _last_result(case, has_loss=is_asked_by_loss or len(of_loss) > 0)
+    size = int(lives.requested_bytes[last]) if last is not None else 0
+    given = np.append(lives.requested_bytes[of_loss], [case.asked_bytes] if is_asked_by_loss else [])
+    has_loss = bool(_is_alike(given, size).any()) if size else len(given) > 0
+    behind = _made_of(case, made[~case.stays[made]], last) if last is not None else of_loss[:0]
+    alike = behind[_is_alike(lives.requested_bytes[behind], size)]
+    rows = np.union1d(np.union1d(of_loss, alike) if has_loss else alike, _row_by_row(case, behind, size))
     held = case.held(rows)
     asks = bool(size) and bool(_is_alike(np.array([case.asked_bytes]), size).all())
+    others = np.setdiff1d(made[case.in_model[made]], behind)
+    asks &= case.asked_bytes not in lives.requested_bytes[others]
     asks |= is_asked_by_loss
     asked = case.asked_bytes * asks
     if len(held) + asks < 2 or not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
         if len(of_loss) and case.is_worth(without=of_loss):
             sentence = f"The cross entropy makes {case.words(of_loss)} of the logits."
-            yield _cause(case, of_loss, sentence, has_loss=has_loss)
+            yield _cause(case, of_loss, sentence, has_loss=True)
         return
     what = "logits" if has_loss else "last layer's results"
     which = f"{format_bytes(size)}" if size else "large"
@@ -322,16 +337,37 @@ def logits(case: Case) -> Iterator[Cause]:
     )
 
 
+def _made_of(case: Case, rows: Ints, last: int) -> Ints:
+    """Blocks made behind a last layer's result, before the next call of a model; in backward, of what was made there.
+
+    Args:
+        last: Its block in the latest call.
+    """
+    begin = case.lives.begin
+    is_last = (case.stack == case.stack[last]) & (case.lives.requested_bytes == case.lives.requested_bytes[last])
+    results, starts = np.sort(begin[is_last]), np.sort(_starts_of_calls(case))
+    nth = np.searchsorted(results, begin[rows], side="right") - 1
+    latest = np.append(results, BEFORE)[nth]
+    is_behind = (nth >= 0) & (np.searchsorted(starts, begin[rows]) == np.searchsorted(starts, latest))
+    is_of_engine = has(case.facts[rows], Fact.ENGINE)
+    stacks = np.unique(case.lives.stack[rows[is_behind & ~is_of_engine]])
+    others = rows[~is_behind & ~is_of_engine & case.in_model[rows]]
+    are_alike = np.isin(case.lives.requested_bytes[rows], case.lives.requested_bytes[others])
+    is_of_them = np.where(case.forward[rows] >= 0, np.isin(case.forward[rows], stacks), ~are_alike)
+    mine: Ints = rows[is_behind & (~is_of_engine | is_of_them)]
+    return mine
+
+
 def _cause(case: Case, rows: Ints, sentence: str, *, has_loss: bool, asks: bool = False) -> Cause:
     forward = rows[~has(case.facts[rows], Fact.ENGINE)]
     trains = case.trains_now or case.last_learning > BEFORE or bool(has(case.facts, Fact.BACKWARD_CALL).any())
-    # A first step has no backward yet, and its loss needs all of the logits.
-    trains |= has_loss
     change = (
         f"compute the loss, or the log-probabilities, in {_PARTS} parts of the tokens, each recomputed in backward "
         "(torch.utils.checkpoint), or by an operator that never makes the logits whole (a fused linear cross entropy)"
+        if has_loss
+        else f"go over {_PARTS} parts of them, each recomputed in backward (torch.utils.checkpoint)"
         if trains
-        else "take the positions that are needed before anything is made of them (logits[:, -1]), or go over "
+        else "take what is needed of them before anything is made of them (such as [:, -1]), or go over "
         f"{_PARTS} parts of the batch"
     )
     return Cause(
@@ -348,8 +384,8 @@ def _is_cross_entropy(frame: Frame) -> bool:
     return is_python(frame) and ("cross_entropy" in frame.name or frame.name == "ForCausalLMLoss")
 
 
-def _size_of_logits(case: Case, *, has_loss: bool = True) -> int:
-    """Bytes of the last layer's result, where it is much larger than all others' of that call; else 0.
+def _last_result(case: Case, *, has_loss: bool) -> int | None:
+    """The last layer's result in the latest call, where it is much larger than all others' of that call.
 
     Args:
         has_loss: Whether a cross entropy was seen; without one, the result of a convolution is no logits.
@@ -358,14 +394,14 @@ def _size_of_logits(case: Case, *, has_loss: bool = True) -> int:
     call, _ = case.calls
     in_layer = in_layer[(call[in_layer] >= 0) & (case.lives.begin[in_layer] <= case.entry)]
     if not len(in_layer):
-        return 0
+        return None
     mine = in_layer[call[in_layer] == call[in_layer].max()]
     mine = mine[np.argsort(case.lives.begin[mine])]
     is_convolved = case.with_frame(lambda frame: torch_file(frame) == "nn/modules/conv.py")
     if not has_loss and is_convolved[case.lives.stack[mine[-1]]]:
-        return 0
+        return None
     *others, last = case.lives.requested_bytes[mine].tolist()
-    return last if others and last >= _TIMES * max(others) else 0
+    return int(mine[-1]) if others and last >= _TIMES * max(others) else None
 
 
 def _row_by_row(case: Case, passing: Ints, of: int) -> Ints:

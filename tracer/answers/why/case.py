@@ -5,6 +5,7 @@ Shapes: blocks of the device, as its `Lives` have them [lives].
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -16,7 +17,7 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import Changed
 from tracer.answers.allocator.modelled import Modelled
-from tracer.answers.why.followed import Followed, followed
+from tracer.answers.why.followed import Behind, Followed, Line, followed, peaks_behind
 from tracer.answers.why.source import is_without_grad, reaches_backward_behind
 from tracer.arrays import Bools, Interned, Ints
 from tracer.blocks.from_snapshot.block_facts import calls_of_models
@@ -58,9 +59,12 @@ class Cause:
     grows: str = ""  # Why more memory will be wanted than what this request asks for, as `memory grows`
     postpones: bool = False  # Where that is so, the change serves this request alone
     names_bytes: int = 0  # Bytes in use or asked for that the sentence names: the change has to save half of them
+    behind: Behind | None = None  # What the change leaves of blocks of other lines that the program makes later
 
 
 _LEAST_PERCENT: Final = 1
+_OF_PEAK: Final = 0.8
+"""Share of a program's peak, that large blocks come to where it was followed that far."""
 MODULES: Final = "nn/modules/module.py"
 _SAFETENSORS: Final = "/safetensors/torch.py"
 
@@ -282,13 +286,23 @@ class Case:
     def holder_words(self, rows: Ints) -> str:
         """The holder of some blocks, as `self.stash[...] (attribute of Net, ...)`; empty if it is not known."""
         holder = self.holder_of(rows)
-        return f"{holder.path} ({holder.variable})" if holder is not None else ""
+        if holder is None:
+            return ""
+        known = np.intersect1d(rows, self.asked_about)
+        is_all = self.is_share(np.intersect1d(known, self.at_addresses(holder.addresses)), of=known, percent=90)
+        return f"{holder.path} ({holder.variable}){'' if is_all else ' and others'}"
 
     @property
     def missing_bytes(self) -> int:
         """By how much the program needs more than there is, as a second run showed; 0 where that is not known."""
         second = self.objects.second_run if self.objects is not None else None
         return second.missing_bytes if second is not None else 0
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that there are for the blocks of a program that needs more; 0 where that is not known."""
+        second = self.objects.second_run if self.objects is not None else None
+        return second.peak_bytes - second.missing_bytes if second is not None and second.peak_bytes else 0
 
     @cached_property
     def followed(self) -> Followed | None:
@@ -299,7 +313,41 @@ class Case:
         rows = self.in_use[self.lives.begin[self.in_use] > BEFORE]
         made = self.state.trace.where(Action.ALLOC)
         distance = np.searchsorted(made, self.entry) - np.searchsorted(made, self.lives.begin[rows])
-        return followed(second.uses, rows, distance, self.lives.requested_bytes[rows], self.asked_bytes)
+        lines = [self.own_line(stack) for stack in self.lives.stack[rows].tolist()]
+        return followed(second.uses, rows, distance, lines, self.lives.requested_bytes[rows], self.asked_bytes)
+
+    def needed_bytes(self, changed: Changed, behind: Behind | None = None) -> int:
+        """The bytes that the whole program needs at once with a change, by a second run; 0 where that is not known."""
+        second = self.objects.second_run if self.objects is not None else None
+        if second is None or second.uses is None or self.followed is None or not second.peak_bytes:
+            return 0
+        left, asked_bytes = changed.left(self.in_use, self.entry)
+        sizes = defaultdict[tuple[Line, int], list[int]](lambda: [0, 0])
+        for stack, size, left_bytes in zip(
+            [*self.lives.stack[self.in_use].tolist(), self.asked_stack],
+            [*self.lives.requested_bytes[self.in_use].tolist(), self.asked_bytes],
+            [*left.tolist(), asked_bytes],
+            strict=True,
+        ):
+            both = sizes[self.own_line(stack), size]
+            both[0] += size
+            both[1] += left_bytes
+        shares = {key: min(after / max(before, 1), 1.0) for key, (before, after) in sizes.items()}
+        before, after = peaks_behind(second.uses, shares, behind)
+        is_seen = before >= _OF_PEAK * second.peak_bytes  # else the peak is behind what was followed
+        return second.peak_bytes - before + after if is_seen else 0
+
+    @cached_property
+    def _own_lines(self) -> dict[int, Line]:
+        return {}
+
+    def own_line(self, stack: int) -> Line:
+        """File name and line of the innermost function of a stack outside of torch; nothing where there is none."""
+        if stack not in self._own_lines:
+            frames = (frame for frame in self.stacks[stack] if is_python(frame) and not is_label(frame))
+            own = next((frame for frame in frames if torch_file(frame) is None), None)
+            self._own_lines[stack] = (PurePath(own.file).name, own.line) if own is not None else ("", 0)
+        return self._own_lines[stack]
 
     @cached_property
     def in_graphs(self) -> Ints | None:
@@ -308,6 +356,24 @@ class Case:
         if addresses is None:
             return None
         return self.in_use[np.isin(self.lives.addr[self.in_use], [*addresses])]
+
+    @cached_property
+    def reaches_backward(self) -> bool:
+        """True if a second run showed a backward that reads much of what graphs keep, so that it is no evaluation."""
+        if self.followed is None or self.in_graphs is None:
+            return False
+        kept = np.intersect1d(self.in_graphs, self.followed.rows)
+        read = self.followed.used_next(lambda use: use is not None and use.in_backward)
+        return self.is_much(kept) and self.is_share(np.intersect1d(kept, read), of=kept)
+
+    def are_used(self, rows: Ints, *, in_backward: bool = False) -> bool:
+        """True if a second run showed that the program, or a backward, reads most of some blocks next."""
+        if self.followed is None:
+            return False
+        used = self.followed.used_next(
+            lambda use: use is not None and not use.overwrites and use.in_backward == in_backward
+        )
+        return self.is_share(np.intersect1d(used, rows), of=rows, percent=50)
 
     @property
     def trains_now(self) -> bool:

@@ -169,7 +169,11 @@ def other_models(case: Case) -> Iterator[Cause]:
     if len(steps) < _LEAST_SETS or np.diff(steps).min() < _LEAST_SETS:
         return  # of several optimizers that step in turn each belongs to every iteration
     latest = int(steps[-1])
-    rows = state[made_in < latest]
+    of_step = [case.sites.site(stack) for stack in case.state.trace.stack[starts].tolist()]
+    # An optimizer that steps at a line of its own, there again since, is in use.
+    still = {site for site in of_step[latest:] if site != of_step[latest]}
+    is_idle = np.array([at < 0 or of_step[at] not in still for at in made_in.tolist()], np.bool_)
+    rows = state[(made_in < latest) & is_idle]
     parameters = case.in_use[_is_parameter(case)[case.in_use]]
     idle = np.concatenate([rows, _of_sizes_in(case, parameters, rows, each=_LEAST_SETS)])
     if case.followed is not None and case.is_share(case.followed.read_again(idle), of=idle):

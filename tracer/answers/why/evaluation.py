@@ -44,7 +44,7 @@ class _Calls:
 
 def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
     """Calls of a model that keep their activations, from a line behind whose calls no backward comes."""
-    if case.has_no_graph:
+    if case.has_no_graph or case.reaches_backward:
         return
     if case.is_evaluating:
         rows = case.in_use[case.kind[case.in_use] == Kind.ACTIVATION]

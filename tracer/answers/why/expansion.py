@@ -20,6 +20,7 @@ from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.line_results import (
     BINARY,
     CAST,
+    CASTS,
     COPIED,
     CREATED,
     DECOMPOSED,
@@ -30,6 +31,7 @@ from tracer.answers.why.line_results import (
     REPEATED,
     RESIZED,
     SORTED,
+    WIDENING,
     LineResults,
     results_of_lines,
 )
@@ -74,13 +76,11 @@ class Remedy:
 
 _LOOKED_UP: Final = ("aten::embedding", "aten::index", "aten::index_select")
 _COPIES: Final = ("aten::clone", "aten::contiguous", "aten::reshape", "aten::flatten")
-_CASTS: Final = ("aten::_to_copy", "aten::to", "aten::float", "aten::double", "aten::long", "aten::type")
 _BITS: Final = defaultdict(
     lambda: 16, {"bool": 8, "uint8": 8, "int8": 8, "int32": 32, "float32": 32, "int64": 64, "float64": 64}
 )
 """Bits of an element, by its type; 16 for the other types."""
 _BROADCASTS: Final = re.compile(r"\[[^\]]*\bNone\b|newaxis|unsqueeze|keepdim|\bcdist\b|\bouter\b")
-_WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
 
 
 def _is_full_decomposition(line: LineResults) -> bool:
@@ -132,10 +132,13 @@ def _change_of_rows(line: LineResults) -> str:
 
 
 _FEW_ROWS: Final = 64
+_PRODUCTS: Final = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::matmul")
 
 
 def _is_broadcast(making: Making) -> bool:
     """True if an operator by elements makes much more of them than each of its operands has."""
+    if making.operator in _PRODUCTS:
+        return False
     shapes = [each.shape for each in making.inputs if each.shape]
     try:
         is_by_elements = len(shapes) > 1 and np.broadcast_shapes(*shapes) == making.result.shape
@@ -184,11 +187,11 @@ def _is_joined(line: LineResults) -> bool:
 def _is_cast_up(line: LineResults) -> bool:
     if line.making is not None:
         given = [each.dtype for each in line.making.inputs]
-        is_cast = line.making.operator in _CASTS and len(given) == 1
+        is_cast = line.making.operator in CASTS and len(given) == 1
         return not line.is_saved and is_cast and _BITS[line.making.result.dtype] > _BITS[given[0]]
     # With arithmetic on the same line it may be a number that is cast.
     is_alone = not line.makes(*BINARY)
-    return not line.is_saved and line.makes(*CAST) and is_alone and bool(_WIDENING.search(line.source))
+    return not line.is_saved and line.makes(*CAST) and is_alone and bool(WIDENING.search(line.source))
 
 
 JOINED: Final = Remedy(

@@ -37,12 +37,14 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     later.not_in_place,
     later.not_read_again,
     later.read_in_part,
+    later.made_before_read,
     growth.growth,
     growth.grown_by_cat,
     evaluation.evaluation_with_gradients,
     evaluation.untrained_graphs,
     evaluation.retained_graphs,
     precision.autocast_copies,
+    precision.kept_in_more_bits,
     copies.checkpoint_left,
     copies.other_models,
     activations.variables_over_the_step,
@@ -71,6 +73,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     copies.gradients_beside_buckets,
     caches.data_on_device,
     caches.kv_cache,
+    later.rows_at_once,
     activations.long_batch,
     reserving.one_request,
     repeated_parts.repeated_parts,
@@ -125,6 +128,10 @@ class FirstChange:
     num_served: int = 0  # Requests that failed in the recording and are served with the change
     serves_last: bool = False  # The last of these is among them
     removed_bytes: int = 0  # Of what was in use, or asked for, as the last of these was made
+    needed_before_bytes: int = 0  # By the whole program at once, as a second run showed; 0 where that is not known
+    needed_bytes: int = 0  # By that with the change
+    missing_bytes: int = 0  # Of these, more than there is; of what it needs as it is, where that is not known
+    grows: bool = False  # Whether memory grows without the change
     cause: str = ""  # Name of the cause that it removes
     sentence: str = ""  # What that cause is, with its bytes; empty where the change says it
     gives_up: str = ""  # The price of the change; empty where a line is named, and not how to change it
@@ -145,7 +152,22 @@ class FirstChange:
         less = [f"{format_bytes(size)} less {is_said}"] if size > 0 else []
         served = ["the failed request is then served"] if self.num_served else []
         price = f"; {self.gives_up}" if self.gives_up else ""
-        return f"in a replay of the recording {', and '.join((*served, *less))}{price}"
+        return f"in a replay of the recording {', and '.join((*served, *less))}{self._whole}{price}"
+
+    @property
+    def _whole(self) -> str:
+        """What the whole program needs with the change, where that is known."""
+        if not self.needed_bytes:
+            is_more = self.missing_bytes > self.saved_bytes
+            return f"; {format_bytes(self.missing_bytes)} more than there is are missing in all" if is_more else ""
+        rest = format_bytes(self.missing_bytes) if self.missing_bytes else "no"
+        before, needed = format_bytes(self.needed_before_bytes), format_bytes(self.needed_bytes)
+        return f"; the whole program then needs {needed} in place of {before}, {rest} more than there is"
+
+    @property
+    def spared_bytes(self) -> int:
+        """How much less the whole program needs, or if that is not known, what the change saves in the recording."""
+        return self.needed_before_bytes - self.needed_bytes if self.needed_bytes else self.saved_bytes
 
     @property
     def saved_bytes(self) -> int:
@@ -196,7 +218,11 @@ class FirstChanges:
 
 
 def first_changes(
-    device: ReplayedDevice, *, objects: ObjectsAtFailure | None = None, device_bytes: int | None = None
+    device: ReplayedDevice,
+    *,
+    objects: ObjectsAtFailure | None = None,
+    device_bytes: int | None = None,
+    grows: bool = False,
 ) -> FirstChanges | None:
     """Try what may help, and keep what does: by a hundredth of the peak at least, or failed requests are served.
 
@@ -204,6 +230,7 @@ def first_changes(
         objects: What the program's objects told at the failure; the model was in evaluation mode only where it kept
             much for a backward pass all the same. None for a recording from a file.
         device_bytes: Memory of the device; None if not known.
+        grows: Whether the steps that were counted show that memory grows.
 
     Returns:
         None where nothing can be replayed.
@@ -216,7 +243,7 @@ def first_changes(
     causes = [cause for ask in _OF_BLOCKS for cause in ask(case)]
     if not case.missing_bytes:  # else no setting of the allocator is enough
         causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled)]
-    tried = [(cause, _tried(cause, modelled)) for cause in causes]
+    tried = [(cause, _tried(cause, modelled, case)) for cause in causes]
     helping = [
         (cause, change)
         for cause, change in tried
@@ -225,15 +252,16 @@ def first_changes(
     taken = modelled.baseline.reserved_peak_bytes / device_bytes if device_bytes else 1.0
     if not modelled.baseline.unserved:
         helping = [(cause, change) for cause, change in helping if _is_of_use(change, taken)]
-    most = max((change.saved_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
-    growing = (cause.grows for cause, change in helping if change.num_served or change.saved_bytes >= _MUCH * most)
-    grows = next(filter(None, growing), "")
+    most = max((change.spared_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
+    growing = (cause.grows for cause, change in helping if change.num_served or change.spared_bytes >= _MUCH * most)
+    why_grows = next(filter(None, growing), "memory grows" if grows else "")
     lasting = (change.saved_bytes for cause, change in helping if not cause.postpones and cause.sentence)
     is_else = max(lasting, default=0) >= _MUCH * modelled.baseline.reserved_peak_bytes
+    helping = [(cause, change) for cause, change in helping if not (cause.postpones and why_grows)]
     helping.sort(
         key=lambda pair: _rank(
             *pair,
-            grows=bool(grows) or is_else,
+            grows=is_else,
             most_bytes=most,
             missing_bytes=case.missing_bytes,
             capacity=modelled.capacity,
@@ -246,7 +274,7 @@ def first_changes(
         if cause.gives_up is not GivesUp.UNKNOWN
     }
     changes = tuple(
-        replace(change, words=f"{change.words} ({grows}: that is for a while)") if cause.postpones and grows else change
+        replace(change, grows=bool(why_grows))
         for cause, change in helping
         if cause.gives_up is not GivesUp.UNKNOWN or (change.allocated_bytes, change.reserved_bytes) not in known
     )
@@ -262,10 +290,11 @@ def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
     # Where the replay of the recording fails nowhere, as it began before, what the change saves has to be enough.
     if not change.num_served and (first.num_failed or change.saved_bytes < event.asked_bytes):
         return event
-    about = (event.allocators_advice,) if event.allocators_advice else ()
-    return replace(
-        event, why=(change.sentence, *about), change=f"{change.order}: {change.effect}.", decisive=change.cause
-    )
+    # A setting comes behind the change of the program, and not where memory grows.
+    is_setting, about = event.cause == "fragmentation", event.allocators_advice
+    words = (f"{change.order}: {change.effect}.", about if is_setting and not change.grows else "")
+    why = tuple(filter(None, (change.sentence, "" if is_setting else about)))
+    return replace(event, why=why, change=" ".join(filter(None, words)), decisive=change.cause)
 
 
 def _rank(
@@ -282,18 +311,22 @@ def _rank(
         cause.postpones and (grows or is_tight),
         cause.gives_up is GivesUp.UNKNOWN,
         -change.serves_last,
-        change.saved_bytes < max(_MUCH * most_bytes, min(missing_bytes, _NEARLY * most_bytes)),
+        change.spared_bytes < (min(missing_bytes, _NEARLY * most_bytes) * (not cause.grows) or _MUCH * most_bytes),
         cause.gives_up,
         -change.num_served,
-        -round(change.saved_bytes / max(most_bytes, 1), 1),  # of what helps alike, what is asked about first
+        -round(change.spared_bytes / max(most_bytes, 1), 1),  # of what helps alike, what is asked about first
     )
 
 
-def _tried(cause: Cause, modelled: Modelled) -> FirstChange | None:
+def _tried(cause: Cause, modelled: Modelled, case: Case) -> FirstChange | None:
     """The peaks under a change; None if the replay ends early."""
-    before, after = modelled.baseline, cause.make(modelled).outcome(modelled)
+    changed = cause.make(modelled)
+    before, after = modelled.baseline, changed.outcome(modelled)
     if after.failure is not None:
         return None
+    needed = case.needed_bytes(changed, cause.behind) if case.missing_bytes else 0
+    needed_before = case.missing_bytes + case.usable_bytes
+    needed = max(needed, after.allocated_peak_bytes) if needed else 0
     return FirstChange(
         words=cause.change,
         site=cause.site,
@@ -303,6 +336,9 @@ def _tried(cause: Cause, modelled: Modelled) -> FirstChange | None:
         reserved_bytes=after.reserved_peak_bytes,
         num_served=len(before.unserved) - len(after.unserved),
         removed_bytes=before.wanted_bytes - after.wanted_bytes,
+        needed_before_bytes=needed_before,
+        needed_bytes=needed,
+        missing_bytes=max(needed - case.usable_bytes, 0) if needed else case.missing_bytes * (not cause.grows),
         serves_last=bool(before.unserved) and max(before.unserved) not in after.unserved,
         cause=cause.name,
         sentence=cause.sentence,

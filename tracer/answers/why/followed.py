@@ -1,15 +1,23 @@
-"""The blocks of a failure in a second run that was followed behind it: next uses, and the operators that made them."""
+"""The blocks of a failure in a second run that was followed behind it: next uses, and the operators that made them.
+
+A line is a file's name and a number; of a backward both are empty.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TypeAlias
 
 import numpy as np
 
 from tracer.arrays import Ints
 from tracer.block_sizes import round_size
 from tracer.capture.objects.later_uses import LaterUses, Making, NextUse
+
+Line: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,24 +87,104 @@ class Followed:
 
 
 _LEAST_ALIKE = 0.95
-"""Share of the blocks in use: so many have their sizes in a second run that is of the same program."""
+"""Share of the bytes in use: so many are in a second run that is of the same program."""
 
 
-def followed(uses: LaterUses, rows: Ints, distance: Ints, size_bytes: Ints, asked_bytes: int) -> Followed | None:
+def followed(
+    uses: LaterUses, rows: Ints, distance: Ints, lines: Sequence[Line], size_bytes: Ints, asked_bytes: int
+) -> Followed | None:
     """Match the blocks in use with those of a second run; None where these are others.
 
-    Two runs of a program with threads, or with other random numbers, may allocate other blocks.
+    Blocks that are as many allocations before the failure are the same if their lines are, or else their sizes. Where
+    a thread or a tool has allocated in between, those of a line and size are the same in their order.
 
     Args:
         rows: Blocks in use [blocks].
         distance: Of each, allocations from it until the failed request [blocks].
+        lines: The line of each [blocks].
         size_bytes: As requested [blocks].
         asked_bytes: As the allocator rounds it.
     """
-    there = np.array(uses.distance, np.int64)
+    there, sizes = np.array(uses.distance, np.int64), np.array(uses.size_bytes, np.int64)
+    of_making = _lines_of(uses)
+    made_at = [of_making[row] for row in uses.making]
     _, places, own = np.intersect1d(there, distance, return_indices=True)
-    is_alike = size_bytes[own] == np.array(uses.size_bytes, np.int64)[places]
-    if is_alike.sum() < max(1, _LEAST_ALIKE * len(places)):
-        return None
+    pairs = [
+        (place, at)
+        for place, at in zip(places.tolist(), own.tolist(), strict=True)
+        if size_bytes[at] == sizes[place] or (made_at[place][1] and made_at[place] == lines[at])
+    ]
+    least_bytes = _LEAST_ALIKE * int(size_bytes.sum())
+    if not pairs or size_bytes[[at for _, at in pairs]].sum() < least_bytes:
+        pairs = _in_order(
+            np.argsort(-there).tolist(),
+            np.argsort(-distance).tolist(),
+            made_at,
+            lines,
+            sizes.tolist(),
+            size_bytes.tolist(),
+        )
+        if not pairs or size_bytes[[at for _, at in pairs]].sum() < least_bytes:
+            return None
+    chosen, known = np.array(pairs, np.int64).T
     asked = [at for at in np.flatnonzero(there == 0).tolist() if round_size(uses.size_bytes[at]) == asked_bytes]
-    return Followed(uses, places[is_alike], rows[own[is_alike]], asked[0] if asked else -1)
+    return Followed(uses, chosen, rows[known], asked[0] if asked else -1)
+
+
+def _in_order(
+    there: list[int], here: list[int], made_at: list[Line], lines: Sequence[Line], sizes: list[int], own: list[int]
+) -> list[tuple[int, int]]:
+    """Pairs of blocks of one line and size, of which there are as many in both runs; then of those of one size."""
+    pairs: list[tuple[int, int]] = []
+    for is_of_line in (True, False):
+        alike: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for nth, (order, at, size) in enumerate(((there, made_at, sizes), (here, lines, own))):
+            for place in order:
+                alike[(at[place], size[place]) if is_of_line else size[place]][nth].append(place)
+        found = [
+            pair for mine, other in alike.values() if len(mine) == len(other) for pair in zip(mine, other, strict=True)
+        ]
+        pairs += found
+        seen = ({place for place, _ in found}, {place for _, place in found})
+        there, here = (
+            [place for place in order if place not in of] for order, of in zip((there, here), seen, strict=True)
+        )
+    return pairs
+
+
+def _lines_of(uses: LaterUses) -> list[Line]:
+    """The line of each row of `makings`, and of none."""
+    return [*((PurePath(making.file).name, making.line) for making in uses.makings), ("", 0)]
+
+
+Behind: TypeAlias = Callable[[Making, float], float]
+"""Share of a block made later that a change leaves, by what makes it, and the share of it that is ever read."""
+
+
+def peaks_behind(uses: LaterUses, shares: Mapping[tuple[Line, int], float], behind: Behind | None) -> tuple[int, int]:
+    """The most bytes of large blocks in use from the failed request on, and where blocks keep a share of their bytes.
+
+    Args:
+        shares: Of the blocks of a line and size; of others of that line the same.
+        behind: Of blocks that are made later.
+    """
+    if not uses.large:
+        return 0, 0
+    made, freed, size, making, read = np.array(uses.large, np.int64).T
+    of_line = {line: share for (line, _), share in shares.items() if line[1]}
+    lines = _lines_of(uses)
+    share = np.ones(len(uses.large))
+    for at, (row, each) in enumerate(zip(making.tolist(), size.tolist(), strict=True)):
+        share[at] = shares.get((lines[row], each), of_line.get(lines[row], 1.0))
+        if behind is not None and row < len(uses.makings) and made[at] >= 0:
+            share[at] = min(share[at], behind(uses.makings[row], int(read[at]) / each))
+    times = np.unique(made)
+    begin = np.searchsorted(times, made)
+    end = np.where(freed > 0, np.searchsorted(times, freed, side="right"), len(times))
+    peaks = []
+    for sizes in (size, size * share):
+        change = np.zeros(len(times) + 1)
+        np.add.at(change, begin, sizes)
+        np.add.at(change, end, -sizes)
+        peaks.append(int(np.cumsum(change)[:-1][times >= 0].max(initial=0.0)))
+    return peaks[0], peaks[1]

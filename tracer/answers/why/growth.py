@@ -47,6 +47,8 @@ _KEPT_OF_FORWARD: Final = 0.25
 _GRAPHS_BLOCKS: Final = 2
 """Blocks that an iteration leaves at least, where it leaves a graph."""
 _OF_MODEL: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE)
+_LEAST_KEPT: Final = 2
+"""Blocks, and iterations of each, of a queue that has let go of some."""
 _FEWER: Final = 2
 _LEAST_CATS: Final = 8
 _JOINS: Final = re.compile(
@@ -54,6 +56,9 @@ _JOINS: Final = re.compile(
 )
 """Names of functions that make one larger tensor of several, or that lead to one."""
 _LEAST_EVEN_CATS: Final = 3
+_LEAST_ROUNDS: Final = 4
+_MOST_PASSING: Final = 2
+"""Blocks of a line for each that stays: what is joined, too."""
 _UNEVEN: Final = 0.01
 _OF_LIBRARIES: Final = (
     ("transformers/trainer", "; eval_accumulation_steps=1 does so in a Trainer"),
@@ -107,7 +112,7 @@ def growth(case: Case) -> Iterator[Cause]:
         )
         return
     if _is_graph(case, grown):
-        is_needed = case.is_for_later_backward(grown.rows)
+        is_needed = case.is_for_later_backward(grown.rows) or case.are_used(grown.rows, in_backward=True)
         by = case.holder_words(grown.rows) or (
             f"a tensor that outlives its {what} (a loss in a list or a running sum, a metric, an output, a hidden "
             "state, a gradient with a graph)"
@@ -143,13 +148,18 @@ def growth(case: Case) -> Iterator[Cause]:
         else "a list, a buffer or a cache"
     )
     holder = case.holder_words(grown.rows) or holder
+    are_read = case.are_used(grown.rows)
     yield Cause(
         "results kept",
-        f"{left}{case.lines(grown.rows)}: {kept} that {holder} keeps on the device.",
-        "move each result to the host before it is kept (.cpu()), or keep what is needed of it (.item(), .argmax())"
-        + _in_its_library(case, grown.rows),
+        f"{left}{case.lines(grown.rows)}: {kept} that {holder} keeps on the device"
+        f"{', and that the program reads again' if are_read else ''}.",
+        "keep fewer of them, or keep them on the host (.cpu()) and move each back as it is read"
+        if are_read
+        else "move each result to the host before it is kept (.cpu()), or keep what is needed of it (.item(), "
+        ".argmax())" + _in_its_library(case, grown.rows),
         lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
         site,
+        GivesUp.TIME_OR_SIZE if are_read else GivesUp.NOTHING,
         grows="memory grows",
     )
 
@@ -252,11 +262,26 @@ def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
     elif case.last_learning <= BEFORE and ((case.kind == Kind.PARAMETER) & (case.lives.begin > BEFORE)).any():
         return None
     rows, iteration = rows[is_old], iteration[is_old]
-    lines = _grown_lines(case, rows, iteration, max(len(starts) - 2, 1))
+    lines = _grown_lines(case, rows, iteration, max(len(starts) - 2, 1)) & ~_are_replaced(case, rows, starts)
     rows, iteration = rows[lines], iteration[lines]
     if not len(rows):
         return None
     return Grown(starts, rows, iteration, are_steps)
+
+
+def _are_replaced(case: Case, rows: Ints, starts: Ints) -> Bools:
+    """Which blocks are of a line whose older ones were kept as long and let go of: of a bounded queue, say."""
+    lives = case.lives
+    first, last = (np.searchsorted(starts, each, side="right") for each in (lives.begin, lives.end))
+    is_over = (lives.end <= case.entry) & (lives.begin > BEFORE) & (last - first >= _LEAST_KEPT)
+    kept = np.bincount(case.stack[is_over], minlength=len(case.stacks))
+    is_older = np.zeros(len(rows), np.bool_)
+    for stack in np.unique(case.stack[rows]).tolist():
+        mine = case.stack[rows] == stack
+        oldest = len(starts) - int(first[rows[mine]].min())
+        longest = int((last - first)[is_over & (case.stack == stack)].max(initial=0))
+        is_older |= mine & (kept[stack] >= _LEAST_KEPT) & (longest + 1 >= oldest)
+    return is_older
 
 
 def _grown_before(case: Case) -> Grown | None:
@@ -353,7 +378,11 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
     grown = [
         mine
         for mine in np.split(rows, edges)
-        if len(mine) and _grows(np.append(lives.requested_bytes[mine], of_failure.get(int(case.stack[mine[0]]), [])))
+        if len(mine)
+        and (
+            _grows(np.append(lives.requested_bytes[mine], of_failure.get(int(case.stack[mine[0]]), [])))
+            or _blocks_at_a_time(lives.requested_bytes[mine], len(case.held(mine)))
+        )
     ]
     chosen = [mine for mine in grown if len(case.held(mine)) and _may_join(case, int(case.held(mine)[-1]))]
     if not chosen:
@@ -364,7 +393,10 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
     if not asked and not case.is_much(held, percent=20):
         return
     site = case.largest_site(held)
-    first, last = (int(lives.requested_bytes[max(chosen, key=case.bytes)][at]) for at in (0, -1))
+    largest = max(chosen, key=case.bytes)
+    size = lives.requested_bytes[largest]
+    number = 1 if _grows(size) else _blocks_at_a_time(size, len(case.held(largest))) or 1
+    first, last = (case.bytes(largest[at]) for at in (slice(0, number), slice(-number, None)))
     what = f"{format_bytes(first)} at first, {format_bytes(max(last, asked))} by now"
     sentence = (
         f"Memory grows: {case.words(held)}{case.lines(held)} are made anew each time, larger than before ({what})"
@@ -436,6 +468,17 @@ def _grows(size: Ints) -> bool:
     parts = size[0] / rises[0]  # the first cat is of two parts, or of one and nothing
     is_even = np.abs(rises - rises[0]) <= _UNEVEN * rises[0]
     return bool(is_even.all()) and abs(parts - round(parts)) <= _UNEVEN and round(parts) in (1, 2)
+
+
+def _blocks_at_a_time(size: Ints, number: int) -> int:
+    """How many blocks a line makes at a time, of which so many stay, if each time all are larger; else 0."""
+    for each in range(number, number * _MOST_PASSING + 1, max(number, 1)):
+        rounds = len(size) // max(each, 1)
+        if each > 1 and rounds >= _LEAST_ROUNDS:
+            rises = np.diff(size[-rounds * each :].reshape(rounds, each), axis=0)
+            if (rises > 0).all():
+                return each
+    return 0
 
 
 def _in_place(modelled: Modelled, case: Case, grown: list[Ints]) -> Changed:

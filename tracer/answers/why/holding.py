@@ -213,6 +213,8 @@ def idle_models(case: Case) -> Iterator[Cause]:
     models = case.objects.idle_models if case.objects is not None else ()
     sizes = [case.bytes(case.at_addresses(model.addresses)) for model in models]
     rows = case.at_addresses(address for model in models for address in model.addresses)
+    if case.followed is not None:
+        rows = np.setdiff1d(rows, case.followed.read_again(rows))
     if not case.is_much(rows, percent=_LEAST_PERCENT):
         return
     largest = models[int(np.argmax(sizes))]
@@ -255,7 +257,7 @@ def kept_in_one_call(case: Case) -> Iterator[Cause]:
         return
     if case.followed is not None:
         read = case.followed.read_again(mine)
-        joined = case.followed.used_next(lambda use: use is not None and use.operator in _JOINING)
+        joined = case.followed.used_next(lambda use: use is not None and use.operator in _JOINING, is_last=True)
         if case.is_share(np.setdiff1d(read, joined), of=mine, percent=50):
             return  # the model needs them, as it does keys and values of its layers
     holder = case.holder_words(mine)

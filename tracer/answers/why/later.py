@@ -17,6 +17,7 @@ from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.phases import FAR
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
+from tracer.capture.objects.later_uses import NextUse
 from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 10
@@ -95,47 +96,43 @@ _SMALL_PART: Final = 4
 
 
 def read_in_part(case: Case) -> Iterator[Cause]:
-    """A failed request, or blocks, of which the program reads a small part."""
+    """Blocks, or a failed request, of which the program reads a small part, by itself or in what is made of them."""
     if (followed := case.followed) is None:
         return
-    asked, asked_read = case.asked_bytes, followed.asked_read_bytes or 0
-    site = case.sites.site(case.asked_stack)
-    is_making = not has(case.sites.facts, Fact.ENGINE, Fact.MODULE_SETUP)[case.asked_stack]
-    nothing = followed.rows[:0]
-    if is_making and 0 < asked_read * _SMALL_PART <= asked and case.is_much(nothing, asked_bytes=asked, percent=25):
-        place = f" ({site.file}:{site.line})" if site.file is not None else ""
-        yield Cause(
-            "read in part",
-            f"Of the {format_bytes(asked)} that were asked for{place} no more than {format_bytes(asked_read)} are read "
-            f"{followed.uses.horizon}.",
-            "make only that part: cut what it is made of before this line (such as x[:, -1:] before a layer)",
-            partial(with_smaller_blocks, rows=nothing, divisor=asked // asked_read, with_last_failure=True),
-            site,
-            names_bytes=asked,
-        )
+    asked_read, stack = followed.asked_read_bytes or 0, case.asked_stack
+    is_making = not has(case.sites.facts, Fact.ENGINE, Fact.MODULE_SETUP)[stack]
+    asked = case.asked_bytes * (is_making and 0 < asked_read * _SMALL_PART <= case.asked_bytes)
     size, read = case.lives.requested_bytes[followed.rows], followed.read_bytes
     kind = case.kind[followed.rows]
     is_part = (read > 0) & (read * _SMALL_PART <= size) & ~np.isin(kind, (Kind.WORKSPACE, Kind.PARAMETER))
-    rows, read_bytes = followed.rows[is_part], max(int(read[is_part].sum()), 1)
-    if not case.is_much(rows, percent=_LEAST_PERCENT):
+    rows, read_bytes = followed.rows[is_part], max(int(read[is_part].sum()) + asked_read * bool(asked), 1)
+    if not case.is_much(rows, asked_bytes=asked, percent=_LEAST_PERCENT):
         return
     holder = case.holder_words(rows)
-    stays = (case.stays | case.is_set_up)[rows].all()
+    what = f"{case.words(rows)}{case.lines(rows)}" if len(rows) else ""
+    site = case.largest_site(rows) if case.bytes(rows) >= asked else case.sites.site(stack)
+    if asked:
+        place = f" ({site.file}:{site.line})" if site is not None and site.file is not None and not len(rows) else ""
+        what += f"{', and of ' if what else ''}{format_bytes(asked)} that were asked for{place},"
+    stays = len(rows) > 0 and (case.stays | case.is_set_up)[rows].all()
     yield Cause(
         "read in part",
-        f"No more than {format_bytes(read_bytes)} of {case.words(rows)}{case.lines(rows)} are read, before the failure "
-        f"and {followed.uses.horizon}{f'; held by {holder}' if holder else ''}.",
+        f"Of {what} no more than {format_bytes(read_bytes)} are read, or used for what is read, before the failure and "
+        f"{followed.uses.horizon}{f'; held by {holder}' if holder else ''}.",
         "make each no larger than what is read of it (a shorter longest length), or one for all that have the same"
         if stays
-        else "make only the part that is read, or keep that part alone (part.clone(), and del the rest)",
+        else "make only that part: take it of what these lines are given (such as x[:, -1:] before a layer, chosen "
+        "rows before they are transformed, the diagonal before a matrix is made), or keep it alone (part.clone())",
         lambda modelled: with_smaller_blocks(
             modelled,
             rows,
-            case.bytes(rows) // read_bytes,
-            with_last_failure=asked in case.lives.requested_bytes[rows] and case.asked_stack in case.stack[rows],
+            (case.bytes(rows) + asked) // read_bytes,
+            with_last_failure=asked > 0
+            or (case.asked_bytes in case.lives.requested_bytes[rows] and stack in case.stack[rows]),
         ),
-        case.largest_site(rows),
-        names_bytes=case.bytes(rows),
+        site,
+        names_bytes=case.bytes(rows) + asked,
+        behind=lambda making, read: read if read * _SMALL_PART <= 1 else 1.0,
     )
 
 
@@ -181,4 +178,83 @@ def not_in_place(case: Case) -> Iterator[Cause]:
         site,
         GivesUp.NOTHING,
         names_bytes=case.asked_bytes,
+    )
+
+
+_LEAST_MADE: Final = 4
+_LEFT: Final = 16
+"""Times that a block is larger than what its only reader makes of it."""
+
+
+def made_before_read(case: Case) -> Iterator[Cause]:
+    """Blocks of one line that are read once each, to little of each, and are all made before the first is read."""
+    if (followed := case.followed) is None:
+        return
+    rows = followed.used_next(lambda use: use is not None and not use.in_backward and not use.overwrites, is_last=True)
+    size = case.lives.requested_bytes
+    rows = rows[~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT)]
+    uses = [followed.next_use(row) for row in rows.tolist()]
+    is_small = [
+        use is not None and 0 < use.leaves_bytes * _LEFT <= each for use, each in zip(uses, size[rows], strict=True)
+    ]
+    rows = rows[np.array(is_small, np.bool_)]
+    for mine in (rows[case.stack[rows] == stack] for stack in np.unique(case.stack[rows]).tolist()):
+        asked = case.asked_bytes * (case.asked_stack == case.stack[mine[0]])
+        if len(mine) < _LEAST_MADE or not case.is_much(mine, asked_bytes=asked, percent=_LEAST_PERCENT):
+            continue
+        use = followed.next_use(int(mine[0]))
+        if use is None or len({_place(followed.next_use(row)) for row in mine.tolist()}) > 1:
+            continue
+        by = f"{use.operator.partition('::')[2].strip('_')}{f' ({use.file}:{use.line})' if use.file else ''}"
+        yield Cause(
+            "made before read",
+            f"{case.words(mine)}{case.lines(mine)} are each read once, by {by}, which leaves a small part of each; all "
+            "of them are made before the first is read.",
+            "make each where it is read, and let go of it before the next (one loop in place of a list and a loop); "
+            "many operators cast as they read (dtype=)",
+            partial(without_blocks, rows=mine[:-1]),
+            case.largest_site(mine),
+            names_bytes=case.bytes(mine),
+        )
+
+
+def _place(use: NextUse | None) -> tuple[str, int]:
+    return (use.file, use.line) if use is not None else ("", 0)
+
+
+_LEAST_OF_CALL: Final = 50
+_ROWS_PARTS: Final = 4
+
+
+def rows_at_once(case: Case) -> Iterator[Cause]:
+    """A call of a model that keeps nothing for a backward, whose results have as many rows as it was given."""
+    if (followed := case.followed) is None or not (case.has_no_graph or case.is_without_grad(case.in_use)):
+        return
+    call = case.calls[0]
+    if not (call[case.in_use] >= 0).any() or not has(case.sites.facts, Fact.MODULE_FORWARD)[case.asked_stack]:
+        return
+    latest = call[case.in_use].max()
+    mine = case.in_use[(call[case.in_use] == latest) & ~case.stays[case.in_use]]
+    made = {row: followed.making(row) for row in mine.tolist()}
+    asked = followed.making(None)
+    number = min((each.num_rows for each in (*made.values(), asked) if each is not None and each.num_rows), default=0)
+    is_of_rows = [making is not None and making.has_rows(number) for making in made.values()]
+    mine = mine[np.array(is_of_rows, np.bool_)]
+    asked_bytes = case.asked_bytes * (asked is not None and asked.has_rows(max(number, 1)))
+    if number < 2 or not asked_bytes or not case.is_much(mine, asked_bytes=asked_bytes, percent=_LEAST_OF_CALL):
+        return
+    site = case.model_call(int(mine[0])) if len(mine) else None
+    where = f" at {site.file}:{site.line}" if site is not None else ""
+    parts = min(_ROWS_PARTS, number)
+    yield Cause(
+        "rows at once",
+        f"The call of the model{where} works on {number:,} rows at once, and each of its results has as many: "
+        f"{case.with_asked(mine, asked_bytes)}.",
+        "call it with a part of the rows at a time, and keep what is needed of each (on the host, where that is much): "
+        f"this is with {parts} parts",
+        lambda modelled: with_smaller_blocks(modelled, mine, parts, with_last_failure=True),
+        site or case.largest_site(mine),
+        GivesUp.TIME_OR_SIZE,
+        names_bytes=case.bytes(mine) + asked_bytes,
+        behind=lambda making, _: 1 / parts if making.has_rows(number) else 1.0,
     )

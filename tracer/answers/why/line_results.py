@@ -7,6 +7,7 @@ made.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,7 @@ from tracer.capture.objects.later_uses import Making, NextUse
 from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 
+_NOT_OF_LINES: Final = (Fact.ENGINE, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP)
 _LEAST_OF_LINE: Final = 2
 """Per cent: a line with less is not looked at."""
 _MOST_RESULTS: Final = 16
@@ -42,6 +44,9 @@ COPIED: Final = ("clone", "contiguous", "reshape")
 INDEXED: Final = ("index", "index_select", "gather", "take", "take_along_dim")
 JOINING: Final = ("cat", "stack", "hstack", "vstack", "concat", "concatenate", "pad_sequence")
 CAST: Final = ("to", "_to_copy", "float", "double", "long", "type")
+CASTS: Final = ("aten::_to_copy", "aten::to", "aten::float", "aten::double", "aten::long", "aten::type")
+WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
+"""Source of a cast to more bits."""
 RESIZED: Final = ("interpolate", "upsample", "grid_sample", "resize")
 SORTED: Final = ("sort", "argsort", "msort")
 EXPONENTS: Final = ("softmax", "_softmax", "log_softmax", "_log_softmax", "exp", "logsumexp")
@@ -149,7 +154,7 @@ def is_list_of_join(case: Case, rows: Ints) -> bool:
 def results_of_lines(case: Case) -> Iterator[LineResults]:
     """Lines whose results are much at the moment, the largest first."""
     lives = case.lives
-    is_made = has(case.facts, Fact.STACK) & ~has(case.facts, Fact.ENGINE, Fact.OPTIMIZER_STEP, Fact.WORKSPACE)
+    is_made = has(case.facts, Fact.STACK) & ~has(case.facts, *_NOT_OF_LINES, Fact.WORKSPACE)
     is_made &= ~case.stays & ~case.is_set_up & (lives.begin > BEFORE)
     held = case.in_use[is_made[case.in_use]]
     asked_site = _line(case, case.asked_stack) if case.has_failed and _asks(case) else None
@@ -202,7 +207,7 @@ def _weighty(case: Case, rows: Ints, stacks: list[int], asked_bytes: int) -> lis
 
 
 def _asks(case: Case) -> bool:
-    return not has(case.sites.facts, Fact.ENGINE, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP)[case.asked_stack]
+    return not has(case.sites.facts, *_NOT_OF_LINES, Fact.MODULE_SETUP)[case.asked_stack]
 
 
 def _line(case: Case, stack: int) -> Site | None:

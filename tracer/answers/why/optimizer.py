@@ -115,6 +115,8 @@ def gradients_freed_late(case: Case) -> Iterator[Cause]:
     fails_in_forward = case.has_failed and not has(asked, Fact.ENGINE, Fact.OPTIMIZER_STEP)
     is_over = lives.end < len(case.device.state.trace)
     rows = np.flatnonzero((case.kind == Kind.GRADIENT) & is_used & (is_over | fails_in_forward))
+    if case.followed is not None and len(case.followed.read_again(rows)):
+        return  # the next backward adds to them, or the program looks at them
     if len(rows) and case.is_worth(end=(rows, end[last[rows]])):
         held = case.held(rows) if fails_in_forward else rows[:0]
         now = f": {case.words(held)} are there as this forward asks for more" if len(held) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
-from tracer.answers.why.source import cast_behind
+from tracer.answers.why.line_results import CASTS, WIDENING
+from tracer.answers.why.source import cast_behind, source_at
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import is_label, is_python, torch_file
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
@@ -57,6 +59,54 @@ def moved_before_cast(case: Case) -> Iterator[Cause]:
         lambda modelled: with_smaller_blocks(modelled, rows, 2, with_last_failure=True),
         site,
         names_bytes=case.bytes(rows),
+    )
+
+
+_MORE_BITS_PERCENT: Final = 15
+_WIDENED: Final = {("bfloat16", "float32"), ("float16", "float32"), ("float32", "float64")}
+
+
+def kept_in_more_bits(case: Case) -> Iterator[Cause]:
+    """Copies in more bits that forward makes of its results, as autocast has it do, and keeps for a backward."""
+    if (followed := case.followed) is None:
+        return
+    rows = followed.used_next(lambda use: use is not None and use.in_backward)
+    made = {row: making for row in rows.tolist() if (making := followed.making(row)) is not None}
+    cast = {
+        row: making
+        for row, making in made.items()
+        if making.operator in CASTS
+        if making.inputs and (making.inputs[0].dtype, making.result.dtype) in _WIDENED
+        if not WIDENING.search(source_at(case.sites.site(int(case.lives.stack[row]))))
+    }
+    # What is computed of such copies has their type and shape.
+    kinds = {(making.result.shape, making.result.dtype) for making in cast.values()}
+    rows = np.array(
+        [row for row, making in made.items() if (making.result.shape, making.result.dtype) in kinds], np.int64
+    )
+    copies = np.array([*cast], np.int64)
+    if not case.is_much(copies, percent=_MORE_BITS_PERCENT):
+        return
+    largest = max(cast.values(), key=lambda making: making.result.size_bytes)
+    weights = case.lives.requested_bytes[case.in_use[case.kind[case.in_use] == Kind.PARAMETER]]
+    casts = (making for making in followed.uses.makings if making.operator in CASTS and making.inputs)
+    if any(each.inputs[0].dtype == largest.result.dtype and each.inputs[0].size_bytes in weights for each in casts):
+        return  # the weights have these bits
+    readers = Counter[str]()
+    for row in copies.tolist():
+        if (use := followed.next_use(row)) is not None:
+            readers[use.operator.partition("::")[2].strip("_")] += int(case.lives.requested_bytes[row])
+    by = f"; {' and '.join(name for name, _ in readers.most_common(2))} read them"
+    yield Cause(
+        "kept in more bits",
+        f"{case.words(copies)}{case.lines(copies)} are copies of results in more bits ({largest.inputs[0].dtype} to "
+        f"{largest.result.dtype}), which lines that ask for no such cast keep for backward, as under torch.autocast"
+        f"{by}.",
+        'compute these in the type that they have: leave autocast there (torch.autocast("cuda", enabled=False)) where '
+        "the weights are in few bits already",
+        lambda modelled: with_smaller_blocks(modelled, rows, 2),
+        case.largest_site(copies),
+        GivesUp.A_LITTLE,
     )
 
 

@@ -40,6 +40,17 @@ class Making:
     operator: str  # As `aten::mm`
     inputs: tuple[Sized, ...]
     result: Sized  # The one with that block
+    file: str = ""  # Of the line of the program that called it; empty where none is known, as in a backward
+    line: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """The first axis of the result; 0 for a single number."""
+        return self.result.shape[0] if self.result.shape else 0
+
+    def has_rows(self, number: int) -> bool:
+        """True if the result has so many rows, or so many times some number."""
+        return self.num_rows > 0 and self.num_rows % number == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +66,16 @@ class LaterUses:
     use: tuple[int, ...]  # [B] row of `uses`; their number if nothing reads the block before it is freed
     is_last: tuple[bool, ...]  # [B] nothing reads the block after that use
     freed: tuple[int, ...]  # [B] allocations from the failed request until it is freed; 0 if it never is
-    read_bytes: tuple[int, ...]  # [B] so many of its bytes, at the most, are ever read; all where that is not known
+    # [B] so many of its bytes, at the most, are ever read, or made results of that are; all where that is not known
+    read_bytes: tuple[int, ...]
     making: tuple[int, ...]  # [B] row of `makings`; their number where no operator was seen to make the block
     uses: tuple[NextUse, ...]
     makings: tuple[Making, ...]
     num_steps: int  # Steps that were followed to their end, from the step that failed
     is_to_the_end: bool  # Whether the program was followed to its end
+    # [L] of each large block there at the request or behind it: `made, freed, size_bytes, making, read_bytes`; `made`
+    # counts from the request, as `freed` does, and is -1 for the latest block before it.
+    large: tuple[tuple[int, int, int, int, int], ...] = ()
 
     @property
     def horizon(self) -> str:
@@ -77,3 +92,5 @@ class SecondRun:
     need: tuple[str, ...]  # Sentences on how much memory it takes
     missing_bytes: int = 0  # By how much the blocks that it needs at once are more than there is; 0 if they are not
     uses: LaterUses | None = None  # None where the two runs cannot be compared
+    peak_bytes: int = 0  # The blocks that it needs at once; 0 where that is not known
+    grows: bool = False  # Whether each of its last steps left more in use

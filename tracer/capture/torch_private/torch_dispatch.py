@@ -178,6 +178,14 @@ def may_be_view(name: str) -> bool:
     return any(alias is not None and not alias.is_write for alias in returned)
 
 
+@cache
+def is_by_elements(name: str) -> bool:
+    """True if each element of an operator's result is made of one element of each tensor that it is given."""
+    packet = getattr(torch.ops.aten, name.partition("::")[2], None)
+    overloads = packet.overloads() if packet is not None else ()
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+
+
 # What a recorded argument was, as far as matching needs it. A scalar is its Python type.
 TENSOR, NONE, TENSOR_LIST, MIXED_LIST = "tensor", "none", "tensor list", "mixed list"
 

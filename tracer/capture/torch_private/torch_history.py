@@ -170,6 +170,7 @@ class RaisedOutOfMemory:
         """Count nothing."""
         self.number = self._num_starts = 0
         self.collected_bytes = 0  # Since the last of these errors
+        self.requested_bytes = 0  # In use on the current device as the last of these errors was made
         self._before_bytes: int | None = None
         self._counts_collections = False
         self.callbacks: list[Callable[[], None]] = []  # Called as such an error is made, before any function is left
@@ -188,6 +189,8 @@ class RaisedOutOfMemory:
         def made(error: torch.OutOfMemoryError, *arguments: object) -> None:
             self.number += 1
             self.collected_bytes = 0
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                self.requested_bytes = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
             if self._counts_collections and self._while_collecting not in gc.callbacks:
                 gc.callbacks.append(self._while_collecting)
             RuntimeError.__init__(error, *arguments)

@@ -33,8 +33,9 @@ class TrialRequest:
     arguments: tuple[str, ...] = ()  # Behind the script's own
     is_limited: bool = True  # Whether memory ends where the card's does, or never
     limit_s: int = 0  # Seconds of a processor after which it ends; 0 for none
-    # Index of a device, and its allocations before the request that failed there: what is in use then is followed.
-    follow: tuple[int, int] | None = None
+    # Index of a device, its allocations before the request that failed there, and the bytes that were requested of it
+    # and in use then: what is in use then is followed.
+    follow: tuple[int, int, int] | None = None
     is_explained: bool = False  # Whether it also leaves the allocator's history where memory runs out, or grows
     is_recorded: bool = False  # Whether it leaves the allocator's history until memory repeats
 
