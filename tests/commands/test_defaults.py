@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 import main
 from tracer import __version__
-from tracer.commands.app import did_you_mean
+from tracer.commands.app import COMMANDS, did_you_mean
 
 ROOT = Path(main.__file__).parent
 
@@ -137,3 +137,7 @@ def test_help_is_a_screen_of_40_lines_and_the_rest_is_asked_for() -> None:
     assert len(lines("run", "--help", columns=100)) <= 40 and len(lines("--help")) <= 40
     assert not any("--hidden-channels" in line for line in lines("--help"))
     assert any("--hidden-channels" in line for line in lines("--help-all"))
+    for command in COMMANDS:
+        said = lines(command, "--help", columns=100)
+        assert any(line.startswith(f" torch-timeline {command}") for line in said), "an example"
+        assert not [line for line in said if line.startswith("\u2502" + " " * 8)], "a line for each option"

@@ -359,6 +359,7 @@ def test_a_loop_that_goes_on_in_another_thread_is_recorded_there_or_said_to_be_t
         ("launch", "#!/bin/bash\npython train.py", "launch is a script of another program."),
         ("conf.yaml", "lr: 1", "conf.yaml is no Python script."),
         ("empty.py", "\n", "empty.py is empty."),
+        ("launch.sh", "python train.py", "bash is no script, but starts one."),
     ],
 )
 def test_a_file_that_is_no_script_is_a_sentence(
@@ -366,7 +367,9 @@ def test_a_file_that_is_no_script_is_a_sentence(
 ) -> None:
     (tmp_path / name).write_text(text, "utf-8")
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(main.app, ["run", name], prog_name="main.py")
+    done = CliRunner().invoke(
+        main.app, ["run", *(["bash"] if words.startswith("bash") else []), name], prog_name="main.py"
+    )
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.startswith(f"Error: {words}\nHint: ")
 
@@ -539,7 +542,9 @@ def test_a_script_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     assert done.stderr.startswith("Error: There is no file nowhere.py.\nHint: ")
 
 
-@pytest.mark.parametrize("words", [("python",), ("python3.11",), ("uv", "run"), ("uv", "run", "python")])
+@pytest.mark.parametrize(
+    "words", [("python", "-u", "-X", "dev"), ("python3.11",), ("uv", "run"), ("uv", "run", "python")]
+)
 def test_a_python_before_the_script_is_to_be_left_out(words: tuple[str, ...]) -> None:
     script = Script(words[0], [*words[1:], "train.py", "--lr", "a b"])
     with pytest.raises(TracerError) as caught:

@@ -150,7 +150,7 @@ def test_on_takes_a_number_of_cards_and_another_memory() -> None:
     [
         ("rtx 4095", "There is no card rtx 4095", "RTX-4090"),
         ("h1000", "There is no card h1000", "H100"),
-        ("toaster", "There is no card toaster", "RTX-3090"),
+        ("help", "There is no card help", ", ".join(card.label for card in CARDS)),
         ("", "There is no card", "RTX-3090"),
         ("h100:40", "40 has no unit.", "h100:40GiB"),
         ("h100:", "is not a size.", "h100:40GiB"),

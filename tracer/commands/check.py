@@ -49,7 +49,7 @@ def check(
     baseline: Annotated[Path, option("Peaks to compare with.", None, metavar="<path>")] = Path("peaks.json"),
     fail_above: Annotated[str, option("Growth that fails: 2%, or 64MiB.", None, metavar="<limit>")] = "1%",
     update: Annotated[bool, option("Write the peak to the baseline.", None, "--update")] = False,
-    on: opt.On = None,
+    on: opt.NeededOn = None,
     answer: opt.Answers = None,
     per_node: opt.PerNode = 8,
     rank: opt.Rank = None,

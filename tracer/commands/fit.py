@@ -49,7 +49,7 @@ def fit(
             metavar="<values>",
         ),
     ] = None,
-    on: opt.On = None,
+    on: opt.NeededOn = None,
     answer: opt.Answers = None,
     per_node: opt.PerNode = 8,
     rank: opt.Rank = None,

@@ -61,6 +61,10 @@ On = Annotated[
     str | None,
     option("Run as on this GPU: h100, h100:40GiB, 8xh100.", DEVICE, metavar="<card>"),
 ]
+NeededOn = Annotated[
+    str | None,
+    option("Required: h100, h100:40GiB, 8xh100; help lists all.", DEVICE, "--on", metavar="<card>"),
+]
 Answers = Annotated[
     list[str] | None,
     option(

@@ -65,7 +65,7 @@ def predict(
     amp: opt.Amp = "off",
     checkpoint: opt.Checkpoint = False,
     inference: opt.Inference = False,
-    on: opt.On = None,
+    on: opt.NeededOn = None,
     answer: opt.Answers = None,
     per_node: opt.PerNode = 8,
     rank: opt.Rank = None,

@@ -63,6 +63,9 @@ class Script(NamedTuple):
                 if not (path / "__main__.py").is_file():
                     raise TracerError(f"{self.path} is a folder without a __main__.py.", hint="Name a script in it.")
             elif not path.is_file():
+                if path.name in ("bash", "sh", "zsh") and self.arguments:
+                    hint = f"Write `{program_name()} run` in what it runs, in the place of `python`."
+                    raise TracerError(f"{self.path} is no script, but starts one.", hint=hint)
                 if rest := _behind_python((self.path, *self.arguments)):
                     hint = f"Leave it out: {program_name()} run {shlex.join(rest)}"
                     raise TracerError(f"{self.path} is no script, but starts one.", hint=hint)
@@ -96,10 +99,15 @@ def _check_text(name: str, begin: bytes) -> None:
 
 
 def _behind_python(words: Sequence[str]) -> Sequence[str]:
-    """The script and its arguments of `python train.py` or `uv run train.py`; nothing of other words."""
+    """The script and its arguments of `python -u train.py` or `uv run train.py`; nothing of other words."""
     if words[:2] == ("uv", "run"):
         return _behind_python(words[2:]) or words[2:]
-    return words[1:] if words and _PYTHON.fullmatch(words[0]) else ()
+    if not words or not _PYTHON.fullmatch(words[0]):
+        return ()
+    behind = list(words[1:])
+    while behind and behind[0].startswith("-") and behind[0] != "-m":
+        del behind[: 2 if behind[0] in ("-X", "-W") else 1]
+    return behind
 
 
 def no_card_named(arguments: Sequence[str] | None) -> UsageError:
@@ -107,7 +115,7 @@ def no_card_named(arguments: Sequence[str] | None) -> UsageError:
     behind = any(word.partition("=")[0] == "--on" for word in arguments or ())
     return UsageError(
         "On which GPU is the script to run? --on is missing.",
-        hint=BEFORE_SCRIPT if behind else "Add --on with a GPU, such as --on h100.",
+        hint=BEFORE_SCRIPT if behind else "Add --on with a GPU, such as --on h100; --on help lists them.",
     )
 
 

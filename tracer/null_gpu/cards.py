@@ -309,12 +309,11 @@ _BY_SPELLING = _spellings()
 
 
 def _which(text: str) -> str:
-    """The card with that memory, the nearest names, or where none is near, one of each kind."""
+    """The card with that memory, the nearest names, or where none is near, as for `help`, all."""
     name, size = _without_size(text)
     if size is not None and (card := named_card(name)) is not None:
         return f"The {card.label} has {format_bytes(card.memory_bytes)}; one with {size} GiB is {card.label}:{size}GiB."
     near = get_close_matches(_spelling(text), _BY_SPELLING, n=8, cutoff=0.6)
     labels = list(dict.fromkeys(_BY_SPELLING[spelling].label for spelling in near))[:4]
-    if not labels:
-        labels = ["T4", "RTX-3090", "RTX-4090", "L40S", "A100-80GB", "H100", "B200"]
+    labels = labels or [card.label for card in CARDS]
     return f"Cards are written as {', '.join(labels)}; another memory as {labels[0]}:40GiB."
