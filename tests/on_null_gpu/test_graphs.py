@@ -156,6 +156,22 @@ def teacher(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -
     return step
 
 
+def in_another_pool(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Replay:
+    """A graph of inference that has all but its first result in a pool of the program's, beside a training."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        doubled = batch * 2
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            model(doubled)
+    step = deleted(model, optimizer, batch)
+
+    def replay() -> None:
+        graph.replay()
+        step()
+
+    return replay
+
+
 def captured_while_recorded(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Replay:
     """The first step makes its graph."""
     graphs: list[Replay] = []
@@ -199,6 +215,13 @@ def test_a_graph_captured_before_the_recorded_steps_is_explained(make: Make) -> 
 def test_of_a_graph_that_is_gone_nothing_is_said(make: Make) -> None:
     found = profiled(make)
     assert found.graph_pools == () and found.graph_bytes == 0 and "CUDA graph" not in peak_screen(found)
+
+
+@pytest.mark.skipif(not hasattr(torch.cuda.CUDAGraph, "pools"), reason="this torch does not tell of several pools")
+@runs_elsewhere
+def test_pools_that_a_capture_is_told_to_use_count_for_the_graph() -> None:
+    (pool,) = profiled(in_another_pool).graph_pools
+    assert pool.peak_bytes >= HIDDEN_BYTES and pool.num_graphs == 1
 
 
 @pytest.mark.slow

@@ -34,7 +34,9 @@ class Capture:
     device: int  # Index of the CUDA device
     began_ns: int  # When, on the profiler's clock
     ended_ns: int = 0  # When; 0 until then
-    pool: Pool | None = None  # The private pool that the graph works in; None until the capture has ended
+    # Private pools that the graph works in, its own first; none until the capture has ended. Torch tells of others,
+    # which `use_mem_pool` names during a capture, since 2.15.
+    pools: tuple[Pool, ...] = ()
     # All that was recorded meanwhile; None where a profiler was recording already, which has it.
     recording: Recording | None = None
     # Addresses of blocks of private pools that were in use when it began, which may be earlier captures'.
@@ -43,7 +45,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LivePool:
-    """A private pool of graphs that are alive."""
+    """A private pool of graphs that are alive, with others that they work in."""
 
     captures: tuple[Capture, ...]  # Of these graphs, in order
     size: PoolBytes  # What is reserved for it and allocated in it
@@ -76,11 +78,19 @@ class GraphCaptures:
     def pools(self, device: torch.device) -> tuple[LivePool, ...]:
         """The pools of graphs that are alive, on a device."""
         of_pool: dict[Pool, list[Capture]] = {}
+        counted_for: dict[Pool, Pool] = {}
         for capture in sorted(self._captures.values(), key=lambda capture: capture.began_ns):
-            if device.type == "cuda" and capture.device == device.index and capture.pool is not None:
-                of_pool.setdefault(capture.pool, []).append(capture)
-        sizes = pool_bytes(device.index, of_pool) if of_pool else {}
-        return tuple(LivePool(tuple(captures), sizes[pool]) for pool, captures in of_pool.items() if pool in sizes)
+            if device.type == "cuda" and capture.device == device.index and capture.pools:
+                of_pool.setdefault(capture.pools[0], []).append(capture)
+                counted_for = dict.fromkeys(capture.pools, capture.pools[0]) | counted_for
+        counted_for |= {pool: pool for pool in of_pool}
+        sizes = pool_bytes(device.index, counted_for) if of_pool else {}
+        found = []
+        for first, captures in of_pool.items():
+            if mine := [size for pool, size in sizes.items() if counted_for[pool] == first]:
+                total = PoolBytes(sum(size.reserved_bytes for size in mine), sum(size.allocated_bytes for size in mine))
+                found.append(LivePool(tuple(captures), total))
+        return tuple(found)
 
     def _begins(self, graph: Any) -> None:
         try:
@@ -99,7 +109,8 @@ class GraphCaptures:
             return
         capture.ended_ns = time.time_ns()
         try:
-            capture.pool = tuple(graph.pool())
+            pools = graph.pools() if hasattr(graph, "pools") else [graph.pool()]
+            capture.pools = tuple(tuple(pool) for pool in pools)
             if profiler is not None:
                 with quiet_profiler():
                     profiler.stop()
