@@ -170,7 +170,7 @@ def test_blocks_of_a_line_are_the_same_though_a_thread_has_allocated_in_between(
 
 
 def made(*shape: int, line: int) -> Making:
-    return Making("aten::mm", (), Sized(shape, "float32", 0), "model.py", line)
+    return Making("aten::mm", (), Sized(shape, "float32", 4 * shape[0] * shape[1]), "model.py", line)
 
 
 def test_a_call_without_a_graph_is_told_by_its_rows_and_what_the_whole_program_needs() -> None:
@@ -182,7 +182,7 @@ def test_a_call_without_a_graph_is_told_by_its_rows_and_what_the_whole_program_n
     rows = following(
         second_run((60, 0), (30, 0), (30, 0), in_graphs=frozenset()),
         distance=(2, 1, 0),
-        making=(0, 1, 1),
+        making=(0, 1, 0),
         makings=(made(192, 64, line=7), made(384, 64, line=8)),
         large=((-2, 2, 60 * _MIB, 0, 0), (-1, 2, 30 * _MIB, 1, 0), (0, 2, 30 * _MIB, 1, 0), (1, 2, 60 * _MIB, 0, 0)),
     )
@@ -194,6 +194,9 @@ def test_a_call_without_a_graph_is_told_by_its_rows_and_what_the_whole_program_n
     later = replace(rows, second_run=replace(rows.second_run, peak_bytes=400 * _MIB, missing_bytes=300 * _MIB))
     effect = program.changes(later)["rows at once"].effect  # the peak lies behind what was followed
     assert "the whole program then" not in effect and "300.00 MiB more than there is are missing in all" in effect
+    mixed = Making("aten::_scaled_dot_product_attention", (), Sized((12, 192, 64), "float32", 1 << 20))
+    attends = following(rows, makings=(made(192, 64, line=7), made(384, 64, line=8), mixed))
+    assert "rows at once" not in program.changes(attends)  # the rows are words of one text
     graph = replace(rows, in_graphs=frozenset({kept.address}))
     assert "rows at once" not in program.changes(graph)
 

@@ -235,13 +235,19 @@ def rows_at_once(case: Case) -> Iterator[Cause]:
         return
     latest = call[case.in_use].max()
     mine = case.in_use[(call[case.in_use] == latest) & ~case.stays[case.in_use]]
-    made = {row: followed.making(row) for row in mine.tolist()}
-    asked = followed.making(None)
-    number = min((each.num_rows for each in (*made.values(), asked) if each is not None and each.num_rows), default=0)
-    is_of_rows = [making is not None and making.has_rows(number) for making in made.values()]
-    mine = mine[np.array(is_of_rows, np.bool_)]
-    asked_bytes = case.asked_bytes * (asked is not None and asked.has_rows(max(number, 1)))
-    if number < 2 or not asked_bytes or not case.is_much(mine, asked_bytes=asked_bytes, percent=_LEAST_OF_CALL):
+    made = [making for row in mine.tolist() if (making := followed.making(row)) is not None]
+    if (asked := followed.making(None)) is None or "attention" in asked.operator:
+        return
+    number = min(making.num_rows for making in (*made, asked) if "attention" not in making.operator)
+    # Where a large result has other rows, or an attention is over them, these are no samples.
+    largest = max(making.result.size_bytes for making in (*made, asked))
+    others = (making for making in (*made, asked) if making.result.size_bytes * _SMALL_PART >= largest)
+    attends = (making for making in followed.uses.makings if "attention" in making.operator)
+    if number < 2 or not all(making.has_rows(number) for making in (*others, *attends)):
+        return
+    has_rows = [(making := followed.making(row)) is not None and making.has_rows(number) for row in mine.tolist()]
+    mine, asked_bytes = mine[np.array(has_rows, np.bool_)], case.asked_bytes
+    if not case.is_much(mine, asked_bytes=asked_bytes, percent=_LEAST_OF_CALL):
         return
     site = case.model_call(int(mine[0])) if len(mine) else None
     where = f" at {site.file}:{site.line}" if site is not None else ""
