@@ -252,7 +252,7 @@ class UseWatch:
             return None
         trace = allocator_snapshot(self._device)["device_traces"][self._device.index]
         number = self._count() - sum(entry["action"] == "alloc" for entry in trace)
-        if not number:
+        if not number and self._requested_bytes:
             self._find_request(trace)
         alive: dict[int, tuple[int, int]] = {}  # By address: number and size of the block
         lives: list[_Life] = []
