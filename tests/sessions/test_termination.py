@@ -1,4 +1,4 @@
-"""Signals: while files are written, and where the main thread does not come to handle them."""
+"""Signals: while our own code is at work, and where the main thread does not come to handle them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from tests.processes import Process
 from tracer.errors import Terminated
 from tracer.exporters.files import replacing
 from tracer.sessions import termination
-from tracer.sessions.output_files import FilesInTurn, WritingInterrupted
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.termination import Handling, SignalWatch, Termination
+from tracer.sessions.termination import Handling, SignalWatch, Termination, signals_deferred
 from tracer.sessions.training_profile import profile_training
 
-# ---- files in turn ---------------------------------------------------------------------------------------------------
+# ---- while our own code is at work ----------------------------------------------------------------------------------
 
 
 NAMES = ("a", "b", "c", "d")
@@ -45,9 +44,9 @@ def send(*numbers: int) -> None:
 def write_all(folder: Path, during: Callable[[str], None]) -> None:
     """Four files, and something that happens while each is half written."""
     paths = [folder / name for name in NAMES]
-    with FilesInTurn(paths) as turn:
+    with signals_deferred():
         for path in paths:
-            with turn.writing(path), replacing(path) as temporary:
+            with replacing(path) as temporary:
                 temporary.write_text("ha")
                 during(path.name)
                 temporary.write_text("half and whole")
@@ -62,21 +61,9 @@ def in_file(name: str, *numbers: int) -> Callable[[str], None]:
     return lambda now: send(*numbers) if now == name else None
 
 
-def test_ctrl_c_lets_the_file_at_work_come_to_its_end(tmp_path: Path) -> None:
-    with pytest.raises(WritingInterrupted, match=r"^Interrupted while writing: wrote a, b; not written: c, d\.$"):
-        write_all(tmp_path, in_file("b", signal.SIGINT))
-    assert left(tmp_path) == "ab"
-
-
-def test_ctrl_c_in_the_last_file_is_not_forgotten(tmp_path: Path) -> None:
-    with pytest.raises(WritingInterrupted, match=r"^Interrupted while writing: wrote a, b, c, d\.$"):
-        write_all(tmp_path, in_file("d", signal.SIGINT))
-    assert left(tmp_path) == "abcd"
-
-
 def test_a_second_one_ends_the_file_at_work_too(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("half and whole")  # of an earlier run
-    with pytest.raises(WritingInterrupted, match=r"wrote a; not written: b, c, d\.$"):
+    with pytest.raises(KeyboardInterrupt):
         write_all(tmp_path, in_file("b", signal.SIGINT, signal.SIGINT))
     assert left(tmp_path) == "ab"
 
@@ -89,14 +76,18 @@ def test_a_third_one_does_not_disturb_the_cleaning_up(tmp_path: Path, monkeypatc
         unlink(path, **options)
 
     monkeypatch.setattr(Path, "unlink", interrupted)
-    with pytest.raises(WritingInterrupted, match=r"not written: a, b, c, d\.$"):
+    with pytest.raises(KeyboardInterrupt):
         write_all(tmp_path, in_file("a", signal.SIGINT, signal.SIGINT))
     assert left(tmp_path) == ""
 
 
-def test_sigterm_waits_for_all_files(tmp_path: Path) -> None:
-    with pytest.raises(Terminated):
-        write_all(tmp_path, in_file("b", signal.SIGTERM, signal.SIGTERM))
+@pytest.mark.parametrize(
+    ("numbers", "ended"),
+    [([signal.SIGINT], KeyboardInterrupt), ([signal.SIGTERM, signal.SIGTERM], Terminated)],
+)
+def test_a_signal_waits_for_all_files(numbers: list[int], ended: type[BaseException], tmp_path: Path) -> None:
+    with pytest.raises(ended):
+        write_all(tmp_path, in_file("b", *numbers))
     assert left(tmp_path) == "abcd"
 
 
@@ -113,16 +104,6 @@ def test_a_handler_of_the_programs_own_is_called_after_the_last_file(number: int
     finally:
         signal.signal(number, before)
     assert left(tmp_path) == "abcd"
-
-
-def test_an_error_of_a_writers_goes_first(tmp_path: Path) -> None:
-    def during(name: str) -> None:
-        send(signal.SIGINT)
-        raise KeyError("bug")
-
-    with pytest.raises(KeyError, match="bug"):
-        write_all(tmp_path, during)
-    assert left(tmp_path) == ""
 
 
 # ---- a main thread that does not come --------------------------------------------------------------------------------

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from tracer.answers import files
 from tracer.answers.answer_of_findings import answer_of_findings
@@ -18,7 +15,6 @@ from tracer.answers.null_run import values_lines
 from tracer.answers.operators.memory_report import memory_report
 from tracer.answers.recording_findings import find_on_other_device
 from tracer.answers.run_results import RunResults
-from tracer.capture import deferred_handlers
 from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.collector import paused_gc
 from tracer.errors import OutputError, TracerError
@@ -32,79 +28,10 @@ from tracer.exporters.memory_snapshot import (
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import without_times
 from tracer.exporters.page.timeline_page import timeline_page
-from tracer.exporters.screen.next_commands import command_line
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.sqlite_reports import write_memory_report, write_run_time_report
-from tracer.sessions.termination import SIGNALS, Termination, uninterrupted
+from tracer.sessions.termination import signals_deferred
 from tracer.units import format_bytes
-
-
-class WritingInterrupted(KeyboardInterrupt):
-    """Ctrl-C has come while files were written; the message says which are there."""
-
-
-class FilesInTurn:
-    """Files that are written one after another, and how the program is ended meanwhile.
-
-        with FilesInTurn(paths) as turn:
-            for path in paths:
-                with turn.writing(path):
-                    ...
-
-    Ctrl-C lets the file at work come to its end and no other one begin, but for one from which the rest can be made; a
-    second one ends that one too. Then WritingInterrupted leaves the block. SIGTERM, behind which there is nobody in a
-    hurry, waits for all files, and so does SIGHUP; then Terminated leaves the block. A handler of the program's own is
-    called after the last file.
-    """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = tuple(paths)
-        self._written: list[Path] = []
-        self._keeps_rest: Path | None = None
-        self._termination = Termination()
-
-    def __enter__(self) -> Self:
-        self._termination.hold()
-        self._termination.watch()
-        return self
-
-    def keeps_the_rest_in(self, path: Path) -> bool:
-        """Return True if one more file may be written after Ctrl-C, from which the unwritten files can be made."""
-        if self._termination.num_interrupts < 2 and path not in self._written:
-            self._keeps_rest = path
-        return self._keeps_rest is not None
-
-    @contextmanager
-    def writing(self, path: Path) -> Iterator[None]:
-        """Around the writing of one file; raises KeyboardInterrupt instead if Ctrl-C has come."""
-        if self._termination.num_interrupts and path != self._keeps_rest:
-            raise KeyboardInterrupt
-        yield
-        self._written.append(path)
-
-    @uninterrupted
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Listen no longer, and raise what has waited."""
-        is_interrupted = self._termination.num_interrupts > 0
-        due = self._termination.forget()
-        try:
-            if isinstance(error, KeyboardInterrupt) or (error is None and is_interrupted):
-                raise WritingInterrupted(self._sentence()) from None
-            if due is not None and (error is None or due != signal.SIGINT):
-                SIGNALS.pass_on(due)
-        finally:
-            deferred_handlers.deliver()
-
-    def _sentence(self) -> str:
-        missing = [path for path in self._paths if path not in self._written]
-        parts = [
-            f"{words} {', '.join(path.name for path in paths)}"
-            for words, paths in (("wrote", self._written), ("not written:", missing))
-            if paths
-        ]
-        kept = self._keeps_rest if self._keeps_rest in self._written else None
-        rest = f" {command_line('report', kept.parent)} writes these." if kept is not None and missing else ""
-        return f"Interrupted while writing: {'; '.join(parts)}.{rest}"
 
 
 def _has_times(results: RunResults) -> bool:
@@ -265,7 +192,6 @@ def _write_peak_json(results: RunResults, path: Path) -> None:
     write_json(path, peak_document(results))
 
 
-_RECORDING = Output(files.RECORDING, _write_recording, lambda results: results.keep_recording and _can_be_kept(results))
 OUTPUTS = (
     Output(files.MAX_MEM, _write_max_mem),
     Output(files.PAGE, _write_page, _has_snapshot),
@@ -274,7 +200,7 @@ OUTPUTS = (
     Output(files.RUN_TIME_REPORT, _write_run_time_report, _has_times),
     Output(files.SNAPSHOT, _write_snapshot, _has_snapshot),
     Output(files.TIMING, _write_timing, lambda results: results.timings is not None),
-    _RECORDING,
+    Output(files.RECORDING, _write_recording, lambda results: results.keep_recording and _can_be_kept(results)),
 )
 WITHOUT_FAILURE = frozenset(output.name for output in OUTPUTS) - {
     *(files.PAGE.name, files.PEAK.name, files.RECORDING.name),
@@ -300,40 +226,24 @@ def write_outputs(
 ) -> tuple[Written, ...]:
     """Write every output that the results allow; one that fails does not keep the others from being written.
 
+    Signals wait until all are written; a second Ctrl-C does not.
+
     Args:
         tell: Called with each, as soon as it is written or has failed.
-
-    Raises:
-        WritingInterrupted: Ctrl-C has come; see `FilesInTurn`. The recording is kept, if it can be.
-        Terminated: SIGTERM has come, and all are written.
     """
-    due = [
-        Written(output, folder / output.file_name)
-        for output in OUTPUTS
-        if output.name not in leave_out and output.needs(results)
-    ]
-    all_written: list[Written] = []
-
-    def write(file: Written) -> None:
-        try:
-            with turn.writing(file.path):
-                file.output.write(results, file.path)
-        except TracerError as error:
-            all_written.append(replace(file, error=error))
-        else:
-            all_written.append(file)
-        tell(all_written[-1])
-
-    with paused_gc(), FilesInTurn([file.path for file in due]) as turn:
-        try:
-            for file in due:
-                write(file)
-        except KeyboardInterrupt:
-            recording = Written(_RECORDING, folder / _RECORDING.file_name)
-            if _can_be_kept(results) and turn.keeps_the_rest_in(recording.path):
-                write(recording)
-            raise
-    return tuple(all_written)
+    written: list[Written] = []
+    with paused_gc(), signals_deferred():
+        for output in OUTPUTS:
+            if output.name in leave_out or not output.needs(results):
+                continue
+            path, error = folder / output.file_name, None
+            try:
+                output.write(results, path)
+            except TracerError as problem:
+                error = problem
+            written.append(Written(output, path, error))
+            tell(written[-1])
+    return tuple(written)
 
 
 def say_if_failed(written: Written) -> None:
