@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import cache
 
 _left: dict[object, Callable[[], None]] = {}
-_told: dict[object, Callable[[], None]] = {}
 _goes_on = False
 
 
@@ -26,14 +25,6 @@ def in_forked_child(leave: Callable[[], None]) -> Callable[[], None]:
     key = object()
     _left[key] = leave
     return lambda: _left.pop(key, None) and None
-
-
-def in_forking_parent(told: Callable[[], None]) -> Callable[[], None]:
-    """Have something called in this process after each fork of it from now on, but for `fork_to_go_on`."""
-    _watch_forks()
-    key = object()
-    _told[key] = told
-    return lambda: _told.pop(key, None) and None
 
 
 def fork_to_go_on() -> int:
@@ -57,13 +48,7 @@ def fork_to_go_on() -> int:
 
 @cache
 def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_begins, after_in_parent=_has_forked)
-
-
-def _has_forked() -> None:
-    if not _goes_on:
-        for told in list(_told.values()):
-            told()
+    os.register_at_fork(after_in_child=_begins)
 
 
 def _begins() -> None:
@@ -71,7 +56,6 @@ def _begins() -> None:
         return
     leaves = list(_left.values())
     _left.clear()
-    _told.clear()
     for leave in (_end_without_destructors, _leave_profiler, *leaves):
         with suppress(Exception):  # nobody in the child asked for any of it
             leave()

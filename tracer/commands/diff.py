@@ -35,10 +35,7 @@ _HINT = "Name two snapshots, or two folders that a run wrote (of one rank each).
 def diff(
     before: Annotated[Path, typer.Argument(help="A snapshot, or a --save-dir.")],
     after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
-    fail_above: Annotated[
-        str | None,
-        option("Growth that fails: 5%, or 100MiB.", metavar="<limit>"),
-    ] = None,
+    fail_above: Annotated[str | None, option("Growth that fails: 5%, or 100MiB.", metavar="<limit>")] = None,
     html: opt.Html = None,
     as_json: opt.AsJson = False,
     full: opt.Full = False,

@@ -83,8 +83,7 @@ class Check:
 
 def doctor(
     on: Annotated[
-        str | None,
-        option("Train on the null GPU of this card: h100, rtx-4090. Nothing is computed.", metavar="<card>"),
+        str | None, option("Train on the null GPU of this card: h100, rtx-4090. Nothing is computed.", metavar="<card>")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -24,11 +24,7 @@ from tracer.exporters.screen.terminal import say, screen, show
 if TYPE_CHECKING:
     from tracer.engines.start import EngineStart
 
-_SERVERS: Final = (
-    "vllm.entrypoints.openai.api_server",
-    "vllm.entrypoints.api_server",
-    "vllm.entrypoints.cli.main",
-)
+_SERVERS: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server", "vllm.entrypoints.cli.main")
 _COMMAND_MODULE: Final = "vllm.entrypoints.cli.main"
 _BENCHES: Final = {("bench", "latency"), ("bench", "throughput")}
 
@@ -104,12 +100,7 @@ def engine_command(script: str, arguments: Sequence[str] | None, *, is_module: b
     return None
 
 
-def answer_engine(
-    engine: EngineCommand,
-    run: Run,
-    *,
-    status_if_not: int = 1,
-) -> None:
+def answer_engine(engine: EngineCommand, run: Run, *, status_if_not: int = 1) -> None:
     """Start an engine, say what its memory is for, and exit; engine.json and what it prints are the results.
 
     Args:
@@ -146,13 +137,7 @@ def _results_folder(run: Run) -> AbstractContextManager[str | Path]:
     return nullcontext(run.save_dir) if run.save_dir is not None else tempfile.TemporaryDirectory()
 
 
-def fit_engine(
-    engine: EngineCommand,
-    run: Run,
-    tried: Sequence[tuple[str, ...]],
-    *,
-    is_first_enough: bool,
-) -> None:
+def fit_engine(engine: EngineCommand, run: Run, tried: Sequence[tuple[str, ...]], *, is_first_enough: bool) -> None:
     """Start an engine with each of some options, print a table, and the command with the most requests at once.
 
     Args:

@@ -41,13 +41,7 @@ def fit(
     module: opt.Module = False,
     each: Annotated[bool, option("Say what each change alone saves.", None, "--each")] = False,
     values: Annotated[
-        list[str] | None,
-        option(
-            "Try the script's options: '--batch-size 8,4,2'.",
-            None,
-            "--try",
-            metavar="<values>",
-        ),
+        list[str] | None, option("Try the script's options: '--batch-size 8,4,2'.", None, "--try", metavar="<values>")
     ] = None,
     on: opt.NeededOn = None,
     answer: opt.Answers = None,
@@ -55,8 +49,7 @@ def fit(
     rank: opt.Rank = None,
     one_process: opt.OneProcess = False,
     save_dir: Annotated[
-        Path | None,
-        option("Folder for fit.json, for run --apply.", opt.OUTPUTS, metavar="<path>"),
+        Path | None, option("Folder for fit.json, for run --apply.", opt.OUTPUTS, metavar="<path>")
     ] = None,
 ) -> None:
     """Find the least change with which a script fits.

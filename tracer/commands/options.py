@@ -57,22 +57,11 @@ Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own ar
 Module = Annotated[bool, option("Run a module, as `python -m` does.", None, "--module", "-m")]
 
 # ----------------------------------------------------------------------------------------------------------- the device
-On = Annotated[
-    str | None,
-    option("Run as on this GPU: h100, h100:40GiB, 8xh100.", DEVICE, metavar="<card>"),
-]
+On = Annotated[str | None, option("Run as on this GPU: h100, h100:40GiB, 8xh100.", DEVICE, metavar="<card>")]
 NeededOn = Annotated[
-    str | None,
-    option("Required: h100, h100:40GiB, 8xh100; help lists all.", DEVICE, "--on", metavar="<card>"),
+    str | None, option("Required: h100, h100:40GiB, 8xh100; help lists all.", DEVICE, "--on", metavar="<card>")
 ]
-Answers = Annotated[
-    list[str] | None,
-    option(
-        "What a line reads there: train.py:12=0.5.",
-        DEVICE,
-        metavar="<value>",
-    ),
-]
+Answers = Annotated[list[str] | None, option("What a line reads there: train.py:12=0.5.", DEVICE, metavar="<value>")]
 PerNode = Annotated[
     int, number("With --on 128xh100: how many GPUs, and ranks, a node has.", DEVICE, least=1, hidden=True)
 ]
@@ -93,29 +82,16 @@ OneProcess = Annotated[
 ]
 
 # ------------------------------------------------------------------------------------------------------------ the model
-Model = Annotated[
-    str,
-    option("Factory: module:name, or file.py:name.", MODEL, metavar="<where:what>"),
-]
+Model = Annotated[str, option("Factory: module:name, or file.py:name.", MODEL, metavar="<where:what>")]
 ModelArgs = Annotated[
-    list[str] | None,
-    option("Argument of it: width=256.", MODEL, "--model-arg", metavar="<name=value>"),
+    list[str] | None, option("Argument of it: width=256.", MODEL, "--model-arg", metavar="<name=value>")
 ]
 ModelInputs = Annotated[
-    list[str] | None,
-    option(
-        "A sample: 3x224x224, ids=128:int64:0-50257.",
-        MODEL,
-        "--input",
-        metavar="<size>",
-    ),
+    list[str] | None, option("A sample: 3x224x224, ids=128:int64:0-50257.", MODEL, "--input", metavar="<size>")
 ]
 BatchSize = Annotated[int, number("Samples in a batch.", MODEL)]
 Optimizer = Annotated[str, option("Of torch.optim: adamw, sgd:lr=0.1, none.", STEP, metavar="<text>")]
-Loss = Annotated[
-    step_options.Loss,
-    option("auto, mean-square or cross-entropy.", STEP, metavar="<loss>"),
-]
+Loss = Annotated[step_options.Loss, option("auto, mean-square or cross-entropy.", STEP, metavar="<loss>")]
 Amp = Annotated[step_options.Amp, option("Autocast: off, bfloat16 or float16.", STEP, metavar="<dtype>")]
 Checkpoint = Annotated[bool, option("Recompute repeated blocks in backward.", STEP, "--checkpoint")]
 Inference = Annotated[bool, option("Forward only, without gradients.", STEP, "--inference")]

@@ -11,12 +11,7 @@ import typer
 
 from tracer.command_line import role
 from tracer.commands import options as opt
-from tracer.commands.common import (
-    THRESHOLD_EXCEEDED,
-    errors_for_people,
-    kept_import_path,
-    refuse,
-)
+from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path, refuse
 from tracer.commands.engines import answer_engine, engine_command
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, Run
@@ -47,13 +42,9 @@ def predict(
     model_arg: opt.ModelArgs = None,
     model_input: opt.ModelInputs = None,
     hf_config: Annotated[
-        Path | None,
-        option("config.json of a transformers model.", opt.MODEL, metavar="<path>"),
+        Path | None, option("config.json of a transformers model.", opt.MODEL, metavar="<path>")
     ] = None,
-    tokens: Annotated[
-        int | None,
-        number("Length of a text of --hf-config.", opt.MODEL),
-    ] = None,
+    tokens: Annotated[int | None, number("Length of a text of --hf-config.", opt.MODEL)] = None,
     batch_size: opt.BatchSize = 8,
     law: Annotated[bool, option("Find how memory grows with sizes.", opt.OUTPUTS, "--law")] = False,
     vary: Annotated[
@@ -71,8 +62,7 @@ def predict(
     rank: opt.Rank = None,
     one_process: opt.OneProcess = False,
     save_dir: Annotated[
-        Path | None,
-        option("Also write the files of a run here.", opt.OUTPUTS, metavar="<path>"),
+        Path | None, option("Also write the files of a run here.", opt.OUTPUTS, metavar="<path>")
     ] = None,
     as_json: opt.AsJson = False,
     full: opt.Full = False,

@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracer.answers.files import (
-    MAX_MEM,
-    MEMORY_REPORT,
-    PAGE,
-    PEAK,
-    RUN_TIME_REPORT,
-    SNAPSHOT,
-    TIMING,
-    OutputFile,
-)
+from tracer.answers.files import MAX_MEM, MEMORY_REPORT, PAGE, PEAK, RUN_TIME_REPORT, SNAPSHOT, TIMING, OutputFile
 from tracer.command_line import program_commit
 from tracer.commands import options as opt
 from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, spin_shortly, was_given
@@ -117,8 +108,7 @@ def profile(
     out_channels: Annotated[int, number("Channels of the model's output.", opt.FNO)] = 1,
     hidden_channels: Annotated[int, number("Width of the model.", opt.FNO)] = 64,
     data_size: Annotated[
-        str,
-        option("Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", opt.FNO, metavar="<text>"),
+        str, option("Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", opt.FNO, metavar="<text>")
     ] = "64",
     n_modes: Annotated[
         str, option("Fourier modes kept: 32 for every axis, or 32x16.", opt.FNO, metavar="<text>")
@@ -272,10 +262,7 @@ def _build(options: ProfileOptions, device: torch.device) -> Workload:
         return options.workload.build(device, device_named=options.device_named)
 
 
-def run_and_report(
-    workload: Workload,
-    options: ProfileOptions,
-) -> bool:
+def run_and_report(workload: Workload, options: ProfileOptions) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
     from tracer.exporters.screen.answer import print_answer
     from tracer.exporters.screen.next_commands import after_run
@@ -283,14 +270,15 @@ def run_and_report(
     from tracer.sessions.jobs.ranks import peak_of
 
     folder = SessionFolder(options.save_dir)
-    folder.begin()
+    if folder.messages is not None:
+        folder.messages.begin()
     with closing(Termination()) as termination:
         termination.watch()
         results = _run(workload, options, termination)
         succeeded = _write(folder, results, options)
         try:
-            if folder.rank is not None:
-                folder.finish(peak_of(folder.rank, results))
+            if (messages := folder.messages) is not None:
+                messages.finish(peak_of(messages.rank, results))
         except OutputError as error:  # of the summary of all ranks, which costs the answer nothing
             say_all(error.lines)
             succeeded = False

@@ -175,11 +175,7 @@ def _make_profile(
     if schedule is None:
         return ScriptProfile(partial(watched, save_dir=run.save_dir), is_inference=is_inference)
     profiled = partial(
-        TrainingProfile,
-        save_dir=run.save_dir,
-        keep_recording=keep_recording,
-        schedule=schedule,
-        **common,
+        TrainingProfile, save_dir=run.save_dir, keep_recording=keep_recording, schedule=schedule, **common
     )
     record_from_start()
     later = partial(watched, save_dir=run.save_dir / LATER, on_signal=None, is_later=True)
@@ -268,7 +264,8 @@ def followed(
             children = ranks_of_children(reports)
             if profiled_child is not None:
                 profile.facts.children_recorded = len(children.ranks)
-            tell_reports(reports, folder.path, profile.sessions.page, console, computed=run.computes)
+            page = profile.session.page if profile.session is not None else None
+            tell_reports(reports, folder.path, page, console, computed=run.computes)
             yield
             _tell_phases(ledger, reports, folder.path, console, computed=run.computes)
             summary, rank = children, folder.rank
@@ -356,9 +353,8 @@ class _Ending:
 def _say_if_elsewhere(profile: ScriptProfile) -> None:
     """Say that a script has trained on another device than the null GPU, and how it uses that."""
     from tracer.answers.null_run import USE_CUDA, elsewhere
-    from tracer.sessions.training_profile import TrainingProfile
 
-    results = profile.session.results if isinstance(profile.session, TrainingProfile) else None
+    results = profile.session.results if profile.session is not None else None
     if results is not None and (reason := elsewhere(results.device)):
         say(f"{reason} {USE_CUDA}")
 

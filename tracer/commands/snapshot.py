@@ -13,13 +13,7 @@ import typer
 
 from tracer.answers.files import PAGE
 from tracer.commands import options as opt
-from tracer.commands.common import (
-    THRESHOLD_EXCEEDED,
-    check_output,
-    errors_for_people,
-    say_all,
-    snapshot_path,
-)
+from tracer.commands.common import THRESHOLD_EXCEEDED, check_output, errors_for_people, say_all, snapshot_path
 from tracer.commands.options import checked_size, number, option
 from tracer.errors import SnapshotError, TracerError
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
@@ -39,26 +33,13 @@ ALLOCATOR = "Other allocator settings, another GPU"
 
 
 def snapshot(
-    file: Annotated[
-        list[Path],
-        typer.Argument(help="Snapshots, folders, or patterns in quotes."),
-    ],
+    file: Annotated[list[Path], typer.Argument(help="Snapshots, folders, or patterns in quotes.")],
     device: Annotated[int | None, number("Look at this device alone.", least=0)] = None,
     settings: Annotated[
-        list[str] | None,
-        option(
-            "Replay with: expandable_segments:True.",
-            ALLOCATOR,
-            metavar="<settings>",
-        ),
+        list[str] | None, option("Replay with: expandable_segments:True.", ALLOCATOR, metavar="<settings>")
     ] = None,
     gpu_memory: Annotated[
-        str | None,
-        option(
-            "Replay on a GPU of this size: 16GiB.",
-            ALLOCATOR,
-            metavar="<size>",
-        ),
+        str | None, option("Replay on a GPU of this size: 16GiB.", ALLOCATOR, metavar="<size>")
     ] = None,
     dask: Annotated[str | None, option("Read on the workers of a Dask scheduler.", metavar="<address>")] = None,
     html: opt.Html = None,

@@ -57,11 +57,7 @@ class WorkloadOptions(StepOptions):
                 from tracer.workloads.hf_config import build_hf_workload
 
                 built = build_hf_workload(
-                    self.hf_config,
-                    device=device,
-                    model_args=tuple(self.model_arg),
-                    options=self,
-                    tokens=self.tokens,
+                    self.hf_config, device=device, model_args=tuple(self.model_arg), options=self, tokens=self.tokens
                 )
             elif not self.model:
                 built = fno_module().build_fno_workload(fno_module().FnoSettings(**self.fno_settings()), device=device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.answers.files import PAGE
 from tracer.exporters.files import check_folder
 from tracer.null_gpu.writes import own_files
-from tracer.sessions.jobs.ranks import Rank, RankMessage, RankMessages, this_rank
+from tracer.sessions.jobs.ranks import Rank, RankMessages, this_rank
 from tracer.working_folder import AnchoredPath
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class SessionFolder(OwnFolder):
         self._save_dir = AnchoredPath(Path(save_dir))
         # This process's rank; None where there is one process alone, or another session speaks for the rank
         self.rank: Rank | None = this_rank()
-        super().__init__(self.save_dir if (messages := self._messages) is None else messages.own_folder)
+        super().__init__(self.save_dir if (messages := self.messages) is None else messages.own_folder)
         self.written: tuple[Written, ...] = ()  # What became of each file so far
         check_folder(self.save_dir)
 
@@ -112,7 +112,8 @@ class SessionFolder(OwnFolder):
         return self._save_dir.now()
 
     @property
-    def _messages(self) -> RankMessages | None:
+    def messages(self) -> RankMessages | None:
+        """The files by which this session tells the other ranks of its own; None where it speaks for none."""
         return RankMessages(self.rank, self.save_dir) if self.rank is not None else None
 
     @property
@@ -151,25 +152,6 @@ class SessionFolder(OwnFolder):
         path = super().take()
         if self.is_another:  # it is another session's, which speaks for the rank as well
             self.rank = None
-        self.begin()
-        return path
-
-    def begin(self) -> None:
-        """Remove what an earlier run of the same rank left, without a lock."""
-        if (messages := self._messages) is not None:
+        if (messages := self.messages) is not None:
             messages.begin()
-
-    def announce(self, peak: RankMessage) -> None:
-        """Leave a rank's result, which survives the end of any rank."""
-        if (messages := self._messages) is not None:
-            messages.announce(peak)
-
-    def leave(self, peak: RankMessage) -> None:
-        """Leave what a rank has to say so far; nothing where there is one process alone."""
-        if (messages := self._messages) is not None:
-            messages.leave(peak)
-
-    def finish(self, peak: RankMessage) -> None:
-        """Leave a rank's last words for the summary of all ranks, which rank 0 writes."""
-        if (messages := self._messages) is not None:
-            messages.finish(peak)
+        return path

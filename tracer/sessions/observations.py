@@ -96,10 +96,6 @@ class Observations:
             self.module_names.update((number, others[number]) for number in self._others_named)
 
     # ----------------------------------------------------------------------------------------------- at a model's call
-    def batch(self, batch: object) -> None:
-        """Note the step's inputs."""
-        self.storages.observe(input_tensors(batch))
-
     def call(self, given: list[Tensor]) -> None:
         """Note the tensors that a model is called with, and what has changed until then."""
         self.moved_parameters()

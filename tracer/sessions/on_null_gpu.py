@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +13,6 @@ import torch
 
 from tracer.answers.null_run import caveat_of
 from tracer.capture.device.allocator_history import AllocatorHistory
-from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.capture.run_facts import RunOrigin
 from tracer.exporters.screen.console import Console
 from tracer.null_gpu import process
@@ -110,10 +109,3 @@ def program_runs(answers: Mapping[tuple[str, int], Answer], save_dir: Path | Non
     """Within the block, such numbers are computed, and files go aside (`ProgramWrites.aside`)."""
     with values_on(answers), WRITES.aside(save_dir, console) if process.is_active() else nullcontext():
         yield
-
-
-def phase_ledger(name: str, ended: Callable[[PhaseLedger], None]) -> PhaseLedger:
-    """Return a ledger of this process, which on the null GPU tells its own memory from that of others."""
-    if not process.is_active():
-        return PhaseLedger(name, ended=ended)
-    return PhaseLedger(name, held_bytes=process.held_bytes, entered=process.set_phase, ended=ended)

@@ -21,10 +21,7 @@ from tracer.errors import OutputError, TracerError
 from tracer.exporters.files import write_atomically, write_json
 from tracer.exporters.json_documents.peak import peak_document
 from tracer.exporters.max_mem import cuda_timing_text, write_max_mem
-from tracer.exporters.memory_snapshot import (
-    snapshot_of_recording,
-    write_memory_snapshot,
-)
+from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import without_times
 from tracer.exporters.page.timeline_page import timeline_page
@@ -42,10 +39,6 @@ def _has_times(results: RunResults) -> bool:
 def _has_snapshot(results: RunResults) -> bool:
     """The allocator's own history is there without findings if the first step ran out of memory."""
     return results.findings is not None or results.snapshot is not None
-
-
-def _can_be_kept(results: RunResults) -> bool:
-    return _has_snapshot(results) or results.timings is not None
 
 
 def _findings(results: RunResults) -> RunFindings:
@@ -145,8 +138,7 @@ def _write_page_of_history(results: RunResults, path: Path) -> None:
 
 
 def _write_memory_report(results: RunResults, path: Path) -> None:
-    findings = _findings(results)
-    report = memory_report(findings, parameters=results.parameters, known=results.known)
+    report = memory_report(_findings(results), parameters=results.parameters, known=results.known)
     write_memory_report(report, path, relative=results.name_in_project)
 
 
@@ -188,22 +180,22 @@ def _write_recording(results: RunResults, path: Path) -> None:
     save_kept_run(path, kept_run(results))
 
 
-def _write_peak_json(results: RunResults, path: Path) -> None:
-    write_json(path, peak_document(results))
-
-
 OUTPUTS = (
     Output(files.MAX_MEM, _write_max_mem),
     Output(files.PAGE, _write_page, _has_snapshot),
-    Output(files.PEAK, _write_peak_json),
+    Output(files.PEAK, lambda results, path: write_json(path, peak_document(results))),
     Output(files.MEMORY_REPORT, _write_memory_report),
     Output(files.RUN_TIME_REPORT, _write_run_time_report, _has_times),
     Output(files.SNAPSHOT, _write_snapshot, _has_snapshot),
     Output(files.TIMING, _write_timing, lambda results: results.timings is not None),
-    Output(files.RECORDING, _write_recording, lambda results: results.keep_recording and _can_be_kept(results)),
+    Output(
+        files.RECORDING,
+        _write_recording,
+        lambda results: results.keep_recording and (_has_snapshot(results) or results.timings is not None),
+    ),
 )
 WITHOUT_FAILURE = frozenset(output.name for output in OUTPUTS) - {
-    *(files.PAGE.name, files.PEAK.name, files.RECORDING.name),
+    *(files.PAGE.name, files.PEAK.name, files.RECORDING.name)
 }
 """Outputs that are about the recorded steps alone, and the same if memory runs out after them."""
 

@@ -22,7 +22,6 @@ from tracer.exporters.files import write_json
 from tracer.loaded_modules import when_loaded
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES
-from tracer.sessions.on_null_gpu import phase_ledger
 
 
 def ledger_of_process(name: str, folder: Path | None = None) -> PhaseLedger:
@@ -36,7 +35,9 @@ def ledger_of_process(name: str, folder: Path | None = None) -> PhaseLedger:
         if folder is not None:
             write_phases(ledger, folder)
 
-    return phase_ledger(name, write)
+    if not process.is_active():
+        return PhaseLedger(name, ended=write)
+    return PhaseLedger(name, held_bytes=process.held_bytes, entered=process.set_phase, ended=write)
 
 
 def write_phases(ledger: PhaseLedger, folder: Path) -> None:

@@ -20,6 +20,7 @@ from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Parameter
 from tracer.capture.objects.live_tensors import FROZEN
 from tracer.capture.objects.parameter_origins import describe_parameters
+from tracer.capture.objects.storage_observer import input_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.sources.source_files import project_root
@@ -53,6 +54,7 @@ class ProfileSession(Session):
         voice: What is said, and when, where a program does not call the session itself.
     """
 
+    recorder: Recorder
     _sees_calls = False  # Whether calls of the models tell their inputs, beside `observe_batch`
 
     def __init__(
@@ -90,10 +92,7 @@ class ProfileSession(Session):
         self.compile_watch = CompileWatch()
         self.cycles = RecordedCycles(self.device, self.observed, self.compile_watch, is_named=device is not None)
         self.recorder = Recorder(
-            self.stages,
-            self.cycles,
-            records_first=self._has_simple_parameters,
-            guarded=self._never_the_loops_fault,
+            self.stages, self.cycles, records_first=self._has_simple_parameters, guarded=self._never_the_loops_fault
         )
         self.hooks = CallHooks(
             models=objects.models.values(),
@@ -208,7 +207,7 @@ class ProfileSession(Session):
         """Say that these tensors are the step's inputs."""
         if self.stages.is_recording:
             with self._never_the_loops_fault():
-                self.observed.batch(batch)
+                self.observed.storages.observe(input_tensors(batch))
 
     def observe_call(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})

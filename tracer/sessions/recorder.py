@@ -58,31 +58,6 @@ def only_the_first(step: int) -> ProfilerAction:
     return ProfilerAction.RECORD_AND_SAVE if step == 0 else ProfilerAction.NONE
 
 
-class OtherProfilers:
-    """The `torch.autograd.profiler.profile` objects that are not ours."""
-
-    def __init__(self) -> None:
-        self._found: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def start(self, begins: Callable[[Any], None]) -> Callable[[], None]:
-        """Look for those that are there, and call back before any profiler prepares to record.
-
-        Returns:
-            A function that ends it.
-        """
-        self._found.update(torch_profiler.prepared_profilers())
-        return torch_profiler.on_preparing(begins)
-
-    def add(self, profiler: Any) -> None:
-        """Add one that prepares to record and is not ours."""
-        self._found.add(profiler)
-
-    @property
-    def are_at_work(self) -> bool:
-        """True if another profiler is active; starting ours would stop it."""
-        return torch_profiler.is_recorded_by_profiler() or any(map(torch_profiler.is_prepared, self._found))
-
-
 _MOVED: Final = (
     "The loop went on in another thread. torch records one thread: what was being recorded until then is left out, and "
     "recording began anew there."
@@ -111,16 +86,12 @@ class Recorder:
         records_first: Callable[[], bool],
         guarded: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Prepare; nothing is switched on.
-
-        Args:
-            records_first: Asked whether the first step may be recorded although the schedule skips it.
-            guarded: A block in which an error ends the session and never reaches the program.
-        """
+        """Prepare; in the block `guarded` an error ends the session, and never reaches the program."""
         self.thread, self.lost_in_threads = threading.get_ident(), ""
         self._stages, self._cycles = stages, cycles
         self._records_first, self._guarded = records_first, guarded
-        self._others, self._on = OtherProfilers(), ExitStack()
+        self._others: weakref.WeakSet[Any] = weakref.WeakSet()  # `torch.autograd.profiler.profile` that are not ours
+        self._on = ExitStack()
         self._profiler: Any = None  # torch's profiler; None before the schedule begins, and where there is none
         self._first: FirstStep | None = None
 
@@ -129,9 +100,10 @@ class Recorder:
         """Begin the program's first step."""
         stages = self._stages
         self.thread = threading.get_ident()
-        self._on.callback(self._others.start(self._another_begins))
+        self._others.update(torch_profiler.prepared_profilers())
+        self._on.callback(torch_profiler.on_preparing(self._another_begins))
         self._on.callback(on_import(self._is_loading_module))
-        if self._others.are_at_work and not stages.schedule.num_wait_steps:
+        if self._is_another_at_work and not stages.schedule.num_wait_steps:
             stages.num_steps_waited = 1
         stage = self._stage_of(0)
         if stage is Stage.FIRST:
@@ -142,8 +114,13 @@ class Recorder:
         (self._first or self._profiler).__enter__()
         stages.cost.begin_step()
 
+    @property
+    def _is_another_at_work(self) -> bool:
+        """True if another profiler is active; starting ours would stop it."""
+        return torch_profiler.is_recorded_by_profiler() or any(map(torch_profiler.is_prepared, self._others))
+
     def _stage_of(self, step: int) -> Stage:
-        return self._stages.of_step(step, records_first=lambda: not self._others.are_at_work and self._records_first())
+        return self._stages.of_step(step, records_first=lambda: not self._is_another_at_work and self._records_first())
 
     def step_ended(self) -> None:
         """Note what a step has cost that has ended, and been counted."""
@@ -167,7 +144,7 @@ class Recorder:
                 self._cycles.forget_first()
             self._first = None
         after = self._stages.action(profiler.step_num + 1)
-        if profiler.current_action == ProfilerAction.NONE != after and self._others.are_at_work:
+        if profiler.current_action == ProfilerAction.NONE != after and self._is_another_at_work:
             self._stages.num_steps_waited += 1
             profiler.step_num += 1
             return
@@ -254,24 +231,25 @@ class Recorder:
         Else as soon as nothing is open any more that was recorded of the first step; where that does not happen until
         the next one has ended, with a step between.
         """
+
+        def begin_between_steps() -> None:
+            with self._guarded():  # the program is at work
+                self.begin_schedule()
+
         assert self._first is not None
         self.end_first_step(is_kept=True)
         if self._stages.action(1) not in RECORDING:
             self.begin_schedule()
         elif self._stages.num_steps == 1:
-            self._first.when_closed(self._begin_between_steps)
+            self._first.when_closed(begin_between_steps)
         else:
             self.begin_schedule(self._stages.num_steps)
-
-    def _begin_between_steps(self) -> None:
-        with self._guarded():  # the program is at work
-            self.begin_schedule()
 
     def begin_schedule(self, num_steps_waited: int = 0) -> None:
         """Begin the schedule behind a first step that was recorded."""
         if self._first is not None:
             self._first.stop()
-        self._stages.num_steps_waited = num_steps_waited or int(self._others.are_at_work) * (self._stages.num_steps + 1)
+        self._stages.num_steps_waited = num_steps_waited or int(self._is_another_at_work) * (self._stages.num_steps + 1)
         self._profiler, stage = self._profiler_with(self._stages.action), self._stage_of(self._stages.num_steps)
         torch_profiler.begin_at(self._profiler, self._stages.num_steps)
         self._cycles.begin(self._stages.num_steps, is_recorded=stage is Stage.RECORDING)

@@ -8,12 +8,10 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.capture.forked_child import in_forking_parent
 from tracer.errors import TracerError
 from tracer.null_gpu import process
 from tracer.sessions.session import fault_text
@@ -25,34 +23,36 @@ _SHOWN_CHARACTERS: Final = 120
 
 
 class StartedProcesses:
-    """Counts the processes that a script starts by multiprocessing, by `os.fork` and as other Python programs."""
+    """Counts the processes that a script starts by multiprocessing, and as other Python programs."""
 
     def __init__(self) -> None:
-        self.num_by_multiprocessing = self.num_forked = 0
+        self.num_by_multiprocessing = 0
         self.programs: list[str] = []  # Commands of the other Python programs, as a shell takes them
-        self._is_starting = False  # What starts a process may fork in doing so
 
     def __len__(self) -> int:
-        return self.num_by_multiprocessing + self.num_forked + len(self.programs)
+        return self.num_by_multiprocessing + len(self.programs)
 
     def begin(self) -> Callable[[], None]:
         """Begin to count; return a function that ends it."""
-        end_of_forks = in_forking_parent(self._has_forked)
-        changed = (
-            (BaseProcess, "start", self._multiprocessing),
-            (subprocess.Popen, "__init__", self._popen),
-            (os, "system", self._system),
+
+        def noting(owner: Any, name: str, note: Callable[..., object]) -> Callable[[], None]:
+            original = getattr(owner, name)
+
+            @functools.wraps(original)
+            def started(*args: Any, **options: Any) -> Any:
+                result = original(*args, **options)
+                note(*args, **options)
+                return result
+
+            setattr(owner, name, started)
+            return functools.partial(setattr, owner, name, original)
+
+        ends = (
+            noting(BaseProcess, "start", self._note_child),
+            noting(subprocess.Popen, "__init__", lambda popen, args, *_, **options: self._note(args)),
+            noting(os, "system", lambda command: self._note(command)),
         )
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
-        for owner, name, make in changed:
-            setattr(owner, name, make(getattr(owner, name)))
-
-        def end() -> None:
-            end_of_forks()
-            for owner, name, original in before:
-                setattr(owner, name, original)
-
-        return end
+        return lambda: [end() for end in ends].clear()
 
     def sentences(self, *, are_recorded: bool) -> Iterator[str]:
         """Sentences for a script of whose own process no training is known.
@@ -74,54 +74,14 @@ class StartedProcesses:
                 if are_recorded
                 else "Training there is recorded by `run` alone."
             )
-        if self.num_forked and not number:
-            yield (
-                f"The script forked {some(self.num_forked, 'process')}. Whether training ran there is not known: start "
-                "such processes by torch.multiprocessing, and each that trains is recorded as a rank."
-            )
         if self.programs:
             yield (
                 f"The script started {some(len(self.programs), 'other Python program')}. Whether training ran there is "
                 f"not known: give this command that program in place of the script. The first was: {self.programs[0]}"
             )
 
-    def _multiprocessing(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def start(process: BaseProcess) -> None:
-            with self._starting():
-                original(process)
-            self.num_by_multiprocessing += 1
-
-        return start
-
-    def _popen(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def init(popen: Any, args: Any, *others: Any, **options: Any) -> None:
-            with self._starting():
-                original(popen, args, *others, **options)
-            self._note(args)
-
-        return init
-
-    def _system(self, original: Callable[..., int]) -> Callable[..., int]:
-        @functools.wraps(original)
-        def system(command: Any) -> int:
-            status = original(command)
-            self._note(command)
-            return status
-
-        return system
-
-    @contextmanager
-    def _starting(self) -> Iterator[None]:
-        before, self._is_starting = self._is_starting, True
-        try:
-            yield
-        finally:
-            self._is_starting = before
-
-    def _has_forked(self) -> None:
-        self.num_forked += not self._is_starting
+    def _note_child(self, _: object) -> None:
+        self.num_by_multiprocessing += 1
 
     def _note(self, command: Any) -> None:
         """Note a command if one of its words is a Python program's name."""
@@ -160,6 +120,7 @@ class ScriptFacts:
         has_called: Whether a module was called.
         has_stepped: Whether a step has ended.
         ended_by: The class of the exception that ended the script, or None.
+        started: The processes that it has started.
         children_recorded: How many children by multiprocessing have recorded a training; None where that is not looked
             for.
     """
@@ -169,11 +130,7 @@ class ScriptFacts:
         self.has_called = self.has_stepped = False
         self.ended_by: type[BaseException] | None = None
         self.children_recorded: int | None = None
-        self._is_inference, self._started = is_inference, StartedProcesses()
-
-    def begin(self) -> Callable[[], None]:
-        """Count the processes that the script starts; return a function that ends it."""
-        return self._started.begin()
+        self._is_inference, self.started = is_inference, StartedProcesses()
 
     @property
     def without_session(self) -> tuple[str, ...]:
@@ -188,12 +145,12 @@ class ScriptFacts:
             return (NO_CALL,)
         if self.children_recorded:
             return ()
-        found = NO_MODEL_HERE if len(self._started) else NO_MODEL
+        found = NO_MODEL_HERE if len(self.started) else NO_MODEL
         if self.has_called:
             found += " It called a model without training it: with --inference, `run` explains such calls."
-        elif not len(self._started):
+        elif not len(self.started):
             found += " Name the script that trains, or one that only calls models behind --inference."
-        of_children = self._started.sentences(are_recorded=self.children_recorded is not None)
+        of_children = self.started.sentences(are_recorded=self.children_recorded is not None)
         return (" ".join([found, *of_children]),)
 
     @property

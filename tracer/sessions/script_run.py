@@ -30,7 +30,8 @@ from tracer.sessions.step_finders import StepFinder
 from tracer.sessions.termination import signals_deferred, uninterrupted
 
 if TYPE_CHECKING:
-    from tracer.sessions.script_sessions import MakeLater, MakeSession, ScriptSession
+    from tracer.sessions.script_sessions import MakeLater, MakeSession
+    from tracer.sessions.session import ScriptSession
     from tracer.sessions.training_watch import TrainingWatch
 
 
@@ -113,7 +114,7 @@ class ScriptProfile:
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
         self._on.callback(in_forked_child(self._leave_to_parent))
-        self._on.callback(self.facts.begin())
+        self._on.callback(self.facts.started.begin())
         self._steps.hook_calls(self._called)
         self._looking.enter_context(ParameterOrigins())
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
@@ -130,7 +131,7 @@ class ScriptProfile:
 
     def script_ended(self) -> None:
         """The script's last line has run, and its variables are still there: a watch says what they hold."""
-        if self.sessions.watch is not None and not self.is_in_child:
+        if self.session is not None and self.session.explains_variables and not self.is_in_child:
             if self._steps.are_of_calls:
                 self._steps.step_ended()
             self._look_no_longer()
@@ -147,19 +148,15 @@ class ScriptProfile:
                 self._end_last_step()
             self._look_no_longer()
             if error is not None:
-                self._explain_without_session(error)
+                # Memory that ends before anything was trained: the allocator's history has it from the start.
+                if self.stage is ScriptStage.WAITING and is_out_of_memory(error) and recorded_from_start():
+                    self.has_failed_before, self.stage = True, ScriptStage.RECORDING
+                    self.sessions.begin_without_training()
                 self.facts.ended_by = type(error)
             self._close(error)
             GRAPH_CAPTURES.stop()
             FROZEN.stop()
             self.sessions.end_later(kind, error, trace)
-
-    def _explain_without_session(self, error: BaseException) -> None:
-        """Memory that ends before anything was trained: the allocator's history has it from the start."""
-        if self.stage is ScriptStage.WAITING and is_out_of_memory(error) and recorded_from_start():
-            self.has_failed_before = True
-            self.stage = ScriptStage.RECORDING
-            self.sessions.begin_without_training()
 
     def _leave_to_parent(self) -> None:
         self.is_in_child, self.stage = True, ScriptStage.OVER
@@ -177,9 +174,9 @@ class ScriptProfile:
         self._steps.stop()
 
     def _compilation_begins(self) -> None:
-        if self.sessions.profile is not None:  # a profiler would record all that the compiler does
+        if (recorder := self.sessions.recorder) is not None:  # which would record all that the compiler does
             with signals_deferred():
-                self.sessions.profile.recorder.end_first_step()
+                recorder.end_first_step()
         self._steps.end_by_hand()
         self._steps.unhook_calls()
 
@@ -191,9 +188,9 @@ class ScriptProfile:
             self._at_first_call()
         if self._steps.are_by_hand:
             self._steps.called(module)
-            if self._steps.are_endless and self.sessions.profile is not None:  # record no whole training
+            if self._steps.are_endless and (recorder := self.sessions.recorder) is not None:  # record no whole training
                 with signals_deferred():
-                    self.sessions.profile.recorder.end_endless_step()
+                    recorder.end_endless_step()
         elif self.stage is ScriptStage.WAITING and (
             self._is_inference
             or (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
@@ -272,9 +269,9 @@ class ScriptProfile:
 
     def _end_last_step(self) -> None:
         """End the step of the last call, with which the script ends."""
-        if self.sessions.profile is not None and self.stage is ScriptStage.RECORDING:
+        if self.session is not None and self.stage is ScriptStage.RECORDING and self.sessions.recorder is not None:
             self.facts.has_stepped = True
-            self.sessions.profile.end_last_step()
+            self.session.end_last_step()
         else:
             self._end_step()
 
@@ -288,8 +285,6 @@ class ScriptProfile:
         self._close(None)
         if self._is_enough is not None:
             raise FirstStepsDone
-        profile = self.sessions.profile
-        if profile is not None and profile.results is not None:
-            profile.answer.tell_meanwhile()
+        self.session.tell_meanwhile()
         if is_watched and not self.sessions.watch_later(self.session.num_steps_done):
             self._look_no_longer()

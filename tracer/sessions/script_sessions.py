@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,13 +15,12 @@ from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.model_names import names_of
 from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.exporters.screen.terminal import say
-from tracer.sessions.session import fault_text
-from tracer.sessions.training_profile import TrainingProfile
+from tracer.sessions.session import ScriptSession, fault_text
 
 if TYPE_CHECKING:
+    from tracer.sessions.recorder import Recorder
     from tracer.sessions.training_watch import TrainingWatch
 
-    ScriptSession: TypeAlias = "TrainingProfile | TrainingWatch | CountedSteps"
     MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], ScriptSession]
     MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingWatch]
 
@@ -49,7 +46,13 @@ class Alive:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        return trained, [model for model in self._outermost if model is module or _holds(model, module, trained)]
+
+        def takes_part(model: nn.Module) -> bool:
+            return any(child is module for child in model.modules()) or any(
+                id(parameter) in trained for parameter in model.parameters()
+            )
+
+        return trained, [model for model in self._outermost if model is module or takes_part(model)]
 
     def callable(self, module: nn.Module | None) -> list[nn.Module]:
         """Models that can be called for an answer: a loss or a layer of its own is none; what is called is one."""
@@ -67,21 +70,13 @@ class Alive:
         return {names[id(model)]: model for model in models}
 
 
-def _holds(model: nn.Module, module: nn.Module | None, trained: set[int]) -> bool:
-    """True if a model has a module inside, or parameters that an optimizer updates."""
-    return any(child is module for child in model.modules()) or any(
-        id(parameter) in trained for parameter in model.parameters()
-    )
-
-
-@dataclass(slots=True)
-class CountedSteps:
+class CountedSteps(ScriptSession):
     """Steps of a script that are counted, and nothing more."""
 
-    device: torch.device  # Where what is trained was when its first step began
-    num_steps_done: int = 0  # How many have ended
-    is_complete: bool = False  # Whether no more are wanted; the script's profile asks its own question
-    is_incomplete: bool = False  # Never: it writes nothing
+    num_steps_done = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device  # Where what is trained was when its first step began
 
     @classmethod
     def of(cls, models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
@@ -89,21 +84,6 @@ class CountedSteps:
         parameters = [parameter for model in models.values() for parameter in model.parameters()]
         parameters += [item for optimizer in optimizers for group in optimizer.param_groups for item in group["params"]]
         return cls(parameters[0].device if parameters else torch.device("cpu"))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """No-op: nothing is switched on."""
-
-    def wait_for_next_step(self) -> None:
-        """No-op: nothing is recorded."""
-
-    def abandon(self) -> None:
-        """No-op: nothing is switched on."""
-
-    def observe_call(self, module: nn.Module, args: Any) -> None:
-        """A call of a model is not looked at."""
 
     def step(self) -> None:
         """Count a step that has ended."""
@@ -116,29 +96,20 @@ class ScriptSessions:
     Attributes:
         session: The first one; None until it has begun.
         later: The other one; None until then, and where nobody asked for it.
+        can_watch_later: Whether the steps after the recorded ones were asked for, too.
     """
 
     def __init__(self, make_session: MakeSession, make_later: MakeLater | None, *, is_inference: bool) -> None:
         self.session: ScriptSession | None = None
         self.later: TrainingWatch | None = None
+        self.can_watch_later = make_later is not None
         self._make_session, self._make_later, self._is_inference = make_session, make_later, is_inference
         self._is_told_by_profile = False  # Whether the failure that ended the script is in the profile's answer
 
     @property
-    def profile(self) -> TrainingProfile | None:
-        """The session where it is a profile."""
-        return self.session if isinstance(self.session, TrainingProfile) else None
-
-    @property
-    def watch(self) -> TrainingWatch | None:
-        """The session where it is a watch, whose class is loaded with it."""
-        session = self.session
-        return None if session is None or isinstance(session, TrainingProfile | CountedSteps) else session
-
-    @property
-    def page(self) -> Path | None:
-        """The page of the recorded steps, if it was written."""
-        return self.profile.page if self.profile is not None else None
+    def recorder(self) -> Recorder | None:
+        """The session's recorder; None where it has none, or has not begun."""
+        return self.session.recorder if self.session is not None else None
 
     @property
     def is_incomplete(self) -> bool:
@@ -149,8 +120,7 @@ class ScriptSessions:
         """Begin at a call of a model; return the models whose calls are steps."""
         alive = Alive()
         models = alive.callable(module)
-        self.session = self._make_session(alive.named(models), ())
-        self.session.__enter__()
+        self._begin(alive.named(models), ())
         return models
 
     def begin_of_training(
@@ -160,12 +130,9 @@ class ScriptSessions:
         alive = Alive()
         trained, models = alive.trained(module)
         given = models or ([] if module is None else [module])
-        self.session = self._make_session(alive.named(given), alive.optimizers)
-        if is_within_step:
-            self.session.wait_for_next_step()
-        self.session.__enter__()
+        session = self._begin(alive.named(given), alive.optimizers, is_within_step=is_within_step)
         if module in models:  # whose hooks of this call were read before ours were among them
-            self.session.observe_call(module, args)
+            session.observe_call(module, args)
         parameters = (parameter for model in models for parameter in model.parameters())
         are_updated = module is None or any(id(parameter) in trained for parameter in parameters)
         return [] if are_updated else given
@@ -173,19 +140,22 @@ class ScriptSessions:
     def begin_without_training(self) -> None:
         """Begin where memory has ended before anything was trained."""
         alive = Alive()
-        self.session = self._make_session(alive.named(alive.callable(None) or [nn.Module()]), alive.optimizers)
-        self.session.__enter__()
+        self._begin(alive.named(alive.callable(None) or [nn.Module()]), alive.optimizers)
+
+    def _begin(
+        self, models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer], *, is_within_step: bool = False
+    ) -> ScriptSession:
+        self.session = session = self._make_session(models, optimizers)
+        if is_within_step:
+            session.wait_for_next_step()
+        session.__enter__()
+        return session
 
     def abandon(self) -> None:
         """Drop the first one without a result."""
         session, self.session = self.session, None
         if session is not None:
             session.abandon()
-
-    @property
-    def can_watch_later(self) -> bool:
-        """True if the steps after the recorded ones were asked for, too."""
-        return self._make_later is not None
 
     def watch_later(self, num_steps_done: int) -> bool:
         """Watch what comes behind the recorded steps; where that goes wrong, a note says so, and the script goes on."""
@@ -208,17 +178,16 @@ class ScriptSessions:
         """End that watch, where there is one."""
         if self.later is not None:
             self.later.__exit__(kind, error, trace)
-            if error is not None and self.later.report is not None and self.profile is not None:
-                self._is_told_by_profile = self.profile.failed_later(error, self.later.report)
+            if error is not None and self.later.report is not None and self.session is not None:
+                self._is_told_by_profile = self.session.failed_later(error, self.later.report)
 
     def tell(self) -> tuple[str, ...]:
         """Print what was found, when the script has ended; return lines that say what to do next."""
-        for watch in (self.watch, self.later):
-            if watch is not None and not self._is_told_by_profile:
-                watch.tell()
-        if self.profile is not None:
-            return self.profile.tell(self.later.explained_in if self.later is not None else None)
-        return ()
+        if self.later is not None and not self._is_told_by_profile:
+            self.later.tell()
+        if self.session is None:
+            return ()
+        return self.session.tell(self.later.explained_in if self.later is not None else None)
 
     @property
     def are_elsewhere(self) -> bool:
@@ -226,8 +195,7 @@ class ScriptSessions:
 
         A loop that has moved to another thread has left its first thread waiting, in `threading`.
         """
-        recorded = self.profile.recorder.thread if self.profile is not None else threading.get_ident()
-        if recorded == threading.get_ident():
+        if self.recorder is None or self.recorder.thread == threading.get_ident():
             return False
-        frame = sys._current_frames().get(recorded)
+        frame = sys._current_frames().get(self.recorder.thread)
         return frame is not None and frame.f_code.co_filename != threading.__file__

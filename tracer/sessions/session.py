@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import torch
+from torch import nn
 
 from tracer.answers.answer import Answer
 from tracer.answers.answer_tables import NUM_ROWS
@@ -33,6 +34,11 @@ from tracer.exporters.screen.terminal import say, say_beside_bars, screen, text_
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.termination import Termination, signals_deferred, uninterrupted
 
+if TYPE_CHECKING:
+    from tracer.answers.run_results import RunResults
+    from tracer.answers.watch_report import WatchReport
+    from tracer.sessions.recorder import Recorder
+
 Screen = Literal["full", "short", "none"]
 
 
@@ -49,7 +55,70 @@ def checked_screen(screen: Screen | bool) -> Screen:
     return screen
 
 
-class Session:
+class ScriptSession:
+    """A session as a script's steps find it; each method is a no-op of a session that has nothing to do there."""
+
+    device: torch.device
+    recorder: Recorder | None = None  # torch's profiler; None where nothing is recorded
+    results: RunResults | None = None  # Everything that was found, when the session has ended
+    explains_variables: ClassVar[bool] = False  # Whether it ends while the script's variables are still there
+
+    @property
+    def page(self) -> Path | None:
+        """The page, if it was written."""
+        return None
+
+    @property
+    def num_steps_done(self) -> int:
+        """Steps that have ended."""
+        return 0
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no more steps are wanted."""
+        return False
+
+    @property
+    def is_incomplete(self) -> bool:
+        """True if the session failed at something: its files or its answer are incomplete."""
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End."""
+
+    def wait_for_next_step(self) -> None:
+        """Begin no recording in the step that is under way; to be called before the session begins."""
+
+    def abandon(self) -> None:
+        """Switch off without a result, as if the block had never begun."""
+
+    def observe_call(self, model: nn.Module, args: Any) -> None:
+        """Note what a model is called with."""
+
+    def step(self) -> None:
+        """End a step."""
+        raise NotImplementedError
+
+    def end_last_step(self) -> None:
+        """End the script's last step."""
+        self.step()
+
+    def tell_meanwhile(self) -> None:
+        """Say, while the script goes on, that the answer comes at the end."""
+
+    def failed_later(self, error: BaseException, report: WatchReport) -> bool:
+        """Take a failure after the recorded steps into the answer; return whether the answer has it."""
+        return False
+
+    def tell(self, explained_in: Path | None = None) -> tuple[str, ...]:
+        """Print the answer when the script has ended; return lines that say what to do next."""
+        return ()
+
+
+class Session(ScriptSession):
     """A block around a loop: `with session: ... session.step()`.
 
     Whatever ends the block, all that was switched on is switched off, and nothing of the user's is kept. While work of
@@ -121,9 +190,6 @@ class Session:
             self.abandon()
             raise
         return self
-
-    def wait_for_next_step(self) -> None:
-        """Begin no recording in the step that is under way; to be called before the session begins."""
 
     def abandon(self) -> None:
         """Switch off without a result, as if the block had never begun."""
@@ -267,14 +333,7 @@ class Voice:
             warn_at_users_line(sentence)
 
     def answer(
-        self,
-        answer: Answer,
-        shown: object,
-        *,
-        last: Sequence[str],
-        is_full: bool,
-        top: int = NUM_ROWS,
-        below: int = 0,
+        self, answer: Answer, shown: object, *, last: Sequence[str], is_full: bool, top: int = NUM_ROWS, below: int = 0
     ) -> tuple[str, ...]:
         """Print an answer: all of it on stdout; its short form on stderr, or on stdout for a script.
 

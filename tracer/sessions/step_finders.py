@@ -63,7 +63,7 @@ class StepFinder:
     @property
     def are_endless(self) -> bool:
         """True if gradients have come more than once without a visible end of a step."""
-        return self._by_hand is not None and self._by_hand.has_passed_on and running_node() is None
+        return self._by_hand is not None and self._by_hand.num_backwards > 1 and running_node() is None
 
     def trains_with(self, optimizer: torch.optim.Optimizer) -> bool:
         """True if an optimizer updates only models whose steps are found by gradients; True for all others."""
@@ -148,17 +148,12 @@ class StepsByHand:
         self._models = weakref.WeakSet(models)
         self._ended = ended
         self._has_gradients = False
-        self._num_backwards = 0
+        self.num_backwards = 0  # Backward passes since the last end of a step
         self._num_backwards_a_step: int | None = None
         trained = [parameter for model in models for parameter in model.parameters() if parameter.requires_grad]
         self.stop: Callable[[], None] = lambda: None
         if trained:
             self.stop = register_multi_grad_hook(trained, self._gradient_came, mode="any").remove
-
-    @property
-    def has_passed_on(self) -> bool:
-        """True if more than one backward pass has come since the last end of a step."""
-        return self._num_backwards > 1
 
     def trains_with(self, optimizer: torch.optim.Optimizer) -> bool:
         """True if an optimizer updates parameters of these models alone."""
@@ -169,15 +164,15 @@ class StepsByHand:
         """Before a module's call."""
         if not self._has_gradients or module not in self._models or not torch.is_grad_enabled():
             return
-        if _are_cleared(module.parameters()) or self._num_backwards == self._num_backwards_a_step:
-            self._has_gradients, self._num_backwards = False, 0
+        if _are_cleared(module.parameters()) or self.num_backwards == self._num_backwards_a_step:
+            self._has_gradients, self.num_backwards = False, 0
             self._ended()
 
     def _gradient_came(self, gradient: torch.Tensor) -> None:
         """The first gradient of a backward pass has been computed, and is not in its parameter yet."""
         if self._has_gradients and _are_cleared(chain.from_iterable(model.parameters() for model in self._models)):
-            self._num_backwards_a_step, self._num_backwards = self._num_backwards, 0
-        self._num_backwards += 1
+            self._num_backwards_a_step, self.num_backwards = self.num_backwards, 0
+        self.num_backwards += 1
         self._has_gradients = True
 
 

@@ -108,12 +108,6 @@ class SignalWatch:
                 return
 
 
-def end_by(number: int) -> None:
-    """End the process as an unhandled signal does, from any thread."""
-    ctypes.CDLL(None).signal(number, None)  # SIG_DFL; Python's own way is for the main thread alone
-    os.kill(os.getpid(), number)
-
-
 _LAST_WORDS_S: Final = 10.0
 """Longest time of writing in a process whose main thread does not come back."""
 
@@ -329,7 +323,8 @@ class ProcessSignals:
         words.start()
         words.join(_LAST_WORDS_S)
         say(f"Error: Ended by {error.signal_name}. The script did not come back from the call that it was in.")
-        end_by(number)
+        ctypes.CDLL(None).signal(number, None)  # SIG_DFL; Python's own way is for the main thread alone
+        os.kill(os.getpid(), number)
 
     # ---------------------------------------------------------------------------------- functions that files depend on
     def leave_uninterrupted(self, code: CodeType) -> None:

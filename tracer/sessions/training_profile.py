@@ -22,7 +22,7 @@ from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html
 from tracer.exporters.screen.terminal import say
 from tracer.sessions.folder import SessionFolder
-from tracer.sessions.jobs.ranks import Rank, peak_of
+from tracer.sessions.jobs.ranks import peak_of
 from tracer.sessions.output_files import WITHOUT_FAILURE, Written, write_outputs
 from tracer.sessions.profile_answer import HighestStep, ProfileAnswer
 from tracer.sessions.profile_session import ProfileSession
@@ -50,7 +50,6 @@ class TrainingProfile(ProfileSession):
         results: Everything that was found; after the block.
     """
 
-    results: RunResults | None = None
     _sees_calls = True
     _is_announced = False  # Whether a rank's results are written although its loop goes on
 
@@ -180,27 +179,30 @@ class TrainingProfile(ProfileSession):
         if not self.is_complete:
             self.highest.look(self.device, self.num_steps_done + 1, is_recorded=self.stages.is_recording)
         super().step()
-        if self.session_folder.rank is not None and not self._is_announced and self.cycles.are_all(self.stages):
+        messages = self.session_folder.messages
+        if messages is not None and not self._is_announced and self.cycles.are_all(self.stages):
             with self._never_the_loops_fault():  # which lets signals wait
-                self._announce(self.session_folder.rank)
+                # Now: a peer's death may end this process without running any Python code.
+                self._is_announced = True
+                results = self._write(None, is_due=True)
+                # A folder that has become unwritable is told when the block ends: no step of the training raises it.
+                with suppress(OutputError):
+                    messages.announce(peak_of(messages.rank, results))
 
-    def _announce(self, rank: Rank) -> None:
-        """Write the complete recording now: a peer's death may end this process without running any Python code."""
-        self._is_announced = True
-        self.results = self._results(None)
-        self.session_folder.write(self.results, leave_out=self._leave_out)
-        # A folder that has become unwritable is told when the block ends: no step of the training raises it.
-        with suppress(OutputError):
-            self.session_folder.announce(peak_of(rank, self.results))
+    def _write(self, error: BaseException | None, *, is_due: bool) -> RunResults:
+        """Put the results together, and write the files that are due."""
+        failure = failure_of(error, self, is_raised=True) if error is not None else None
+        self.results = results = run_results(self, failure=failure)
+        if is_due:
+            self.session_folder.write(results, leave_out=self._leave_out)
+        return results
 
     def _finish(self, error: BaseException | None) -> None:
         """Explain, write, and say it; an exception from the loop goes on its way, whatever becomes of the files."""
-        self.results = results = self._results(error)
-        if not self._is_announced:
-            self.session_folder.write(results, leave_out=self._leave_out)
+        results = self._write(error, is_due=not self._is_announced)
         try:
-            if self.session_folder.rank is not None:
-                self.session_folder.finish(peak_of(self.session_folder.rank, results))
+            if (messages := self.session_folder.messages) is not None:
+                messages.finish(peak_of(messages.rank, results))
         finally:
             if error is not None and self.answer.is_first_lost(error, results):
                 error.add_note(self.answer.missing(results))
@@ -211,11 +213,7 @@ class TrainingProfile(ProfileSession):
 
     def _write_before_the_end(self, error: Terminated) -> None:
         if self.cycles.number and not self._is_announced:
-            self.results = self._results(error)
-            self.session_folder.write(self.results, leave_out=self._leave_out)
-
-    def _results(self, error: BaseException | None) -> RunResults:
-        return run_results(self, failure=failure_of(error, self, is_raised=True) if error is not None else None)
+            self._write(error, is_due=True)
 
     def failed_later(self, error: BaseException, report: WatchReport) -> bool:
         """Take memory that ran out after the recorded steps into the results, and write what says it again.
@@ -236,6 +234,11 @@ class TrainingProfile(ProfileSession):
         with numpys_own_names():
             self._guarded(lambda: self.session_folder.write(shown, leave_out=leave_out))
         return True
+
+    def tell_meanwhile(self) -> None:
+        """Say, while a script goes on, that files are written and the answer comes at the end."""
+        if self.results is not None:
+            self.answer.tell_meanwhile()
 
     def tell(self, explained_in: Path | None = None) -> tuple[str, ...]:
         """Print the answer, where wanted; see `ProfileAnswer.tell`."""

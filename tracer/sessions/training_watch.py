@@ -18,12 +18,7 @@ from torch import Tensor, nn
 
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.files import SNAPSHOT, WATCH_JSON
-from tracer.answers.watch_report import (
-    END_OF_RUN,
-    OUT_OF_MEMORY,
-    Event,
-    WatchReport,
-)
+from tracer.answers.watch_report import END_OF_RUN, OUT_OF_MEMORY, Event, WatchReport
 from tracer.capture.device import devices
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role
@@ -98,7 +93,8 @@ class TrainingWatch(Session):
     _name = "The watch"
     _folder: SessionFolder
     report: WatchReport | None = None
-    num_steps_done = 0  # Steps that have ended
+    explains_variables = True
+    num_steps_done = 0
     _found_before: WatchReport | None = None  # The latest report with growth
 
     def __init__(
@@ -199,11 +195,6 @@ class TrainingWatch(Session):
         self._on.close()
 
     # ------------------------------------------------------------------------------------------------------ the steps
-    @property
-    def is_complete(self) -> bool:
-        """False: a watch looks at every step."""
-        return False
-
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step.
 
@@ -291,9 +282,10 @@ class TrainingWatch(Session):
     def _finish(self, error: BaseException | None) -> None:
         finish_rank(self._folder, self.report, error, num_steps=self.num_steps_done, is_later=self._is_later)
 
-    def tell(self) -> None:
+    def tell(self, explained_in: Path | None = None) -> tuple[str, ...]:
         """Print the last report of a script, when that has ended; once."""
         self._answer.tell()
+        return ()
 
     def _moment(self, error: BaseException | None, snapshot: Mapping[str, Any] | None) -> Moment:
         has_history, has_counters = self._history.is_offered, self._steps.has_allocator

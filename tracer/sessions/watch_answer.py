@@ -40,26 +40,27 @@ def leave_of_rank(folder: SessionFolder, report: WatchReport, device: torch.devi
 
     What a rank of a job said of its recorded steps stays, unless its memory has ended.
     """
-    if (rank := folder.rank) is None:
+    if (messages := folder.messages) is None:
         return
-    if not is_later or rank.job_folder is None:
-        folder.leave(peak_of_watched(rank, report, has_ended=False))
+    if not is_later or messages.rank.job_folder is None:
+        messages.leave(peak_of_watched(messages.rank, report, has_ended=False))
     elif report.error:
         failure = without_gpu(report.error)
-        folder.leave(ran_out_later(rank, failure, peak_allocated_bytes(device) or 0))
+        messages.leave(ran_out_later(messages.rank, failure, peak_allocated_bytes(device) or 0))
 
 
 def finish_rank(
     folder: SessionFolder, report: WatchReport | None, error: BaseException | None, *, num_steps: int, is_later: bool
 ) -> None:
     """Leave the last words of a rank that has ended, with its last report if it has one."""
-    if (rank := folder.rank) is None or (is_later and rank.job_folder is not None):
+    if (messages := folder.messages) is None or (is_later and messages.rank.job_folder is not None):
         return
+    rank = messages.rank
     if report is not None:
         peak = peak_of_watched(rank, report, has_ended=True)
     else:
         peak = RankMessage(rank.index, rank.run, num_steps=num_steps, failure=type(error).__name__)
-    folder.finish(replace(peak, failure=peak.failure if error is not None else ""))
+    messages.finish(replace(peak, failure=peak.failure if error is not None else ""))
 
 
 class WatchAnswer:

@@ -26,13 +26,7 @@ from tracer.capture.objects.model_names import names_of
 from tracer.capture.objects.storage_columns import address_or_none
 from tracer.capture.objects.storage_observer import optimizer_tensors
 from tracer.capture.sources.compiled_code import without_wrappers
-from tracer.capture.torch_private import (
-    torch_compile,
-    torch_distributed,
-    torch_graph,
-    torch_modules,
-    torch_tensors,
-)
+from tracer.capture.torch_private import torch_compile, torch_distributed, torch_graph, torch_modules, torch_tensors
 from tracer.collector import objects_with_type
 from tracer.nested import leaves
 

@@ -239,14 +239,12 @@ class RankMessages:
         """
         self.leave(message)
         written: RanksSummary | None = None
-        while self.rank.job_folder is None and (summary := self._summary()) != written:
-            if self.rank.index and summary.missing:
+        while self.rank.job_folder is None:
+            summary = read_ranks(self.folder, self.rank.world_size, run=self.rank.run)
+            if summary == written or (self.rank.index and summary.missing):
                 return
             write_ranks(summary, self.folder)
             written = summary  # what has come meanwhile is read again: another rank may have written it before
-
-    def _summary(self) -> RanksSummary:
-        return read_ranks(self.folder, self.rank.world_size, run=self.rank.run)
 
 
 def _write(message: RankMessage, folder: Path) -> None:
@@ -281,16 +279,12 @@ def _memory_of(rank: Rank, history: RunHistory | None = None) -> RankMessage:
     """
     own = rank.local_index if devices.num_devices(torch.device("cuda")) > 1 else 0
     lines = {held.device: (held.file, held.line) for held in (history.held(own) if history is not None else ())}
-    held = tuple(
-        GpuPart(_gpu_name(index), index == own, reserved_bytes, *lines.get(index, (None, None)))
-        for index, reserved_bytes in devices.reserved_peaks("cuda").items()
-    )
-    return RankMessage(rank.index, rank.run, place=rank.place, held=held)
-
-
-def _gpu_name(index: int) -> str:
-    """A name of a GPU that all processes of a node have in common."""
-    return process.name_on_node(index) or devices.uuid_of(torch.device("cuda", index)) or str(index)
+    held = []
+    for index, reserved_bytes in devices.reserved_peaks("cuda").items():
+        # A name that all processes of a node have in common.
+        gpu = process.name_on_node(index) or devices.uuid_of(torch.device("cuda", index)) or str(index)
+        held.append(GpuPart(gpu, index == own, reserved_bytes, *lines.get(index, (None, None))))
+    return RankMessage(rank.index, rank.run, place=rank.place, held=tuple(held))
 
 
 def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage:

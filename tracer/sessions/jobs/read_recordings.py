@@ -86,11 +86,7 @@ def read_rank(file: str, device: int | None) -> RankPeak:
 
 
 def read_job(
-    files: Sequence[Path],
-    *,
-    device: int | None = None,
-    dask: str | None = None,
-    read: Reader = read_rank,
+    files: Sequence[Path], *, device: int | None = None, dask: str | None = None, read: Reader = read_rank
 ) -> list[RankPeak]:
     """Read all ranks.
 

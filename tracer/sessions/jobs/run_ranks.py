@@ -75,12 +75,7 @@ def as_rank(place: RankPlace) -> Iterator[None]:
 
 
 def run_job(
-    job: Job,
-    console: Console,
-    *,
-    is_first_seen: bool = True,
-    is_limited: bool = True,
-    beside_most_nccl: bool = True,
+    job: Job, console: Console, *, is_first_seen: bool = True, is_limited: bool = True, beside_most_nccl: bool = True
 ) -> NullJob:
     """Start the running command again as each rank: the first alone and seen, the others side by side and in files.
 
@@ -176,10 +171,13 @@ class _JobRun:
         return "by its process groups: the middle and the end of each" if groups else "by its GPU alone"
 
     def side_by_side(self, ranks: Sequence[int]) -> list[RankRun]:
-        """Run ranks in order of their numbers, as many at a time as processors and memory allow."""
+        """Run ranks in order of their numbers, as many at a time as processors and the first one's memory allow."""
         if not ranks:
             return []
-        with ThreadPoolExecutor(_num_at_once(len(ranks))) as pool:
+        first_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        at_once = max(1, min(len(ranks), os.cpu_count() or 1, free_bytes // max(first_bytes, 1)))
+        with ThreadPoolExecutor(at_once) as pool:
             try:
                 return list(pool.map(self.unseen, ranks))
             except BaseException:
@@ -266,10 +264,3 @@ def _with_results(run: RankRun, folder: Path, summary: RanksSummary) -> RankRun:
         out_of_memory=peak.out_of_memory,
         line=peak.line,
     )
-
-
-def _num_at_once(num_ranks: int) -> int:
-    """By processors, and by the memory that the first rank needed."""
-    largest_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(num_ranks, os.cpu_count() or 1, free_bytes // max(largest_bytes, 1)))

@@ -155,8 +155,7 @@ def predict_script(
             is_enough=steps.are_enough,
         )
         succeeded = run(profile)
-    session = profile.session
-    results = session.results if isinstance(session, TrainingProfile) else None
+    results = profile.session.results if profile.session is not None else None
     if results is None or not (succeeded or (results.failure is not None and results.failure.out_of_memory)):
         return None
     if not results.num_steps and results.failure is None:
@@ -186,11 +185,7 @@ def predict_script(
 def no_room_before(error: BaseException, devices: Devices) -> Prediction:
     """The prediction of a script that ran out of memory before a step of it could be recorded."""
     sizes, place, line = fullest_sizes(), RankPlace.here(), error_line(error)
-    results = RunResults(
-        findings=None,
-        failure=Failure(without_tracebacks(error), 0, {}, line),
-        device="cuda:0",
-    )
+    results = RunResults(findings=None, failure=Failure(without_tracebacks(error), 0, {}, line), device="cuda:0")
     failed_at = OutOfMemoryAt(None, -1, line)
     assumption = f"The script ran until then: {without_gpu(first_line(error))}."
     return replace(

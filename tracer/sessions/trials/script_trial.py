@@ -204,7 +204,7 @@ def script_sizes(
         flops.stop()
         fill_again()
     session = profile.session
-    has_steps = isinstance(session, CountedSteps) and session.num_steps_done > 0
+    has_steps = session is not None and session.num_steps_done > 0
     if succeeded and uses is None and not has_steps:
         return None
     peak = known[0] if known else fullest_sizes()
