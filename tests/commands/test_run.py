@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -386,30 +385,6 @@ def test_a_script_that_fails_before_it_trains_is_not_advised_to_use_inference(tm
     assert done.returncode == 1 and "ValueError: no data" in done.stderr
     assert "Note: The script ended by ValueError before a training was found.\n" in done.stderr
     assert "inference" not in done.stderr
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's here")
-def test_an_end_of_address_space_in_the_script_is_a_sentence_below_its_traceback(tmp_path: Path) -> None:
-    text = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (50 << 30,) * 2)\nbytes(60 << 30)"
-    done = run(tmp_path, script(tmp_path, text))
-    assert done.returncode == 1 and "MemoryError\nError: This process may use 50.00 GiB of address space" in done.stderr
-    assert "Note: The script ended by MemoryError before a training was found.\n" in done.stderr
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's here")
-@pytest.mark.parametrize(
-    "command", [("run", "train.py"), pytest.param(("--n-active-steps", "1"), marks=pytest.mark.slow)]
-)
-def test_too_little_address_space_is_a_sentence(command: tuple[str, ...], tmp_path: Path) -> None:
-    """torch's libraries take 3 GB of it: a process that has loaded them already would not show it."""
-    script(tmp_path, TRAIN)
-    limited = f"ulimit -v 2800000; exec {shlex.join([sys.executable, str(ROOT / 'main.py'), *command])}"
-    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert done.stderr.endswith(
-        "Error: This process may use 2.67 GiB of address space, which is too little.\n"
-        "Hint: Run `ulimit -v unlimited` before.\n"
-    )
 
 
 CHILDREN = """

@@ -461,7 +461,7 @@ def test_a_failure_right_behind_the_recorded_steps_is_explained() -> None:
             step(index)
             session.step()
         torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
-    assert session.num_steps_done == 4 and session.failed_allocation is not None
+    assert session.num_steps_done == 4 and session.cycles.failed_allocation is not None
 
 
 @pytest.mark.slow
@@ -478,7 +478,7 @@ def test_a_failure_behind_a_recording_that_was_dropped_is_explained() -> None:
             with suppress(ImportError):
                 import_module(f"no_module_{index}")
         torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
-    failed = session.failed_allocation
+    failed = session.cycles.failed_allocation
     assert len(session.findings.parts) == 1 and failed is not None and failed.event.asked_bytes == 1 << 40
 
 

@@ -121,7 +121,7 @@ def test_the_history_is_on_until_all_is_recorded(history_log: list[str]) -> None
         START, "step 0", "step 1", "step 2", "step 3", DUMP,
         "step 4", "step 5", "step 6", "step 7", STOP, "step 8",
     ]  # fmt: skip
-    assert session.history.snapshot == {"dump": 1}
+    assert session.cycles.history.snapshot == {"dump": 1}
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_a_failure_dumps_the_history_at_once(history_log: list[str], error: Base
     """What follows, the end of the profiler included, would push the moment of the failure out of it."""
     session = cuda_session(Schedule(0, 1, 2, 2), history_log, num_steps=2, error=error)
     assert history_log == [START, "step 0", "step 1", DUMP, STOP]
-    assert session.history.snapshot == {"dump": 1}
+    assert session.cycles.history.snapshot == {"dump": 1}
 
 
 def test_a_history_that_nobody_can_read_is_a_note(history_log: list[str]) -> None:
     session = cuda_session(Schedule(0, 0, 1, 1), history_log, num_steps=2)
-    assert session.failed_allocation is None
+    assert session.cycles.failed_allocation is None
     (note,) = session.notes
     assert note.startswith("Requested sizes and segments are left out: the allocator's history holds other data")
 
@@ -178,7 +178,7 @@ def test_a_history_that_contradicts_itself_is_a_note_too(
     ))  # fmt: skip
     assert session.findings.worst.peak.allocator is None
     assert session.findings is session.findings
-    assert session.failed_allocation is None
+    assert session.cycles.failed_allocation is None
     (note,) = set(session.notes)
     assert note.startswith("Requested sizes and segments are left out: Device 0 has two live blocks")
     assert len(session.notes) == 1

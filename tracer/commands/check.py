@@ -21,8 +21,8 @@ from tracer.commands.options import option
 from tracer.commands.script import no_card_named
 from tracer.commands.script_steps import predict_script
 from tracer.errors import TracerError, UsageError
-from tracer.exporters.screen.console import SHORT
-from tracer.exporters.screen.terminal import print_json, say, screen
+from tracer.exporters.screen.console import SHORT, Console
+from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace
 from tracer.units import format_bytes
 
@@ -108,11 +108,11 @@ def check(
         grown = [threshold.sentence(name, diff)] if threshold.is_exceeded_by(diff) else []
         if markdown is not None:
             write_markdown(name, diff, grown, markdown)
-        with screen() as console:
-            if as_json:
-                print_json(documents.peak_diffs_json([diff], before=str(baseline), after=name), console)
-            else:
-                print_answer(answer_of_diffs([diff], before=str(baseline), after=name), console)
+        names = {"before": str(baseline), "after": name}
+        Console.of(as_json=as_json).answer(
+            lambda: documents.peak_diffs_json([diff], **names),
+            lambda rich: print_answer(answer_of_diffs([diff], **names), rich),
+        )
         say_all(grown)
     if grown:
         raise typer.Exit(THRESHOLD_EXCEEDED)

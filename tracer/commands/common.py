@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,40 +15,11 @@ from tracer.answers.files import SNAPSHOT
 from tracer.errors import OutputError, Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.loaded_modules import around_load
-from tracer.units import format_bytes
 from tracer.working_folder import working_folder
 
 SNAPSHOT_NAME = SNAPSHOT.file_name
 THRESHOLD_EXCEEDED: Final = 3
 """Exit status of an answer that is over a threshold of the user's, such as the memory of a GPU."""
-_NO_ADDRESSES: Final = re.compile(
-    "failed to map segment|can't start new thread|can't allocate memory|error return without exception set"
-)
-"""Matches errors at the limit of address space: of loading a library, of a thread, of torch's CPU allocator, and of an
-import that has lost its MemoryError."""
-
-
-def address_space_bytes() -> int | None:
-    """Return the limit of this process's address space, as `ulimit -v` sets it; None where there is none."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def address_space_lines(error: BaseException) -> tuple[str, ...]:
-    """Return what to say of an error that the limit of address space explains; nothing for any other."""
-    limit_bytes = address_space_bytes()
-    is_short = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    is_short |= _NO_ADDRESSES.search(str(error)) is not None
-    if limit_bytes is None or not is_short:
-        return ()
-    return (
-        f"Error: This process may use {format_bytes(limit_bytes)} of address space, which is too little.",
-        "Hint: Run `ulimit -v unlimited` before.",
-    )
 
 
 @contextmanager
@@ -64,12 +33,8 @@ def errors_for_people() -> Iterator[None]:
         status = error.exit_status
     except Terminated as error:
         say(f"Error: Ended by {error.signal_name}.")
-    except KeyboardInterrupt as error:
-        say(f"Error: {str(error) or 'Interrupted.'}")
-    except (ImportError, MemoryError, OSError, RuntimeError, SystemError) as error:
-        if not (lines := address_space_lines(error)):
-            raise
-        say_all(lines)
+    except KeyboardInterrupt:
+        say("Error: Interrupted.")
     else:
         return
     raise typer.Exit(status)

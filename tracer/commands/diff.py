@@ -20,8 +20,8 @@ from tracer.commands.common import (
 )
 from tracer.commands.options import option
 from tracer.errors import RecordingError, SnapshotError
+from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.next_commands import after_diff
-from tracer.exporters.screen.terminal import print_json, screen
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
@@ -58,16 +58,14 @@ def diff(
         first, second = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
         diffs = compare(first, second)
         last = () if as_json else after_diff(before, after, has_page=html is not None)
-        with screen() as console:
-            if as_json:
-                from tracer.exporters.json_documents.peak import peak_diffs_json
+        from tracer.exporters.diff import answer_of_diffs
+        from tracer.exporters.json_documents.peak import peak_diffs_json
+        from tracer.exporters.screen.answer import print_answer
 
-                print_json(peak_diffs_json(diffs, **names), console)
-            else:
-                from tracer.exporters.diff import answer_of_diffs
-                from tracer.exporters.screen.answer import print_answer
-
-                print_answer(answer_of_diffs(diffs, **names), console, full=full, last=last, top=10)
+        Console.of(as_json=as_json).answer(
+            lambda: peak_diffs_json(diffs, **names),
+            lambda rich: print_answer(answer_of_diffs(diffs, **names), rich, full=full, last=last, top=10),
+        )
         if html is not None:
             from tracer.exporters.page.diff_page import write_diff_page
 

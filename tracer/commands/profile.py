@@ -35,10 +35,7 @@ from tracer.exporters.screen.terminal import shows_bars
 from tracer.sessions.termination import Termination
 
 if TYPE_CHECKING:
-    import torch
-
     from tracer.answers.run_results import RunResults
-    from tracer.sessions.folder import SessionFolder
     from tracer.sessions.schedule import Schedule
     from tracer.workloads.workload import Workload
 
@@ -249,40 +246,43 @@ def _profile(context: typer.Context, options: ProfileOptions) -> bool:
         device = chosen_device(text, named=options.device_named, console=options.run.console)
         check_folder(options.save_dir)
         options.run.console.say("Building the model ...")
-        return run_and_report(_build(options, device), options)
+        import torch
 
+        from tracer.capture.objects.parameter_origins import ParameterOrigins
 
-def _build(options: ProfileOptions, device: torch.device) -> Workload:
-    import torch
-
-    from tracer.capture.objects.parameter_origins import ParameterOrigins
-
-    torch.manual_seed(options.workload.seed)
-    with ParameterOrigins():
-        return options.workload.build(device, device_named=options.device_named)
+        torch.manual_seed(options.workload.seed)
+        with ParameterOrigins():
+            workload = options.workload.build(device, device_named=options.device_named)
+        return run_and_report(workload, options)
 
 
 def run_and_report(workload: Workload, options: ProfileOptions) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
+    from tracer.answers.failure_lines import failure_lines
     from tracer.exporters.screen.answer import print_answer
     from tracer.exporters.screen.next_commands import after_run
     from tracer.sessions.folder import SessionFolder
     from tracer.sessions.jobs.ranks import peak_of
+    from tracer.sessions.output_files import left_from_earlier, say_if_failed
 
-    folder = SessionFolder(options.save_dir)
+    console, folder = options.run.console, SessionFolder(options.save_dir)
     if folder.messages is not None:
         folder.messages.begin()
     with closing(Termination()) as termination:
         termination.watch()
         results = _run(workload, options, termination)
-        succeeded = _write(folder, results, options)
+        say_all(failure_lines(results))
+        console.say("Writing the files ...")
+        folder.write(results, leave_out=options.leave_out, tell=say_if_failed)
+        if left := left_from_earlier(folder.path, folder.written):
+            console.say(f"Note: {left}")
+        succeeded = all(file.error is None for file in folder.written)
         try:
             if (messages := folder.messages) is not None:
                 messages.finish(peak_of(messages.rank, results))
         except OutputError as error:  # of the summary of all ranks, which costs the answer nothing
             say_all(error.lines)
             succeeded = False
-    console = options.run.console
     if not console.is_quiet and folder.is_of_first_rank:
         last = after_run(folder.path, folder.names, is_full=console.is_full)
         with console.screen() as rich:
@@ -329,16 +329,3 @@ def _stage(schedule: Schedule, num_done: int, total: int) -> str:
     return (
         f"{num_done:,} of {schedule.num_steps:,} steps done: cycle {num_cycles:,} of {schedule.num_repeats:,} is read."
     )
-
-
-def _write(folder: SessionFolder, results: RunResults, options: ProfileOptions) -> bool:
-    """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
-    from tracer.answers.failure_lines import failure_lines
-    from tracer.sessions.output_files import left_from_earlier, say_if_failed
-
-    say_all(failure_lines(results))
-    options.run.console.say("Writing the files ...")
-    folder.write(results, leave_out=options.leave_out, tell=say_if_failed)
-    if left := left_from_earlier(folder.path, folder.written):
-        options.run.console.say(f"Note: {left}")
-    return all(file.error is None for file in folder.written)

@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer.capture.deferred_handlers import handlers_dropped
-from tracer.commands.common import address_space_lines, say_all
+from tracer.commands.common import say_all
 from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.console import SHORT, Console
 from tracer.exporters.screen.next_commands import program_name
@@ -170,7 +170,6 @@ def run_script(
             leave_failure(error)
             if not is_answer(error):
                 _show(error, sys.excepthook)
-                say_all(address_space_lines(error))
             return False
         finally:
             with signals_deferred():

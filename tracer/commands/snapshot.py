@@ -16,8 +16,9 @@ from tracer.commands import options as opt
 from tracer.commands.common import THRESHOLD_EXCEEDED, check_output, errors_for_people, say_all, snapshot_path
 from tracer.commands.options import checked_size, number, option
 from tracer.errors import SnapshotError, TracerError
+from tracer.exporters.screen.console import Console
 from tracer.exporters.screen.next_commands import after_job, after_snapshot
-from tracer.exporters.screen.terminal import print_json, say, screen
+from tracer.exporters.screen.terminal import say
 from tracer.sessions.termination import signals_deferred
 from tracer.snapshot.actions import Action
 from tracer.snapshot.load import load_snapshot
@@ -89,13 +90,12 @@ def snapshot(
             has_settings=all(one.modelled is None or one.what_if is not None for one in tried),
         )
         last = () if as_json else last
-        with screen() as console:
-            if as_json:
-                print_json(snapshot_json(found, file=str(path)), console)
-            else:
-                print_answer(answer_of_snapshot(found, file=str(path)), console, full=full, last=last, top=10)
-            if html is not None:
-                say(f"Wrote {html}  (open with {PAGE.read_with})")
+        Console.of(as_json=as_json).answer(
+            lambda: snapshot_json(found, file=str(path)),
+            lambda rich: print_answer(answer_of_snapshot(found, file=str(path)), rich, full=full, last=last, top=10),
+        )
+        if html is not None:
+            say(f"Wrote {html}  (open with {PAGE.read_with})")
         if html is not None and open_:
             _show_page(html)
         say_all(last)
@@ -119,11 +119,10 @@ def _answer_job(paths: Sequence[Path], *, device: int | None, dask: str | None, 
         which = "The recording cannot" if len(files) == 1 else f"None of {len(files):,} recordings can"
         raise SnapshotError(f"{which} be read. {first.file}: {first.problem}")
     last = () if as_json else after_job(finding.worst.file, finding.typical.file, paths)
-    with screen() as console:
-        if as_json:
-            print_json(job_json(finding), console)
-        else:
-            print_answer(answer_of_job(finding), console, full=full, last=last, top=10)
+    Console.of(as_json=as_json).answer(
+        lambda: job_json(finding),
+        lambda rich: print_answer(answer_of_job(finding), rich, full=full, last=last, top=10),
+    )
     say_all(last)
 
 

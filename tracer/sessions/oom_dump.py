@@ -51,9 +51,9 @@ def dump_on_oom(path: str | Path = "oom.pickle", *, max_entries: int = MAX_ENTRI
     if (rank := this_rank()) is not None:
         path = path.with_name(f"{path.stem}_rank{rank.index}{path.suffix}")
     check_folder(path.parent)
-    dump = _OomDump(path, AllocatorHistory(torch.device("cuda"), max_entries=max_entries))
-    when_cuda_has_begun(dump.start)
-    RAISED.callbacks.append(dump.write)
+    history = AllocatorHistory(torch.device("cuda"), max_entries=max_entries)
+    when_cuda_has_begun(history.start)
+    RAISED.callbacks.append(_OomDump(path, history).write)
     RAISED.start(with_collections=False)
 
 
@@ -61,9 +61,6 @@ class _OomDump:
     def __init__(self, path: Path, history: AllocatorHistory) -> None:
         self._path, self._history = path, history
         self._num_written, self._last_s = 0, 0.0
-
-    def start(self) -> None:
-        self._history.start()
 
     def write(self) -> None:
         """Write the files of the error that is on its way; a fault of ours is no fault of the program's."""

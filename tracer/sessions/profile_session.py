@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from torch import nn
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.findings import RunFindings
 from tracer.capture.compile_watch import CompileWatch
-from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Parameter
@@ -33,9 +32,6 @@ from tracer.sessions.recorder import Recorder
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Session, Voice
 from tracer.sessions.stages import Stage, Stages
-
-if TYPE_CHECKING:
-    from tracer.answers.failed_allocation import FailedAllocation
 
 
 class ProfileSession(Session):
@@ -129,7 +125,6 @@ class ProfileSession(Session):
 
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
-        self._guarded(self.observed.look_for_meta)
         is_recorded = self.stages.is_recording
         ran_out = error if error is not None and is_out_of_memory(error) else None
         # The collector frees nothing until the objects have been looked at. The look comes behind the profiler, which
@@ -141,9 +136,10 @@ class ProfileSession(Session):
             if ran_out is not None:
                 self._guarded(lambda: self.cycles.look_at_objects(ran_out, self._is_evaluating, self.voice.run_again))
         self._guarded(lambda: self.cycles.use_dropped(self.stages.cost))
-        if self.history.snapshot is None and self.cycles.number:  # the first step was recorded alone
-            self._guarded(lambda: self.history.dump(self.cycles.number - 1))
-        self._guarded(self.history.stop)
+        history = self.cycles.history
+        if history.snapshot is None and self.cycles.number:  # the first step was recorded alone
+            self._guarded(lambda: history.dump(self.cycles.number - 1))
+        self._guarded(history.stop)
         self._guarded(self._on.close)
 
     def _look_at_end_of_memory(self, error: BaseException, *, is_recorded: bool) -> None:
@@ -273,13 +269,3 @@ class ProfileSession(Session):
             RecordingError: Nothing was recorded.
         """
         return self.cycles.findings
-
-    @property
-    def failed_allocation(self) -> FailedAllocation | None:
-        """The last allocation that a device had no memory for, explained from the allocator's history."""
-        return self.cycles.failed_allocation
-
-    @property
-    def history(self) -> AllocatorHistory:
-        """The recording of the allocator's history."""
-        return self.cycles.history

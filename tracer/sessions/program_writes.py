@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -62,8 +62,11 @@ class ProgramWrites:
                 if files := writes.written(folder):
                     where = "a folder that is deleted"
                     if save_dir is not None and results is not None:
-                        where = _common(files, save_dir, results)
-                    console.say(_sentence(files, where))
+                        common = Path(os.path.commonpath([path.parent for path in files]))
+                        is_below = common.is_relative_to(results)  # and named as the user named the results
+                        where = f"{save_dir / common.relative_to(results) if is_below else common}, not over yours"
+                    number = "file" if len(files) == 1 else f"{len(files):,} files"
+                    console.say(f"Note: Nothing was computed, so the script's {number} went to {where}. {_IN_PLACE}")
                 # Before what the program wants done at the end of its process, such as a last checkpoint.
                 atexit.register(writes.hold, -1)
 
@@ -128,22 +131,6 @@ def _free_folder(results: Path | None) -> OwnFolder:
             return own
         own.release()
     raise AssertionError  # the loop has no end
-
-
-def _common(files: Sequence[Path], save_dir: Path, results: Path) -> str:
-    """The folder of all files; one below the results is named as the user named these.
-
-    Args:
-        results: The results' absolute path: the program may have changed its folder since.
-    """
-    common = Path(os.path.commonpath([path.parent for path in files]))
-    kept = save_dir / common.relative_to(results) if common.is_relative_to(results) else common
-    return f"{kept}, not over yours"
-
-
-def _sentence(files: Sequence[Path], where: str) -> str:
-    number = "file" if len(files) == 1 else f"{len(files):,} files"
-    return f"Note: Nothing was computed, so the script's {number} went to {where}. {_IN_PLACE}"
 
 
 def _finish(own: OwnFolder, owner: int, *, is_kept: bool) -> None:

@@ -119,7 +119,7 @@ class RecordedCycles:
         if (recording := self._tracer.last_recording) is not None:
             self.driver.read(recording)
         self._dropped = None
-        cost.has_read(self._tracer.num_events)
+        cost.has_read(recording.num_events if recording is not None else 0)
         torch_profiler.release_recording(profiler)
 
     def keep_history(self, *, is_last: bool) -> None:
@@ -246,10 +246,6 @@ class RecordedCycles:
 
 _LEAST_MAPPED_BYTES = MIB
 """Mapped memory below this is not worth a sentence."""
-_ON_META = (
-    "Parameters of the model are on the meta device, where nothing is allocated: what a step takes elsewhere is not in "
-    "the peak. predict says what it would be."
-)
 _KEEPS_WRAPPED = (
     "torch.profiler keeps what grad and vmap of torch.func wrap alive until the first cycle has ended: its peak is "
     "larger by that than without a profiler. With a step before it, as by default, that is known in time and avoided."
@@ -290,13 +286,15 @@ def recording_notes(
     if storages.sees_transforms:
         yield _KEEPS_WRAPPED if cycles.shapes is Shapes.KEPT_WRAPPED else _RECORDS_NO_SHAPES
     yield from filter(None, ended)
-    if observed.is_on_meta:
-        yield _ON_META
     yield from _of_devices(cycles, findings)
     if sum(storages.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
         yield _mapped_files(storages.mapped_bytes)
-    foreign = storages.foreign_bytes.items()
-    yield from (_foreign(device, size) for device, size in foreign if size >= _LEAST_MAPPED_BYTES)
+    for device, size_bytes in storages.foreign_bytes.items():
+        if size_bytes >= _LEAST_MAPPED_BYTES:
+            yield (
+                f"{format_bytes(size_bytes)} in tensors on {device} are in no memory of torch's allocator, such as "
+                "pinned host memory that the GPU reads: they are in no row."
+            )
     if observed.are_cut:
         yield "More graphs are alive than were examined: part of what they keep may be missing."
 
@@ -320,14 +318,6 @@ def _mapped_files(mapped_bytes: Mapping[str, int]) -> str:
     return (
         f"{format_bytes(sum(mapped_bytes.values()))} in tensors outside of models are mapped from files ({name}). "
         "Mapped files are not allocated, and are not counted."
-    )
-
-
-def _foreign(device: str, size_bytes: int) -> str:
-    """A sentence on tensors of a device whose memory its allocator has not reserved."""
-    return (
-        f"{format_bytes(size_bytes)} in tensors on {device} are in no memory of torch's allocator, such as pinned host "
-        "memory that the GPU reads: they are in no row."
     )
 
 

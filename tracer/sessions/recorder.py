@@ -98,8 +98,7 @@ class Recorder:
     # ------------------------------------------------------------------------------------------------ step by step
     def start(self) -> None:
         """Begin the program's first step."""
-        stages = self._stages
-        self.thread = threading.get_ident()
+        stages, self.thread = self._stages, threading.get_ident()
         self._others.update(torch_profiler.prepared_profilers())
         self._on.callback(torch_profiler.on_preparing(self._another_begins))
         self._on.callback(on_import(self._is_loading_module))
@@ -271,7 +270,6 @@ class Recorder:
         return is_long
 
     def _is_loading_module(self, name: str, path: object = None, target: object = None) -> None:
-        # The only step of a program is recorded whatever it costs.
         if self._stages.now is Stage.RECORDING and threading.get_ident() == self.thread:
             with self._guarded():
                 if self._stages.cost.loads_many():

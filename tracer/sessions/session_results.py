@@ -70,7 +70,7 @@ def run_results(
         notes=(*(notes_of(findings) if origin.caveat else ()), *notes, *session.notes),
         parameters=session.parameters,
         project_root=session.project_root,
-        failed_allocation=session.failed_allocation if ran_out else None,
+        failed_allocation=session.cycles.failed_allocation if ran_out else None,
         module_names=session.observed.module_names,
         origin=origin,
         device=str(device),

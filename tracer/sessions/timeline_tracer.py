@@ -105,8 +105,11 @@ class TimelineTracer:
 
     def adder(self, prof: Any) -> Callable[[], None]:
         """Return a function that adds what the profiler has just recorded as a cycle; it is not read until then."""
-        cycle = _Cycle(torch_profiler.kineto_results(prof), _is_stopping(prof), self._read_counter())
-        return partial(self._add, cycle)
+        if self.device is not None:
+            self.device = str(devices.with_index(torch.device(self.device)))
+        device = torch.device(self.device) if self.device is not None else self._probable_device
+        reading = CounterReading.now(device) if device is not None else None
+        return partial(self._add, _Cycle(torch_profiler.kineto_results(prof), _is_stopping(prof), reading))
 
     def _add(self, cycle: _Cycle) -> None:
         self._findings = None
@@ -129,20 +132,9 @@ class TimelineTracer:
         return self._kept[-1].recording
 
     @property
-    def num_events(self) -> int:
-        """Events of the cycle that was read last."""
-        return self.last_recording.num_events if self.last_recording is not None else 0
-
-    @property
     def _recordings(self) -> list[Recording]:
         """Recordings of the cycles that were read."""
         return [cycle.recording for cycle in self._kept if cycle.recording is not None]
-
-    def _read_counter(self) -> CounterReading | None:
-        if self.device is not None:
-            self.device = str(devices.with_index(torch.device(self.device)))
-        device = torch.device(self.device) if self.device is not None else self._probable_device
-        return CounterReading.now(device) if device is not None else None
 
     def _read(self, cycle: _Cycle) -> None:
         """Read what the profiler holds of a cycle, then let it go: what interrupts the reading costs nothing."""

@@ -34,7 +34,7 @@ from tracer.sessions.on_null_gpu import allocator_history
 from tracer.sessions.session import Screen, Session, Voice, checked_screen
 from tracer.sessions.watch_answer import WATCH_TEXT, WatchAnswer, finish_rank, leave_of_rank, write_watch
 from tracer.sessions.watch_report import Moment
-from tracer.sessions.watched_steps import BASELINE_STEP, WatchedSteps
+from tracer.sessions.watched_steps import WatchedSteps
 
 
 class AskingSignal:
@@ -299,7 +299,6 @@ class TrainingWatch(Session):
             snapshot=snapshot,
             tensors=self._tensors,
             earlier=self._steps.earlier,
-            earlier_step=BASELINE_STEP,
             notes=[*self._hooks.refused, *missing],
             settings=self._settings,
             found_before=self._found_before,

@@ -35,6 +35,7 @@ from tracer.capture.step_columns import StepColumns
 from tracer.collector import paused_gc
 from tracer.errors import SnapshotError, error_words
 from tracer.sessions.on_null_gpu import origin_of, values_read
+from tracer.sessions.watched_steps import BASELINE_STEP
 from tracer.snapshot.load import snapshot_in_memory
 
 _LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE = 1 << 20, 0.005
@@ -65,9 +66,8 @@ class Moment:
     snapshot: Mapping[str, Any] | None  # Snapshot of the allocator, with its history; None where there is none
     # Role, name and tensor of what is known of models, optimizers and batches.
     tensors: Callable[[], Iterable[tuple[Role, str, Tensor]]]
-    # Reachable tensors outside of modules at the end of `earlier_step`, where there is no history.
+    # Reachable tensors outside of modules at the end of step `BASELINE_STEP`, where there is no history.
     earlier: Mapping[str, Alike] | None = None
-    earlier_step: int = 0
     notes: list[str] = field(default_factory=list)  # Sentences on what is missing
     settings: Mapping[str, object] = field(default_factory=dict)  # What to remember of the run
     found_before: WatchReport | None = None  # The latest report with growth or holders before
@@ -194,7 +194,7 @@ class Moment:
         if earlier is None or self._steps.growth is None:
             return
         now = unnamed_tensors(self.device)
-        num_steps = max(1, self._steps.num_steps - self.earlier_step)
+        num_steps = max(1, self._steps.num_steps - BASELINE_STEP)
         grown = sorted(
             ((alike.bytes - (earlier[look].bytes if look in earlier else 0), look) for look, alike in now.items()),
             reverse=True,

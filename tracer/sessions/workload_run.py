@@ -63,7 +63,7 @@ def run_profile(
         losses: list[float] = []
         timings: PhaseTimings | None = None
         notes: list[str] = []
-        timing = timing and session.history.is_timed
+        timing = timing and session.cycles.history.is_timed
         num_timing_steps = _NUM_TIMING_STEPS if timing else 0
         total = schedule.num_steps + num_timing_steps
         failure = _train(workload, session, schedule, termination, lambda done: progress(done, total), losses)

@@ -26,7 +26,7 @@ class Console:
     write: Callable[[str], object] = say  # Takes each line of the words
 
     @classmethod
-    def of(cls, *, quiet: bool, full: bool = False, as_json: bool = False) -> Console:
+    def of(cls, *, quiet: bool = False, full: bool = False, as_json: bool = False) -> Console:
         """Return the console of a command with these options."""
         return cls("none" if quiet else "full" if full else "short", as_json)
 

@@ -63,6 +63,14 @@ class Job:
         """Number of ranks."""
         return self.devices.count
 
+    def check(self) -> None:
+        """Check that there are the ranks that are named."""
+        if wrong := [rank for rank in self.ranks or () if not 0 <= rank < self.world_size]:
+            raise UsageError(
+                f"A job of {self.world_size:,} ranks has no rank {wrong[0]}.",
+                hint=f"Name ranks from 0 to {self.world_size - 1}.",
+            )
+
 
 @contextmanager
 def as_rank(place: RankPlace) -> Iterator[None]:
@@ -87,15 +95,10 @@ def run_job(
             runs again then.
         beside_most_nccl: Whether NCCL's buffers are then as large as they were ever seen; else as small.
     """
-    if wrong := [rank for rank in job.ranks or () if not 0 <= rank < job.world_size]:
-        raise UsageError(
-            f"A job of {job.world_size:,} ranks has no rank {wrong[0]}.",
-            hint=f"Name ranks from 0 to {job.world_size - 1}.",
-        )
-    termination = Termination()
-    termination.watch()
+    job.check()
     with ExitStack() as stack:
-        stack.enter_context(closing(termination))
+        stack.enter_context(closing(termination := Termination()))
+        termination.watch()
         folder = job.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="null-gpu-job-")))
         for path in (*folder.iterdir(), *folder.glob("rank*/*")):  # what a shared process of theirs has written stays
             if path.is_file():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile
 from tracer.sessions.trials.script_trial import MOST_STEPS, StepRequests, fullest_sizes, sizes_of
 from tracer.sessions.workload_run import run_profile
-from tracer.units import format_bytes
+from tracer.units import format_bytes, some
 from tracer.workloads.workload import Workload, train_step
 
 Build = Callable[[], Workload]
@@ -142,18 +143,15 @@ def predict_script(
     steps = StepRequests()
     record_from_start()
     with tempfile.TemporaryDirectory() as folder:
-        profile = ScriptProfile(
-            partial(
-                TrainingProfile,
-                voice=ScriptVoice(),
-                save_dir=folder,
-                schedule=_schedule(),
-                screen="none",
-                leave_out=[output.name for output in OUTPUTS],
-                settings=settings,
-            ),
-            is_enough=steps.are_enough,
-        )
+        leave_out = [output.name for output in OUTPUTS]
+        silent: dict[str, Any] = {
+            "voice": ScriptVoice(),
+            "screen": "none",
+            "leave_out": leave_out,
+            "settings": settings,
+        }
+        recorded = partial(TrainingProfile, save_dir=folder, schedule=_schedule(), **silent)
+        profile = ScriptProfile(recorded, is_enough=steps.are_enough)
         succeeded = run(profile)
     results = profile.session.results if profile.session is not None else None
     if results is None or not (succeeded or (results.failure is not None and results.failure.out_of_memory)):
@@ -168,11 +166,9 @@ def predict_script(
             return None  # before anything was trained
         raise TracerError(reason, hint=USE_CUDA)
     has_exited = results.failure is not None and isinstance(results.failure.error, SystemExit)
-    sizes = sizes_of(results.device)
     failed_at = None if has_exited else _place(results, has_begun=not profile.has_failed_before)
-    place = RankPlace.here()
-    ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
-    assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
+    place, sizes = RankPlace.here(), sizes_of(results.device)
+    assumption = f"{some(results.num_steps, 'step')} ran; what comes later, such as an evaluation, is not in it."
     if results.num_steps > 1 and not (failed_at or steps.have_repeated):
         assumption += " No two of them needed the same memory: `run` with the same --on runs all of the script."
     return replace(

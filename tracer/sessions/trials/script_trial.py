@@ -139,6 +139,45 @@ class ScriptSizes:
     pinned_bytes: int = 0  # Most host memory that was pinned at once
 
 
+class _FirstSteps:
+    """Counts a script's steps until its memory repeats, then its operations, or what else is asked for."""
+
+    def __init__(self, at_growth: Callable[[], None], at_end: Callable[[], None] | None, uses: UseWatch | None) -> None:
+        self._at_growth, self._at_end, self._uses = at_growth, at_end, uses
+        self.steps, self.flops = StepRequests(), StepFlops()
+        self.peak: Sizes | None = None  # When memory had repeated: what counting takes is no part of it
+        self.built_bytes: int | None = None  # See `ScriptSizes`
+        self._before_call_bytes = 0
+
+    def begins(self, models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
+        if self.built_bytes is None:
+            self.built_bytes = max(self._before_call_bytes, *_counted(_IN_USE))
+        return CountedSteps.of(models, optimizers)
+
+    def is_called(self) -> None:
+        self._before_call_bytes = fullest_sizes().peak_allocated_bytes
+
+    def is_enough(self) -> bool:
+        if self.flops.is_on:
+            self.flops.end()
+            return True
+        is_followed = self._uses is not None and self._uses.step_ended()
+        if self.peak is not None:
+            return not is_followed
+        if not self.steps.are_enough():
+            return False
+        self.peak = fullest_sizes()
+        if self.steps.growth_bytes:
+            self._at_growth()
+        if self._at_end is not None:
+            self._at_end()
+            return True
+        if self._uses is not None:
+            return not (is_followed and self._uses.is_reached_in(_MOST_FURTHER_STEPS))
+        self.flops.begin()
+        return False
+
+
 def script_sizes(
     run: Callable[[ScriptProfile], bool],
     *,
@@ -148,8 +187,8 @@ def script_sizes(
 ) -> ScriptSizes | None:
     """Run a script until its memory repeats, or has run out, and a step further to count its operations.
 
-    Large weights that it initializes on the host are left unwritten. That is most of the time that a large model takes
-    to begin; but what it draws later with the host's generator is not what a run with them draws.
+    Large weights that it initializes on the host are left unwritten, which is most of the time that a large model takes
+    to begin.
 
     Args:
         run: Runs it under the profile that it is given, and says whether it came to its end.
@@ -160,62 +199,32 @@ def script_sizes(
 
     Returns:
         What was counted; None if no step was found in it.
-
-    Raises:
-        TracerError: What it trained is not on a GPU.
     """
-    steps, flops = StepRequests(), StepFlops()
-    known: list[Sizes] = []
-    before_call, built_bytes = [0], list[int]()
-
-    def begins(models: dict[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> CountedSteps:
-        built_bytes.append(max(*before_call, *_counted(_IN_USE)))
-        return CountedSteps.of(models, optimizers)
-
-    def is_enough() -> bool:
-        if flops.is_on:
-            flops.end()
-            return True
-        is_followed = uses is not None and uses.step_ended()
-        if known:
-            return not is_followed
-        if steps.are_enough():
-            known.append(fullest_sizes())  # what counting takes is no part of it
-            if steps.growth_bytes:
-                at_growth()
-            if at_end is not None:
-                at_end()
-                return True
-            if uses is not None:
-                return not (is_followed and uses.is_reached_in(_MOST_FURTHER_STEPS))
-            flops.begin()
-        return False
-
-    def is_called() -> None:
-        before_call.append(fullest_sizes().peak_allocated_bytes)
-
-    profile = ScriptProfile(begins, is_enough=is_enough, at_first_call=is_called)
+    first = _FirstSteps(at_growth, at_end, uses)
+    profile = ScriptProfile(first.begins, is_enough=first.is_enough, at_first_call=first.is_called)
     fill_again = leave_unfilled(
         lambda tensor: tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.nbytes >= _QUICK_BYTES
     )
     try:
         succeeded = run(profile)
     finally:
-        flops.stop()
+        first.flops.stop()
         fill_again()
     session = profile.session
     has_steps = session is not None and session.num_steps_done > 0
     if succeeded and uses is None and not has_steps:
         return None
-    peak = known[0] if known else fullest_sizes()
+    peak = first.peak or fullest_sizes()
     if session is not None and not peak.peak_allocated_bytes and (reason := elsewhere(str(session.device))):
         raise TracerError(reason, hint=USE_CUDA)
     return ScriptSizes(
         peak,
-        built_bytes[0] if built_bytes else None,
-        has_fit=succeeded or bool(known),
-        num_steps=steps.num_steps,
-        growth_bytes=steps.growth_bytes if known else 0,  # a script that has ended by itself grows no more
-        flops=flops.flops,
+        first.built_bytes,
+        has_fit=succeeded or first.peak is not None,
+        num_steps=first.steps.num_steps,
+        growth_bytes=first.steps.growth_bytes
+        if first.peak is not None
+        else 0,  # a script that has ended by itself grows no more
+        flops=first.flops.flops,
         pinned_bytes=pinned_peak_bytes(),
     )
