@@ -107,11 +107,14 @@ class CallHooks:
             torch_compile.never_compiled(call) if call is not None else None
             for call in (self._on_call, self._after_call)
         )
-        for module in (module for model in alive(self._models) for module in _outside_compiled_code(model)):
-            if before is not None:
-                self._try(module, partial(hook_call, module, before))
-            if after is not None:
-                self._try(module, partial(hook_after_call, module, after))
+        for model in alive(self._models):
+            # And what torch.compile has put around it, whose hooks run outside the compiled code.
+            inner = [] if torch_compile.reads_hooks_in_compiled_code(model) else [model]
+            for module in (*inner, *torch_compile.compiled_wrappers(model)):
+                if before is not None:
+                    self._try(module, partial(hook_call, module, before))
+                if after is not None:
+                    self._try(module, partial(hook_after_call, module, after))
 
     def _try(self, target: object, register: Callable[[], Callable[[], None]]) -> None:
         of_model = isinstance(target, nn.Module)
@@ -158,12 +161,6 @@ def _steps_by_another(target: object) -> bool:
     """True if an optimizer wraps another, as Lightning's and Accelerate's wrappers do: the inner one has the hooks."""
     held = vars(target).values() if isinstance(target, torch.optim.Optimizer) else ()
     return any(isinstance(value, torch.optim.Optimizer) and value is not target for value in held)
-
-
-def _outside_compiled_code(model: nn.Module) -> list[nn.Module]:
-    """The model, and what torch.compile has put around it, whose hooks run outside the compiled code."""
-    wrappers = torch_compile.compiled_wrappers(model)
-    return wrappers if torch_compile.reads_hooks_in_compiled_code(model) else [model, *wrappers]
 
 
 def hook_every_module(

@@ -92,6 +92,12 @@ def _without_holders(
             if trained and is_parameter and id(tensor) not in trained
             if (gradient := torch_graph.gradient_of(tensor)) is not None
         ]
+        # Of floating point and masks: others are weights of a quantized model.
+        buffers = [
+            tensor
+            for *_, is_parameter, tensor in of_modules
+            if not is_parameter and (tensor.is_floating_point() or tensor.dtype is torch.bool)
+        ]
         owned = {id(tensor) for *_, tensor in of_modules} | trained
         to_inputs = any(id(leaf) not in owned for node in nodes for leaf in torch_graph.accumulates_into(node))
         found = ObjectsAtFailure(
@@ -102,7 +108,7 @@ def _without_holders(
             untrained=_kept_by_untrained(objects, nodes, device) if is_complete else frozenset(),
             float64=frozenset(_addresses(wide, device)),
             parameters=frozenset(_addresses((each for each in tensors if type(each) is nn.Parameter), device)),
-            buffers=frozenset(_addresses(_floating_buffers(of_modules), device)),
+            buffers=frozenset(_addresses(buffers, device)),
             unowned_gradients=frozenset(_addresses((gradient for _, gradient in unowned), device)),
             unowned_name=unowned[0][0] if unowned else "",
             operands=tuple(_operands(error)) if error is not None else (),
@@ -144,13 +150,6 @@ def _own_tensors(modules: Iterable[Any]) -> Iterator[tuple[nn.Module, str, bool,
         if isinstance(module, nn.Module):
             for name, is_parameter, tensor in torch_modules.parameters_and_buffers(module):
                 yield module, name, is_parameter, tensor
-
-
-def _floating_buffers(of_modules: Iterable[tuple[nn.Module, str, bool, Tensor]]) -> Iterator[Tensor]:
-    """Buffers of floating point and masks: others are weights of a quantized model."""
-    for *_, is_parameter, tensor in of_modules:
-        if not is_parameter and (tensor.is_floating_point() or tensor.dtype is torch.bool):
-            yield tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +263,7 @@ def _leading_to(nodes: Sequence[Any], leaves: Iterable[int]) -> set[int]:
 
 
 def _addresses(tensors: Iterable[Tensor], device: torch.device) -> set[int]:
-    storages = (storage for tensor in tensors for storage in _storages(tensor))
-    return {storage.data_ptr() for storage in storages if storage.device == device}
+    return set(_sizes(tensors, device))
 
 
 def _sizes(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:

@@ -48,23 +48,25 @@ def link(holder: Any, held: Any) -> str:
         return next((f"[{at}]" for at, value in enumerate(base.__iter__(holder)) if value is held), "")
     if kind is deque:
         return next((f"[{at}]" for at, value in enumerate(holder) if value is held), "")
-    if kind is types.CellType:
+    if kind in (types.CellType, types.TracebackType):
         return ""
     if kind is types.FunctionType:
-        return _of_function(holder, held)
+        if holder.__defaults__ is held or holder.__kwdefaults__ is held:
+            return f"{ARROW}defaults of {holder.__name__}()"
+        return IN_DICT if holder.__dict__ is held else ""
     if kind is types.FrameType:
         return _local(holder, held)
     if kind in _GENERATORS:
         return _of_generator(holder, held)
-    if kind is types.TracebackType:
-        return ""
     if kind is types.MethodType:
         return ".__self__" if holder.__self__ is held else ".__func__"
     if issubclass(kind, functools.partial):
         return next((f"{ARROW}{name} of the partial" for name in ("func", "args", "keywords")
                      if getattr(holder, name) is held), "")  # fmt: skip
     if issubclass(kind, BaseException):
-        return _of_exception(holder, held)
+        for name in ("__traceback__", "__cause__", "__context__", "args"):
+            if getattr(BaseException, name).__get__(holder) is held:
+                return f".{name}"
     if kind is _CACHED and attributes_of(holder) is not held:
         return FUNCTOOLS
     if kind in _ITERATORS and type(held) is not tuple:  # the iterator that it draws from; the tuple is its last item
@@ -87,13 +89,6 @@ def closure_variable(holder: types.FunctionType, cell: Any) -> str:
     return f"{ARROW}closure variable {name} of {holder.__name__}()"
 
 
-def _of_function(holder: types.FunctionType, held: Any) -> str:
-    of = f"{holder.__name__}()"
-    if holder.__defaults__ is held or holder.__kwdefaults__ is held:
-        return f"{ARROW}defaults of {of}"
-    return IN_DICT if holder.__dict__ is held else ""
-
-
 def _local(frame: types.FrameType, held: Any) -> str:
     name = next((name for name, value in locals_of(frame) if value is held), "")
     if frame.f_back is held or not name:
@@ -105,13 +100,6 @@ def _of_generator(holder: Any, held: Any) -> str:
     frame = next((value for name in ("gi_frame", "cr_frame", "ag_frame")
                   if (value := getattr(holder, name, None)) is not None), None)  # fmt: skip
     return "" if frame is None else _local(frame, held)
-
-
-def _of_exception(holder: BaseException, held: Any) -> str:
-    for name in ("__traceback__", "__cause__", "__context__", "args"):
-        if getattr(BaseException, name).__get__(holder) is held:
-            return f".{name}"
-    return _attribute(holder, held)
 
 
 def _attribute(holder: Any, held: Any) -> str:

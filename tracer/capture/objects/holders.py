@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 
@@ -28,7 +26,6 @@ from tracer.collector import paused_gc
 NOT_PYTHON: Final = "no Python object"
 SEVERAL: Final = "more than one holder"
 NOT_FOUND: Final = "a holder that was not found"
-_Found = TypeVar("_Found")
 _MAX_HOLDERS: Final = 3
 _BARE: Final = 2
 """Vertices of a way on which a variable has the tensor itself: tensor and memory."""
@@ -48,28 +45,10 @@ def find_holders(
     """
     if not addresses:
         return ()
-    with _searching(device, error) as search:
-        return search.holders(addresses)
-
-
-def _or_fault(otherwise: _Found, search: Callable[[], _Found]) -> _Found:
-    """Return what a search finds; a fault of its own is told on stderr with its traceback, and costs one holder."""
-    try:
-        return search()
-    except Exception:
-        text = traceback.format_exc()
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")  # it is not the user's, whose program may ignore warnings
-            warnings.warn(f"One holder of memory was not found: an internal fault.\n{text}", stacklevel=2)
-        return otherwise
-
-
-@contextmanager
-def _searching(device: torch.device | None, error: BaseException | None) -> Iterator[_Search]:
     with paused_gc(), torch_tensors.as_plain_tensors():
         search = _Search(device, error)
         try:
-            yield search
+            return search.holders(addresses)
         finally:
             search.close()
 
@@ -87,12 +66,17 @@ class _Search:
         self._ways.close()
 
     def holders(self, addresses: Collection[int]) -> tuple[Holder, ...]:
-        known = [(address, self._graph.memory.get(address)) for address in sorted(addresses)]
-        found = [
-            _or_fault(Holder(NOT_FOUND, "", (address,)), partial(self._holder, address, memory))
-            for address, memory in known
-            if memory is not None
-        ]
+        found = []
+        for address in sorted(addresses):
+            if (memory := self._graph.memory.get(address)) is not None:
+                try:
+                    found.append(self._holder(address, memory))
+                except Exception:  # a fault of ours costs one holder
+                    found.append(Holder(NOT_FOUND, "", (address,)))
+                    text = traceback.format_exc()
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("always")  # it is not the user's, whose program may ignore warnings
+                        warnings.warn(f"One holder of memory was not found: an internal fault.\n{text}", stacklevel=2)
         return _merged(found)
 
     def _holder(self, address: int, memory: int) -> Holder:

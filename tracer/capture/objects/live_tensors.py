@@ -155,7 +155,8 @@ def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimiz
     """
     groups = (group for optimizer in optimizers for group in vars(optimizer).get("param_groups", ()))
     optimized = [(Role.PARAMETER, "parameter", parameter) for group in groups for parameter in group["params"]]
-    leaves = [tensor for tensor in tensors if _has_accumulated(tensor)]
+    plain = (each for each in tensors if not torch_tensors.is_wrapped_by_transform(each) and torch_graph.is_leaf(each))
+    leaves = [tensor for tensor in plain if tensor.requires_grad and tensor.grad is not None]
     others = [
         (Role.PARAMETER, "parameter", tensor) if isinstance(tensor, nn.Parameter) else (Role.LEAF, "leaf", tensor)
         for tensor in leaves
@@ -164,12 +165,6 @@ def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimiz
         yield role, name, tensor
         if (gradient := torch_graph.gradient_of(tensor)) is not None:
             yield Role.GRADIENT, name, gradient
-
-
-def _has_accumulated(tensor: Tensor) -> bool:
-    if torch_tensors.is_wrapped_by_transform(tensor) or not torch_graph.is_leaf(tensor):
-        return False
-    return tensor.requires_grad and tensor.grad is not None
 
 
 def _outermost(modules: Sequence[nn.Module], given: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
@@ -258,10 +253,7 @@ def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:
             elif address and size and address not in named:
                 look = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
                 by_look.setdefault(look, {}).setdefault(address, size)
-    return {look: _alike(places) for look, places in by_look.items()}
-
-
-def _alike(places: Mapping[int, int]) -> Alike:
-    addresses = list(places)
-    stride = max(1, len(addresses) // _MAX_ADDRESSES)
-    return Alike(sum(places.values()), len(places), tuple(addresses[::stride][:_MAX_ADDRESSES]))
+    return {
+        look: Alike(sum(at.values()), len(at), tuple([*at][:: max(1, len(at) // _MAX_ADDRESSES)][:_MAX_ADDRESSES]))
+        for look, at in by_look.items()
+    }

@@ -104,22 +104,17 @@ def describe_parameters(model: nn.Module, *, prefix: str = "") -> tuple[Paramete
     """A model's parameters in its own order, a shared one once."""
     parameters = []
     for name, parameter in model.named_parameters():
-        shown = without_wrappers(name)
+        shown, local = without_wrappers(name), torch_tensors.local_part(parameter)
         parameters.append(
             Parameter(
                 name=f"{prefix}.{shown}" if prefix else shown,
-                size_bytes=_size_bytes(parameter),
+                size_bytes=int(local.numel() * local.element_size()),
                 wants_gradient=parameter.requires_grad,
                 module=".".join(part for part in (prefix, shown.rpartition(".")[0]) if part),
                 lines=lines_of(model, name, parameter),
             )
         )
     return tuple(parameters)
-
-
-def _size_bytes(parameter: Tensor) -> int:
-    local = torch_tensors.local_part(parameter)
-    return int(local.numel() * local.element_size())
 
 
 def _assignments(model: nn.Module, name: str) -> Iterator[SourceLine]:
@@ -152,12 +147,7 @@ def _attributes(cls: Any) -> tuple[str, dict[str, int], int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for name in (name for target in targets for name in _self_attributes(target)):
-                lines[name] = min(node.lineno + first - 1, lines.get(name, sys.maxsize))
+            for part in (part for target in targets for part in ast.walk(target)):
+                if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self":
+                    lines[part.attr] = min(node.lineno + first - 1, lines.get(part.attr, sys.maxsize))
     return whole_path(file), lines, first
-
-
-def _self_attributes(target: ast.expr) -> Iterator[str]:
-    for node in ast.walk(target):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-            yield node.attr
