@@ -31,12 +31,10 @@ from tracer.commands.workload_options import (
 )
 from tracer.errors import OutputError, UsageError
 from tracer.exporters.screen.console import Console
-from tracer.exporters.screen.terminal import shows_bars
 from tracer.sessions.termination import Termination
 
 if TYPE_CHECKING:
     from tracer.answers.run_results import RunResults
-    from tracer.sessions.schedule import Schedule
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
@@ -299,33 +297,14 @@ def _run(workload: Workload, options: ProfileOptions, termination: Termination) 
     num_recorded = schedule.num_active_steps * schedule.num_repeats
     recorded = f"{num_recorded:,} {'is' if num_recorded == 1 else 'are'} recorded"
     options.run.console.say(f"Training {schedule.num_steps:,} steps, of which {recorded} ...")
-    has_lines = not shows_bars()
     with options.run.console.progress_bar("Training steps") as update:
-
-        def progress(done: int, total: int) -> None:
-            update(completed=done, total=total)
-            if has_lines and (line := _stage(schedule, done, total)):
-                options.run.console.say(line)
-
         return run_profile(
             workload,
             schedule=schedule,
             timing=TIMING.name not in options.leave_out,
             keep_recording=options.keep_recording,
-            progress=progress,
+            progress=lambda done, total: update(completed=done, total=total),
             settings=options.workload.settings,
             termination=termination,
             device_named=options.device_named,
         )
-
-
-def _stage(schedule: Schedule, num_done: int, total: int) -> str:
-    """Return a line where a cycle of recorded steps has ended, or all, and the timing of phases begins; else empty."""
-    if num_done == schedule.num_steps and num_done < total:
-        return f"Timing {total - num_done:,} more steps without the profiler ..."
-    num_cycles, rest = divmod(num_done, (schedule.num_steps - 1) // schedule.num_repeats)
-    if rest or not 0 < num_cycles <= schedule.num_repeats:
-        return ""
-    return (
-        f"{num_done:,} of {schedule.num_steps:,} steps done: cycle {num_cycles:,} of {schedule.num_repeats:,} is read."
-    )

@@ -6,7 +6,6 @@ trl names and times parts of a step, such as `vLLM.generate`, and opens no regio
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,7 +16,9 @@ from weakref import WeakKeyDictionary
 from torch.profiler import record_function
 
 from tracer.capture.device.phase_ledger import PhaseLedger
-from tracer.capture.device.phase_memory import GpuHolder, GpuPeak, PhaseMemory, ProcessPhases
+from tracer.capture.device.phase_memory import GpuHolder, GpuPeak, ProcessPhases
+from tracer.errors import RecordingError
+from tracer.exporters.document import Source, read_document
 from tracer.exporters.files import write_json
 from tracer.loaded_modules import when_loaded
 from tracer.null_gpu import process
@@ -47,12 +48,9 @@ def write_phases(ledger: PhaseLedger, folder: Path) -> None:
 
 def read_phases(folder: Path) -> list[ProcessPhases]:
     """Return what other processes have written."""
-    found = []
-    for path in sorted(folder.glob("phases-*.json")):
-        values = json.loads(path.read_text("utf-8"))
-        phases = tuple(PhaseMemory(**phase) for phase in values["phases"])
-        found.append(ProcessPhases(int(values["process"]), str(values["name"]), phases))
-    return found
+    paths = sorted(folder.glob("phases-*.json"))
+    sources = [Source(str(path), RecordingError, "") for path in paths]
+    return [read_document(Path(each.name), each, hint="").record(ProcessPhases) for each in sources]
 
 
 def gpu_peaks(processes: Sequence[ProcessPhases]) -> tuple[GpuPeak, ...]:

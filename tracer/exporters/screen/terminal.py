@@ -108,7 +108,7 @@ def progress_bar(words: str, *, is_shown: bool, is_counted: bool = True) -> Iter
         What updates it: takes `completed` and `total` of what is counted, or another `description`.
     """
     console = Console(stderr=True, highlight=False)
-    if not is_shown or not shows_bars():
+    if not is_shown or not Console(stderr=True).is_terminal:
         yield lambda **changes: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -117,11 +117,6 @@ def progress_bar(words: str, *, is_shown: bool, is_counted: bool = True) -> Iter
     columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         yield partial(bar.update, bar.add_task(words, total=None))
-
-
-def shows_bars() -> bool:
-    """Return True if stderr is a terminal, where a bar shows how far a run is; a log has lines instead."""
-    return Console(stderr=True).is_terminal
 
 
 class _VisibleConsole(Console):

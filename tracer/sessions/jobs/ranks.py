@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,8 @@ from tracer.answers.run_results import RunResults
 from tracer.capture.device import devices
 from tracer.capture.sources.source_line import SourceLine
 from tracer.command_line import role
-from tracer.errors import error_words
+from tracer.errors import RecordingError, error_words
+from tracer.exporters.document import Source, plain_values, read_document
 from tracer.exporters.files import remove, write_atomically, write_json
 from tracer.null_gpu import process
 from tracer.null_gpu.job.place import RankPlace
@@ -129,19 +130,6 @@ class RankMessage:
     held: tuple[GpuPart, ...] = ()  # Its memory on each GPU
     line: SourceLine | None = None  # Where its script failed; None if it did not, or there is no such line
 
-    @classmethod
-    def parsed(cls, text: str) -> RankMessage:
-        """Read a message that was written as JSON.
-
-        Raises:
-            ValueError: The text is no JSON.
-            TypeError: It is no message.
-        """
-        values = json.loads(text)
-        held = tuple(GpuPart(**part) for part in values.pop("held", ()))
-        line = SourceLine(*values["line"]) if values.get("line") else None
-        return cls(**values | {"held": held, "place": tuple(values.get("place", (0, 0))), "line": line})
-
 
 @dataclass(frozen=True, slots=True)
 class RanksSummary:
@@ -248,7 +236,7 @@ class RankMessages:
 
 
 def _write(message: RankMessage, folder: Path) -> None:
-    write_json(folder / RANK_JSON, asdict(message))
+    write_json(folder / RANK_JSON, plain_values(message))
 
 
 def peak_of(rank: Rank, results: RunResults) -> RankMessage:
@@ -322,10 +310,10 @@ def read_ranks(
 
 def message_of(folder: Path, index: int) -> RankMessage | None:
     """Return the message that a rank has left; None where there is none that can be read."""
-    try:
-        return RankMessage.parsed((rank_folder(folder, index) / RANK_JSON).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return None
+    path = rank_folder(folder, index) / RANK_JSON
+    with suppress(RecordingError):
+        return read_document(path, Source(str(path), RecordingError, ""), hint="").record(RankMessage)
+    return None
 
 
 def speaks_for_all(rank: Rank, summary: RanksSummary, folder: Path) -> bool:
