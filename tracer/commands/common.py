@@ -76,11 +76,7 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str, *, hin
 
 
 def check_output(out: Path, read: Iterable[Path]) -> None:
-    """Check, before anything is read, that a page can be written, and is no input.
-
-    Raises:
-        OutputError: The file cannot be written, or is one of those to be read.
-    """
+    """Check, before anything is read, that a page can be written, and is no input."""
     from tracer.exporters.files import check_folder
 
     hint = "Name another file with --html."

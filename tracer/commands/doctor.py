@@ -386,11 +386,7 @@ def train(name: str) -> Outcome:
 
 
 def record(session: ProfileSession, step: Callable[[], object], device: torch.device) -> int:
-    """Run the session's steps; return the allocator's largest count over the recorded ones, 0 where it counts nothing.
-
-    Raises:
-        Exception: The session's own fault.
-    """
+    """Run the session's steps; return the allocator's largest count in the recorded ones, 0 where it counts none."""
     import torch
 
     from tracer.capture.device import devices
@@ -411,11 +407,7 @@ def record(session: ProfileSession, step: Callable[[], object], device: torch.de
 
 
 def wrong_peak(peak: Peak, counted: int, notes: Sequence[str]) -> Iterator[str]:
-    """Yield each figure of a peak that two sources have and that differs.
-
-    Args:
-        counted: The allocator's own peak; 0 where it counts none.
-    """
+    """Yield each figure of a peak that two sources have and that differs; `counted` is 0 where nothing counts."""
     total, rows = peak.allocator_peak_bytes, sum(row.bytes for row in peak.rows)
     if rows != total:
         yield f"the rows sum to {rows:,} bytes, and the peak is {total:,}"

@@ -72,11 +72,7 @@ class EngineCommand:
 
 
 def _check_installed() -> None:
-    """Check that vLLM can be imported here.
-
-    Raises:
-        TracerError: It cannot.
-    """
+    """Check that vLLM can be imported here."""
     if find_spec("vllm") is None:
         raise TracerError(
             f"vLLM is not installed for {sys.executable}.",
@@ -101,15 +97,7 @@ def engine_command(script: str, arguments: Sequence[str] | None, *, is_module: b
 
 
 def answer_engine(engine: EngineCommand, run: Run, *, status_if_not: int = 1) -> None:
-    """Start an engine, say what its memory is for, and exit; engine.json and what it prints are the results.
-
-    Args:
-        status_if_not: Exit status where the engine does not start.
-
-    Raises:
-        TracerError: There is no such card, or the engine ended before it had chosen one.
-        Exit: Always, when it has been told.
-    """
+    """Start an engine, say what its memory is for, and exit; engine.json and what it prints are the results."""
     _check_installed()
     run.say_where(run.start())  # before a folder is made: the process begins again
     from tracer.engines.run import OUTPUT, run_engine
@@ -144,9 +132,6 @@ def fit_engine(engine: EngineCommand, run: Run, tried: Sequence[tuple[str, ...]]
         run: Its folder has engine.json of each start, in folders 1, 2, ...
         tried: Options of each start, in the order of the table.
         is_first_enough: The first that starts ends the search.
-
-    Raises:
-        Exit: Always, with 3 where it starts with none of them.
     """
     _check_installed()
     run.say_where(run.start())
@@ -194,11 +179,7 @@ def numbers_of_gpus(most: int) -> list[tuple[str, ...]]:
 
 
 def tell_reports(reports: Path, folder: Path, page: Path | None, console: Console, *, computed: bool) -> None:
-    """Print the memory of the engine that a script has made, and write engine.json; no-op without an engine.
-
-    Args:
-        page: The script's own page, which then begins with the engine; None for none.
-    """
+    """Print the memory of the engine that a script has made, also on its page; no-op without an engine."""
     from tracer.engines.run import read_reports
 
     if (start := read_reports(reports)) is None:

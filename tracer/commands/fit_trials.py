@@ -288,11 +288,7 @@ def _reason(said: Sequence[str]) -> str:
 
 
 def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Script) -> None:
-    """Run the script with changes on the null GPU, and leave what came of it.
-
-    Args:
-        asked: The trial's request; or the pipes, through which it is asked for trials.
-    """
+    """Run the script with changes on the null GPU, as a request or through pipes, and leave what came of it."""
     devices, run = start_on(card), Run(place=on, console=QUIET)
     from tracer.changes.applied import AppliedChanges
     from tracer.sessions.jobs.child_processes import end_with_parent
@@ -360,11 +356,7 @@ def _leave(answer: dict[str, Any], memory: TrialMemory, folder: Path) -> None:
 def answer_workload_trial(
     asked: Mapping[str, Any], card: str, on: OnOptions, build: Callable[[Sequence[str]], Callable[[], Workload]]
 ) -> None:
-    """Train a workload on the null GPU, and leave its peaks and the allocator's history.
-
-    Args:
-        build: Returns what builds the workload with the trial's arguments.
-    """
+    """Train a workload, built with the trial's arguments, and leave its peaks and the allocator's history."""
     devices, run = start_on(card), Run(place=on, console=QUIET)
     from tracer.sessions.jobs.child_processes import end_with_parent
     from tracer.sessions.trials.forked_trials import TrialMemory

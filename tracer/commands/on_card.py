@@ -92,13 +92,7 @@ class Run:
         return self.place.on is None
 
     def as_job(self) -> None:
-        """Run the command as the ranks of the job that `--on` names, if it names one, and exit with their status.
-
-        Raises:
-            TracerError: The job's description makes no sense.
-            NullGpuError: The null GPU cannot be had here.
-            Exit: The job has ended.
-        """
+        """Run the command as the ranks of the job that `--on` names, if it names one, and exit with their status."""
         job, on = self.place.job, self.place.on
         if job is None or RankPlace.here() is not None:
             return

@@ -120,11 +120,7 @@ class Observations:
 
     # --------------------------------------------------------------------------------------------------- at gradients
     def all_gradients(self, *, are_due: bool) -> None:
-        """Look at the gradients of all models' parameters.
-
-        Args:
-            are_due: Whether each that is trained has its gradient now; else that there is none says nothing.
-        """
+        """Look at the gradients of all models' parameters; where they are not due, one that is missing says nothing."""
         if (objects := self._objects()) is not None:
             self._look_at_gradients(objects.trained(), are_due=are_due)
 

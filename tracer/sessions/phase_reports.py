@@ -26,11 +26,7 @@ from tracer.null_gpu.cards import MAX_DEVICES
 
 
 def ledger_of_process(name: str, folder: Path | None = None) -> PhaseLedger:
-    """Return a ledger of this process, which on the null GPU tells its own memory from that of others.
-
-    Args:
-        folder: Where it writes after each phase; None for a process that reads its ledger itself.
-    """
+    """Return a ledger of this process, written to a folder after each phase; on the null GPU it tells others apart."""
 
     def write(ledger: PhaseLedger) -> None:
         if folder is not None:
@@ -73,11 +69,7 @@ _CONTEXT: Final = "ProfilingContext"
 
 
 def follow_trl() -> Callable[[], None]:
-    """Have each part of a step that trl times be a `record_function` region, as soon as trl is loaded.
-
-    Returns:
-        A function that ends the waiting for trl.
-    """
+    """Have each part of a step that trl times be a `record_function` region; return a function that ends the wait."""
     return when_loaded(_MODULE, _open_regions)
 
 

@@ -71,11 +71,7 @@ class HighestStep:
         return f"Memory ran out {some(count, 'time')}, first in {first}, and the script went on."
 
     def sentence(self, recorded_bytes: int, at_end_bytes: int) -> str:
-        """A sentence on a time of a script at which more was allocated than at the peak that is explained.
-
-        Returns:
-            "" where it was less, or no more than figures show.
-        """
+        """A sentence on a time at which more was allocated than at the explained peak; empty if there is none."""
         most_bytes = max(self.before_bytes, self.peak_bytes, at_end_bytes)
         if most_bytes <= _MORE * recorded_bytes or format_bytes(most_bytes) == format_bytes(recorded_bytes):
             return ""

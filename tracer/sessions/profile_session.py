@@ -161,11 +161,7 @@ class ProfileSession(Session):
         return self.stages.num_steps
 
     def step(self) -> None:
-        """End a step. Call it once per step of training, after the optimizer's step.
-
-        Raises:
-            TracerError: The block has not begun.
-        """
+        """End a step. Call it once per step of training, after the optimizer's step."""
         self._check_begun()
         self.stages.num_steps += 1
         if self.stages.now is not Stage.DONE:

@@ -266,11 +266,7 @@ def recording_notes(
     *,
     ended: Iterable[str],
 ) -> Iterator[str]:
-    """Yield sentences on what could not be observed.
-
-    Args:
-        ended: Why recordings were lost, or ended early; empty sentences where they were not.
-    """
+    """Yield sentences on what could not be observed, among them those on recordings that were lost or ended early."""
     findings, storages = cycles.found, observed.storages
     yield from cycles.run_history.notes
     yield from hooks.refused

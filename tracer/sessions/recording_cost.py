@@ -67,11 +67,7 @@ class RecordingCost:
         return self._only_dropped or self._ended_by
 
     def end_step(self, step: int, *, is_recorded: bool) -> None:
-        """Note a step that has ended; recording ends if it was recorded and cost too much.
-
-        Args:
-            step: Its number; the program's first step is 1.
-        """
+        """Note a step that has ended, the first being 1; recording ends if it was recorded and cost too much."""
         self._step = step
         took_s = time.process_time() - self._began_s
         if not is_recorded:

@@ -55,11 +55,7 @@ class StartedProcesses:
         return lambda: [end() for end in ends].clear()
 
     def sentences(self, *, are_recorded: bool) -> Iterator[str]:
-        """Sentences for a script of whose own process no training is known.
-
-        Args:
-            are_recorded: Whether trainings in processes of multiprocessing are recorded.
-        """
+        """Sentences for a script of whose own process no training is known."""
         number = process.num_other_processes()
         if number:
             yield (

@@ -43,11 +43,7 @@ Screen = Literal["full", "short", "none"]
 
 
 def checked_screen(screen: Screen | bool) -> Screen:
-    """The screen of a name, or of True for all and False for nothing.
-
-    Raises:
-        UsageError: There is no such screen.
-    """
+    """The screen of a name, or of True for all and False for nothing."""
     if isinstance(screen, bool):
         return "full" if screen else "none"
     if screen not in get_args(Screen):
@@ -337,8 +333,7 @@ class Voice:
     ) -> tuple[str, ...]:
         """Print an answer: all of it on stdout; its short form on stderr, or on stdout for a script.
 
-        Returns:
-            Lines that the caller prints last; none where they are printed, or no answer was.
+        Return lines that the caller prints last; none where they are printed, or no answer was.
         """
         if not is_full and display_in_notebook(shown):
             return ()

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 def failure_of(
     error: BaseException, session: ProfileSession, *, in_timing_pass: bool = False, is_raised: bool = False
 ) -> Failure:
-    """The failure without its traceback, which would keep the step's tensors alive.
-
-    Args:
-        is_raised: Whether it is still on its way, so that it is not to be touched.
-    """
+    """The failure without its traceback, which would keep the step's tensors alive; one on its way is not touched."""
     from tracer.capture.sources.source_files import error_line
 
     line, state = error_line(error), allocator_counters(session.cycles.device_of_failure)

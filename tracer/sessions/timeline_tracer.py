@@ -231,12 +231,7 @@ class TimelineTracer:
         ]
 
     def finish(self) -> RunFindings:
-        """Analyse what was kept and write the files.
-
-        Raises:
-            RecordingError: No cycle was recorded, or nothing was allocated on the device.
-            OutputError: A file cannot be written.
-        """
+        """Analyse what was kept and write the file."""
         findings = self.findings
         if self.out_file is not None:
             write_max_mem(findings.breakdown, [cycle.peak for cycle in findings.averaged], self.out_file)

@@ -120,36 +120,20 @@ class TrainingProfile(ProfileSession):
 
     @property
     def peak_bytes(self) -> int:
-        """Allocated bytes at the largest peak; 0 where nothing was recorded.
-
-        Raises:
-            TracerError: The block has not ended.
-        """
+        """Allocated bytes at the largest peak; 0 where nothing was recorded. After the block."""
         return self._ended_results.peak_bytes
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Rows of the largest peak, the largest first; `pandas.DataFrame(session.rows)` is a table.
-
-        Raises:
-            TracerError: The block has not ended.
-        """
+        """Rows of the largest peak, the largest first; after the block."""
         return self._ended_results.rows
 
     def to_pandas(self) -> Any:
-        """The rows as a pandas.DataFrame.
-
-        Raises:
-            TracerError: The block has not ended, or pandas is not installed.
-        """
+        """The rows as a pandas.DataFrame; after the block."""
         return self._ended_results.to_pandas()
 
     def save(self, folder: str | Path) -> tuple[Written, ...]:
-        """Write every file once more, to another folder.
-
-        Raises:
-            TracerError: The block has not ended, or the folder cannot be written to.
-        """
+        """Write every file once more, to another folder; after the block."""
         results = self._ended_results
         check_folder(Path(folder))
         return write_outputs(results, Path(folder))
@@ -216,11 +200,7 @@ class TrainingProfile(ProfileSession):
             self._write(error, is_due=True)
 
     def failed_later(self, error: BaseException, report: WatchReport) -> bool:
-        """Take memory that ran out after the recorded steps into the results, and write what says it again.
-
-        Returns:
-            Whether the answer has it.
-        """
+        """Take memory that ran out after the recorded steps into the results, and write what says it again."""
         results = self.results
         if results is None or not is_out_of_memory(error) or report.device != results.device:
             return False

@@ -196,11 +196,7 @@ class TrainingWatch(Session):
 
     # ------------------------------------------------------------------------------------------------------ the steps
     def step(self) -> None:
-        """End a step. Call it once per step of training, after the optimizer's step.
-
-        Raises:
-            TracerError: The block has not begun.
-        """
+        """End a step. Call it once per step of training, after the optimizer's step."""
         self._check_begun()
         self.num_steps_done += 1
         if self._is_on:
@@ -243,11 +239,7 @@ class TrainingWatch(Session):
         return self._steps.columns
 
     def write(self, why: str = "asked for") -> WatchReport | None:
-        """Explain the run as it is now, and write the files; the run goes on.
-
-        Returns:
-            What was written; None where the watch is off or has just written more than it should.
-        """
+        """Explain the run as it is now, and write the files; None where the watch is off, or has written too often."""
         before = self.report
         self._write_within_loop(why)
         return self.report if self.report is not before else None

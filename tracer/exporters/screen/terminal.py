@@ -108,7 +108,7 @@ def progress_bar(words: str, *, is_shown: bool, is_counted: bool = True) -> Iter
         What updates it: takes `completed` and `total` of what is counted, or another `description`.
     """
     console = Console(stderr=True, highlight=False)
-    if not is_shown or not Console(stderr=True).is_terminal:
+    if not is_shown or not console.is_terminal:
         yield lambda **changes: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -115,11 +115,7 @@ class ChildProcesses:
             return Ended(status, _all_of(output), _all_of(errors))
 
     def run(self, start: Callable[[], subprocess.Popen[bytes]], may_wait: Callable[[], bool] = lambda: False) -> int:
-        """Start a process and wait for it.
-
-        Raises:
-            ChildProcessError: All are being ended.
-        """
+        """Start a process and wait for it; ChildProcessError where all are being ended."""
         child: subprocess.Popen[bytes] | None = None
         try:
             with signals_deferred(), self._lock:

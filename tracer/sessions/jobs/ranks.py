@@ -260,11 +260,7 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
 
 
 def _memory_of(rank: Rank, history: RunHistory | None = None) -> RankMessage:
-    """Return a message with the memory of this process on each GPU, and nothing about its loop.
-
-    Args:
-        history: Knows the lines that hold memory of other ranks' GPUs.
-    """
+    """Return a message with the memory of this process on each GPU, and nothing about its loop."""
     own = rank.local_index if devices.num_devices(torch.device("cuda")) > 1 else 0
     lines = {held.device: (held.file, held.line) for held in (history.held(own) if history is not None else ())}
     held = []
@@ -276,11 +272,7 @@ def _memory_of(rank: Rank, history: RunHistory | None = None) -> RankMessage:
 
 
 def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankMessage:
-    """Return the message of a rank of a job whose memory ended after its recorded steps.
-
-    Returns:
-        That it does not fit, with the peak of the recorded steps, which its own files have too.
-    """
+    """Return the message of a rank of a job whose memory ended after its recorded steps, with the peak of these."""
     assert rank.job_folder is not None, "only ranks of a job are told of from their own folder"
     recorded = message_of(rank.job_folder, rank.index) or RankMessage(rank.index, rank.run)
     said = f"{failure}, after the recorded steps, with {format_bytes(allocated_bytes)} allocated"
@@ -296,11 +288,7 @@ def write_ranks(summary: RanksSummary, folder: Path) -> None:
 def read_ranks(
     folder: Path, world_size: int, *, run: str | None = None, ranks: Collection[int] | None = None
 ) -> RanksSummary:
-    """Return the last message of each rank so far.
-
-    Args:
-        run: Start of the program whose messages count; None for any, in a folder that is one job's alone.
-    """
+    """Return the last message of each rank so far: of a start of the program, or in a job's own folder of any."""
     indices = range(world_size) if ranks is None else sorted(ranks)
     messages = {index: message for index in indices if (message := message_of(folder, index)) is not None}
     found = {index: message for index, message in messages.items() if run in (None, message.run)}

@@ -40,11 +40,7 @@ _NUM_STEPS = 3
 
 
 def predict_workload(build: Build, devices: Devices, *, is_limited: bool, settings: Mapping[str, object]) -> Prediction:
-    """Train a workload for some steps without an end of memory, and where it is more than the card's, on the card.
-
-    Raises:
-        WorkloadError: A step raised something else than that there is no memory left.
-    """
+    """Train a workload for some steps without an end of memory, and where it is more than the card's, on the card."""
     with _without_limit(devices.count):
         results = _run(build, settings)
         if results.failure is not None:
@@ -131,14 +127,7 @@ def _place(results: RunResults, *, has_begun: bool = True) -> OutOfMemoryAt | No
 def predict_script(
     run: Callable[[ScriptProfile], bool], devices: Devices, *, settings: Mapping[str, object]
 ) -> Prediction | None:
-    """Run a script until its memory repeats.
-
-    Returns:
-        None if no training was found, or the script failed otherwise than for want of memory.
-
-    Raises:
-        TracerError: What it trained is not on a GPU.
-    """
+    """Run a script until its memory repeats; None without a training, or where it failed for another reason."""
     # A session makes one step more than it records, and the last step is not among them.
     steps = StepRequests()
     record_from_start()
@@ -191,9 +180,7 @@ def no_room_before(error: BaseException, devices: Devices) -> Prediction:
 
 
 def _schedule() -> Schedule:
-    """Return the schedule of as many steps as memory needs to repeat.
-
-    All are recorded, but for the first of a distributed program.
+    """Return the schedule of as many steps as memory needs to repeat: all, but for a distributed program's first.
 
     There DTensor finds the way of each operator, in a million Python calls that a recording would hold (8 GB of the
     host's memory). What that step asks for is in the counters, and the allocator's history explains where it ends.
