@@ -90,12 +90,12 @@ def snapshot(
             has_settings=all(one.modelled is None or one.what_if is not None for one in tried),
         )
         last = () if as_json else last
+        if html is not None:
+            say(f"Wrote {html}  (open with {PAGE.read_with})")
         Console.of(as_json=as_json).answer(
             lambda: snapshot_json(found, file=str(path)),
             lambda rich: print_answer(answer_of_snapshot(found, file=str(path)), rich, full=full, last=last, top=10),
         )
-        if html is not None:
-            say(f"Wrote {html}  (open with {PAGE.read_with})")
         if html is not None and open_:
             _show_page(html)
         say_all(last)

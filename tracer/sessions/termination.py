@@ -182,8 +182,10 @@ class Termination:
         """Restore the previous listener and deliver a pending signal to it, or raise it where there is none."""
         due = self.forget()
         try:
-            if due is not None:
-                SIGNALS.pass_on(due)
+            if due is not None and SIGNALS.listeners:
+                SIGNALS.listeners[-1].arrived(due, None)
+            elif due is not None:
+                raise KeyboardInterrupt if due == signal.SIGINT else SIGNALS.noted(Terminated(due))
         finally:
             deferred_handlers.deliver()
 
@@ -245,13 +247,6 @@ class ProcessSignals:
     def is_one_waiting(self) -> bool:
         """True if a signal has arrived that waits for work of ours."""
         return any(listener.is_due for listener in self.listeners)
-
-    def pass_on(self, number: int) -> None:
-        """Deliver a pending signal to the previous listener; without one, raise it."""
-        if self.listeners:
-            self.listeners[-1].arrived(number, None)
-        else:
-            raise KeyboardInterrupt if number == signal.SIGINT else self.noted(Terminated(number))
 
     def listen(self, termination: Termination) -> None:
         """Tell a listener of signals from now on; a handler of the program's own stays."""
