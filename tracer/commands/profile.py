@@ -260,7 +260,6 @@ def run_and_report(workload: Workload, options: ProfileOptions) -> bool:
     from tracer.exporters.screen.answer import print_answer
     from tracer.exporters.screen.next_commands import after_run
     from tracer.sessions.folder import SessionFolder
-    from tracer.sessions.jobs.ranks import peak_of
     from tracer.sessions.output_files import left_from_earlier, say_if_failed
 
     console, folder = options.run.console, SessionFolder(options.save_dir)
@@ -276,8 +275,7 @@ def run_and_report(workload: Workload, options: ProfileOptions) -> bool:
             console.say(f"Note: {left}")
         succeeded = all(file.error is None for file in folder.written)
         try:
-            if (messages := folder.messages) is not None:
-                messages.finish(peak_of(messages.rank, results))
+            folder.finish(results)
         except OutputError as error:  # of the summary of all ranks, which costs the answer nothing
             say_all(error.lines)
             succeeded = False

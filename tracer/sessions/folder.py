@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.answers.files import PAGE
 from tracer.exporters.files import check_folder
 from tracer.null_gpu.writes import own_files
-from tracer.sessions.jobs.ranks import Rank, RankMessages, this_rank
+from tracer.sessions.jobs.ranks import Rank, RankMessages, peak_of, this_rank
 from tracer.working_folder import AnchoredPath
 
 if TYPE_CHECKING:
@@ -146,6 +146,11 @@ class SessionFolder(OwnFolder):
             tell(written)
 
         write_outputs(results, self.path, leave_out=leave_out, tell=note)
+
+    def finish(self, results: RunResults) -> None:
+        """Leave a rank's last words for the summary of all ranks."""
+        if (messages := self.messages) is not None:
+            messages.finish(peak_of(messages.rank, results))
 
     def take(self) -> Path:
         """Lock the folder for this session, and remove what an earlier run of the same rank left."""

@@ -185,8 +185,7 @@ class TrainingProfile(ProfileSession):
         """Explain, write, and say it; an exception from the loop goes on its way, whatever becomes of the files."""
         results = self._write(error, is_due=not self._is_announced)
         try:
-            if (messages := self.session_folder.messages) is not None:
-                messages.finish(peak_of(messages.rank, results))
+            self.session_folder.finish(results)
         finally:
             if error is not None and self.answer.is_first_lost(error, results):
                 error.add_note(self.answer.missing(results))
