@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.null_gpu.started import needs_null_gpu
 from tests.processes import run_python
@@ -18,7 +19,7 @@ from tracer.errors import SnapshotError
 from tracer.exporters.diff import write_markdown
 from tracer.exporters.json_documents.peak import as_in_checkout, read_baseline, write_baseline
 from tracer.integrations.pytest_plugin import MARK, Limits, _judged
-from tracer.sessions.process_memory import ProcessPeak
+from tracer.sessions.process_memory import ProcessPeak, _address
 from tracer.units import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,6 +179,10 @@ def test_steps():
         optimizer.step()
         optimizer.zero_grad()
 """
+
+
+def test_a_weight_that_is_not_made_yet_has_no_memory() -> None:
+    assert _address(torch.nn.LazyLinear(2).weight) == 0
 
 
 @needs_null_gpu

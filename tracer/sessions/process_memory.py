@@ -104,10 +104,10 @@ class SeenInTraining:
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage; 0 for a tensor without one, such as a wrapper of other tensors."""
+    """Return the address of a tensor's storage; 0 for a tensor without one, such as a lazy layer's weight."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, ValueError):
         return 0
 
 
