@@ -34,8 +34,8 @@ class Capture:
     device: int  # Index of the CUDA device
     began_ns: int  # When, on the profiler's clock
     ended_ns: int = 0  # When; 0 until then
-    # Private pools that the graph works in, its own first; none until the capture has ended. Torch tells of others,
-    # which `use_mem_pool` names during a capture, since 2.15.
+    # Private pools that the graph works in, its own first; none until the capture has ended. Torch 2.14 tells of
+    # others too, which `use_mem_pool` names during a capture; 2.10 does not.
     pools: tuple[Pool, ...] = ()
     # All that was recorded meanwhile; None where a profiler was recording already, which has it.
     recording: Recording | None = None
