@@ -101,7 +101,7 @@ def row_of(program: str, num_seen: int, keep: Path) -> tuple[list[str], list[Che
         said = found.law.peak(at)
         used_s += perf_counter() - began
         checks.append(CheckedRun(at, ran.allocated_bytes, ran.reserved_bytes, said))
-    cells = [program, str(found.num_runs), str(len(found.law.programs)), *counts(checks), worst(checks)]
+    cells = [program, str(len(found.sizes)), str(len(found.law.runs)), *counts(checks), worst(checks)]
     return [*cells, f"{1000 * used_s / max(1, len(checks)):.1f}"], checks
 
 
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder that keeps the runs")
     arguments = parser.parse_args()
     restart_on([devices_of(CARD).card])
-    header = ["program", "runs", "sequences", "exact", "0.1 %", "reserved 2 %", "worst", "ms to ask"]
+    header = ["program", "runs", "ways", "exact", "0.1 %", "reserved 2 %", "worst", "ms to ask"]
     rows, checks = [], list[CheckedRun]()
     with tempfile.TemporaryDirectory() as name:
         for program in arguments.names or PROGRAMS:

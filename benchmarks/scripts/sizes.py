@@ -159,8 +159,11 @@ def llama(batch: int, size: int) -> Made:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     net = LlamaForCausalLM(
-        LlamaConfig(V, W, 4 * W, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
-    ).cuda()
+        LlamaConfig(
+            vocab_size=V, hidden_size=W, intermediate_size=4 * W, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    ).cuda()  # fmt: skip
 
     def step() -> Tensor:
         tokens = ids(batch, size)
@@ -172,7 +175,12 @@ def llama(batch: int, size: int) -> Made:
 def bert(batch: int, size: int) -> Made:
     from transformers import BertConfig, BertForSequenceClassification
 
-    net = BertForSequenceClassification(BertConfig(V, W, 2, 4, 4 * W, max_position_embeddings=2048)).cuda()
+    net = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=V, hidden_size=W, num_hidden_layers=2, num_attention_heads=4, intermediate_size=4 * W,
+            max_position_embeddings=2048,
+        )
+    ).cuda()  # fmt: skip
     return net, lambda: net(ids(batch, size), labels=ids(batch, 1, 2).flatten()).loss
 
 

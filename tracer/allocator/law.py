@@ -5,27 +5,26 @@ This file needs nothing but Python: `predict --law` writes it as law.py, with th
 
 from __future__ import annotations
 
-import json
 import zlib
 from array import array
 from base64 import b64decode, b64encode
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import log
-from typing import Any
 
 _ROUND, _MIB, _LARGE = 512, 1 << 20, 20 << 20
 _SMALL_SEGMENT, _OWN_FROM = 2 << 20, 10 << 20
 RESTS = "rests of blocks that are too small to split"
 MOST = 1 << 20
 """Largest size that is asked for where a range has no end."""
-ALLOCATE, FREE, REQUEST_FREE, COMPLETE_FREE, EMPTY_CACHE = range(5)
-"""Codes of events; each is of a block, the last one of none."""
+ALLOCATE, FREE, REQUEST_FREE, COMPLETE_FREE, EMPTY_CACHE, _ABSENT = range(6)
+"""Codes of events, each of a block but that of an emptied cache; at some sizes an allocation is absent."""
+LEAST, GREATEST = -1, -2
+"""In place of a choice: the case that is smallest, or largest."""
 
 Sizes = tuple[int, ...]
-Term = tuple[int, Sizes]
-"""A factor, and the exponent of each size."""
 
 
 def power(sizes: Sizes, exponents: Sizes) -> int:
@@ -38,37 +37,72 @@ def power(sizes: Sizes, exponents: Sizes) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """A sum of terms, divided by `divisor` and rounded up, to some power, times a number and a product of sizes."""
+    """A number times a product of sizes, and times the whole steps in another product and `more`, to some power."""
 
-    terms: tuple[Term, ...]
-    divisor: int = 1
-    times: int = 1
-    of: Sizes = ()
+    times: int
+    of: Sizes
+    counted: Sizes = ()
+    step: int = 1
+    more: int = 0  # One less than a step counts one that is begun
     exponent: int = 1
 
     def at(self, sizes: Sizes) -> int:
         """Return its value."""
-        value = -(-sum(factor * power(sizes, exponents) for factor, exponents in self.terms) // self.divisor)
-        return int(value**self.exponent) * self.times * (power(sizes, self.of) if self.of else 1)
+        value = self.times * power(sizes, self.of)
+        if self.counted:
+            value *= int(((power(sizes, self.counted) + self.more) // self.step) ** self.exponent)
+        return value
 
 
-Sums = tuple[tuple[Part, ...], ...]
-"""Sums of parts, of which the smallest counts."""
+@dataclass(frozen=True)
+class Sum:
+    """A sum of parts, divided by a number and rounded up."""
 
+    parts: tuple[Part, ...]
+    divisor: int = 1
 
-def smallest(sums: Sums, sizes: Sizes) -> int:
-    """Return the smallest sum."""
-    return max(0, min(sum(part.at(sizes) for part in parts) for parts in sums))
+    def at(self, sizes: Sizes) -> int:
+        """Return its value; never below zero."""
+        return max(0, -(-sum(part.at(sizes) for part in self.parts) // self.divisor))
 
 
 @dataclass(frozen=True)
 class BlockLaw:
-    """Blocks whose size is the same sum in all runs."""
+    """Blocks whose size is the same sum in all runs, or the same one of some."""
 
-    requested: Sums  # Bytes
+    cases: tuple[Sum, ...]  # Bytes
+    choice: int  # Number of the choice that says which case counts; or `LEAST` or `GREATEST`
     home: int  # Number of their stream and pool
     label: int  # Number of their label
-    is_exact: bool = True  # Whether enough runs confirm the sum; else it is near
+    is_exact: bool = True  # Whether enough runs confirm each case; else it is near
+
+    def at(self, sizes: Sizes, chosen: Sequence[int]) -> int:
+        """Return their requested bytes."""
+        if self.choice >= 0:
+            return self.cases[chosen[self.choice]].at(sizes)
+        return (min if self.choice == LEAST else max)(case.at(sizes) for case in self.cases)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Cases that follow one another as a product of sizes grows, or of which one counts at multiples of a number.
+
+    Where runs follow no such rule, the case is that of the nearest one.
+    """
+
+    cases: tuple[int, ...]
+    axis: Sizes = ()  # Exponents of the product
+    bounds: tuple[int, ...] = ()  # Products from which on the next case counts
+    multiple: int = 0
+    runs: tuple[Sizes, ...] = ()  # That have these cases, where there is no rule
+
+    def at(self, sizes: Sizes) -> int:
+        """Return the case."""
+        if self.runs:
+            near = [sum(abs(log(a / b)) for a, b in zip(sizes, run, strict=True)) for run in self.runs]
+            return self.cases[near.index(min(near))]
+        value = power(sizes, self.axis)
+        return self.cases[value % self.multiple == 0 if self.multiple else bisect_right(self.bounds, value)]
 
 
 @dataclass(frozen=True)
@@ -90,27 +124,10 @@ class Law:
     ranges: tuple[tuple[int, int], ...]  # Least and most of each
     labels: tuple[str, ...]
     blocks: tuple[BlockLaw, ...]
-    programs: tuple[str, ...]  # Their requests, see `packed`; the same in all runs but for the sizes
-    runs: tuple[tuple[Sizes, int], ...]  # Sizes that were run, and the program there
-    axes: tuple[Sizes, ...]  # Exponents of the products of sizes that tell programs apart
-
-    @classmethod
-    def of(cls, text: str) -> Law:
-        """Return the law that `text` has as JSON."""
-        values = json.loads(text)
-
-        def part(part: dict[str, Any]) -> Part:
-            terms = tuple((factor, tuple(exponents)) for factor, exponents in part["terms"])
-            return Part(terms, part["divisor"], part["times"], tuple(part["of"]), part["exponent"])
-
-        def block(block: dict[str, Any]) -> BlockLaw:
-            sums = tuple(tuple(map(part, parts)) for parts in block["requested"])
-            return BlockLaw(sums, block["home"], block["label"], block["is_exact"])
-
-        runs = [(tuple(sizes), program) for sizes, program in values["runs"]]
-        tables: dict[str, Any] = {name: tuple(map(tuple, values[name])) for name in ("ranges", "axes")}
-        strings: dict[str, Any] = {name: tuple(values[name]) for name in ("names", "labels", "programs")}
-        return cls(**strings, **tables, blocks=tuple(map(block, values["blocks"])), runs=tuple(runs))
+    choices: tuple[Choice, ...]
+    conditions: tuple[tuple[int, int], ...]  # Of events that are not in all runs: number and case of a choice
+    program: str  # The requests of all runs, see `packed`
+    runs: tuple[tuple[int, ...], ...]  # The cases of all choices in each different run
 
     def sizes_of(self, named: dict[str, int]) -> Sizes:
         """Return the sizes in their order."""
@@ -118,18 +135,35 @@ class Law:
             raise TypeError(f"Name each of {', '.join(self.names)}.")
         return tuple(named[name] for name in self.names)
 
-    def program_at(self, sizes: Sizes) -> str:
-        """Return the program of the nearest run, by the factors between sizes, or their products."""
+    def peak(self, sizes: Sizes, capacity_bytes: int | None = None, run: Sequence[int] = ()) -> PeakAtSizes:
+        """Replay the requests at these sizes, on a device that has so much for the allocator, or has no end.
 
-        def distance(run: tuple[Sizes, int]) -> float:
-            return sum(abs(log(power(sizes, axis) / power(run[0], axis))) for axis in self.axes)
+        Args:
+            run: Cases of a run, which count for each choice without a rule.
+        """
+        chosen = [choice.at(sizes) for choice in self.choices]
+        if run:
+            chosen = [b if each.runs else a for each, a, b in zip(self.choices, chosen, run, strict=True)]
+        counts = [True, *(chosen[choice] == case for choice, case in self.conditions)]
+        requested = [block.at(sizes, chosen) for block in self.blocks]
+        events = [
+            event & 0xFFFFFFFF if counts[event >> 32] else _ABSENT
+            for event in unpacked(self.program)
+            if counts[event >> 32] or event & 7 == ALLOCATE
+        ]
+        return _Replay(self, requested, capacity_bytes).peak(events)
 
-        return self.programs[min(self.runs, key=distance)[1]]
+    def bounds(self, sizes: Sizes) -> tuple[int, int]:
+        """Return the least and the most in use at the peak with any run's cases where a choice has no rule."""
+        ways = {
+            tuple(case for case, each in zip(run, self.choices, strict=True) if each.runs): run for run in self.runs
+        }
+        peaks = [self.peak(sizes, run=run).allocated_bytes for run in ways.values()]
+        return min(peaks), max(peaks)
 
-    def peak(self, sizes: Sizes, capacity_bytes: int | None = None) -> PeakAtSizes:
-        """Replay the requests at these sizes, on a device that has so much for the allocator, or has no end."""
-        requested = [smallest(block.requested, sizes) for block in self.blocks]
-        return _Replay(self, requested, capacity_bytes).peak(unpacked(self.program_at(sizes)))
+    def bounds_bytes(self, **sizes: int) -> tuple[int, int]:
+        """Return bounds of the peak of the bytes in use; they differ where what is asked for follows no order."""
+        return self.bounds(self.sizes_of(sizes))
 
     def peak_bytes(self, **sizes: int) -> int:
         """Return the peak of the bytes in use, as `torch.cuda.max_memory_allocated()`."""
@@ -155,14 +189,19 @@ class Law:
         return low
 
 
-def packed(events: Iterable[tuple[int, int]]) -> str:
-    """Pack events: a code, and the number of the block's size or, of a free, how many allocations ago it was."""
-    return b64encode(zlib.compress(array("i", [operand << 3 | code for code, operand in events]).tobytes(), 9)).decode()
+def packed(events: Iterable[tuple[int, int, int]]) -> str:
+    """Pack events: a code, its operand and its condition, or 0.
+
+    The operand is the number of the block's law; or of a free, how many allocations ago it was.
+    """
+    numbers = (condition << 32 | operand << 3 | code for code, operand, condition in events)
+    return b64encode(zlib.compress(array("q", numbers).tobytes(), 9)).decode()
 
 
+@lru_cache(2)
 def unpacked(events: str) -> Sequence[int]:
-    """Return each event as one number: eight times its operand, and its code."""
-    numbers = array("i")
+    """Return each event as one number: its code, its operand from bit 3, its condition from bit 32."""
+    numbers = array("q")
     numbers.frombytes(zlib.decompress(b64decode(events)))
     return numbers
 
@@ -190,7 +229,7 @@ class _Replay:
 
     def peak(self, events: Sequence[int]) -> PeakAtSizes:
         """Replay all events."""
-        pieces: list[_Piece] = []
+        pieces: list[_Piece | None] = []
         allocated = most = most_reserved = 0
         peak_at = -1
         blocks, size, serve = self._law.blocks, self._size, self._serve
@@ -205,11 +244,13 @@ class _Replay:
                 if allocated > most:
                     most, peak_at = allocated, position
                 most_reserved = max(most_reserved, self._reserved)
+            elif code == _ABSENT:
+                pieces.append(None)
             elif code == EMPTY_CACHE:
                 self._empty_cache()
             else:
-                piece = pieces[-operand]
-                if code != COMPLETE_FREE:
+                if code != COMPLETE_FREE and (piece := pieces[-operand]) is not None:
+                    pieces[-operand] = None
                     allocated -= piece.size
                     self._waiting[len(pieces) - operand] = piece
                 if code != REQUEST_FREE:
@@ -222,12 +263,13 @@ class _Replay:
 
     def _by_label(self, events: Sequence[int], total: int) -> dict[str, int]:
         """Sum up what is in use after some events; what their sizes leave of the total are rests of pieces."""
-        made = [event >> 3 for event in events if event & 7 == ALLOCATE]
-        count, in_use = 0, dict(enumerate(made))
+        in_use, count = dict[int, int](), 0
         for event in events:
-            count += event & 7 == ALLOCATE
-            if event & 7 in (FREE, REQUEST_FREE):
-                del in_use[count - (event >> 3)]
+            if event & 7 == ALLOCATE:
+                in_use[count] = event >> 3
+            elif event & 7 in (FREE, REQUEST_FREE):
+                in_use.pop(count - (event >> 3), None)
+            count += event & 7 in (ALLOCATE, _ABSENT)
         bytes_of: dict[str, int] = {}
         for operand in in_use.values():
             label = self._label(operand)

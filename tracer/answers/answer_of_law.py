@@ -13,6 +13,8 @@ from tracer.null_gpu.cards import Devices
 from tracer.units import format_bytes, some
 
 _MOST_ROWS = 8
+_ESTIMATE = 0.01
+"""Share of a run's peak by which a law is off that is an estimate."""
 
 
 def answer_of_law(found: FoundLaw, devices: Devices, base: Sequence[int]) -> Answer:
@@ -32,16 +34,23 @@ def answer_of_law(found: FoundLaw, devices: Devices, base: Sequence[int]) -> Ans
         happened = f"All of {first} up to {high:,} fits on {devices.words}{with_rest}."
     else:
         happened = f"The largest {first} that fits on {devices.words} is {largest:,}{with_rest}."
-    most = min(high, max(2 * largest, low + 1, *(sizes[0] for sizes, _ in law.runs)))
+    most = min(high, max(2 * largest, low + 1, *(sizes[0] for sizes in found.sizes)))
     stretches = list(_stretches(law, low, most, base[1:]))
     bends = [
         f"{'Up to' if number == 0 else 'From'} {first} {(end if number == 0 else start):,} the peak is at {at}: "
         f"{format_bytes(each)} for each one more."
         for number, (start, end, at, each) in enumerate(stretches)
     ]
-    doubt = f"Not exact: at sizes that it was not made from, this law is up to {found.error:.2%} off."
+    doubts = []
+    if found.error:
+        words = "An estimate" if found.error > _ESTIMATE else "Not exact"
+        doubts.append(f"{words}: at sizes that it had not been made from, this law was up to {found.error:.2%} off.")
+    least, greatest = law.bounds((max(low, min(largest, most)), *base[1:]))
+    if greatest > (1 + _ESTIMATE) * least:
+        between = f"between {format_bytes(least)} and {format_bytes(greatest)}"
+        doubts.append(f"There the peak is {between}: it asks for memory in ways that follow no order of the sizes.")
     return Answer(
-        happened=(*([doubt] if found.error else []), happened, *bends[:4]),
+        happened=(*doubts[:1], happened, *doubts[1:], *bends[:4]),
         remarks=tuple(_remarks(found)),
         in_use=(_table(law, low, most, base[1:]),),
     )
@@ -81,12 +90,12 @@ def _remarks(found: FoundLaw) -> Iterator[str]:
                     (check.said.reserved_bytes, check.reserved_bytes),
                 )
             ]
-            yield f"A run that the law was not made from, {at}: allocated {errors[0]}, reserved {errors[1]}."
+            yield f"A run that the law had not been made from, {at}: allocated {errors[0]}, reserved {errors[1]}."
     if near := sum(not block.is_exact for block in law.blocks):
         yield f"Of {near:,} of {len(law.blocks):,} sizes of blocks no sum is known: they are near, not exact."
-    if len(law.programs) > 1:
-        yield f"The program asks for memory in {len(law.programs):,} ways, each at some of the sizes."
-    yield f"{some(found.num_runs, 'run')} in all; between and beyond them the law is replayed, not run."
+    if law.choices:
+        yield f"The program asks for memory in {len(law.runs):,} ways, each at some of the sizes."
+    yield f"{some(len(found.sizes), 'run')} in all; between and beyond them the law is replayed, not run."
 
 
 def _table(law: Law, low: int, high: int, rest: Sequence[int]) -> Table:

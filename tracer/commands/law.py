@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -142,7 +141,7 @@ def _document(found: FoundLaw, devices: Devices) -> dict[str, Any]:
         **json_header("law", 1, torch=torch.__version__, computed=False),
         "card": devices.words,
         "usable_bytes": devices.card.usable_bytes,
-        "num_runs": found.num_runs,
+        "num_runs": len(found.sizes),
         "checks": checks,
         "law": asdict(found.law),
     }
@@ -152,6 +151,6 @@ def _write(found: FoundLaw, devices: Devices, folder: Path) -> None:
     """Write law.json, and law.py: the text of the module of laws, with this law and its largest error at its end."""
     write_json(folder / "law.json", _document(found, devices))
     text = Path(law_file.__file__).read_text("utf-8")
-    law = json.dumps(asdict(found.law))
-    functions = "\n".join(f"{name} = LAW.{name}" for name in ("peak_bytes", "reserved_bytes", "largest", "why"))
-    write_atomically(folder / "law.py", f"{text}\n\nLAW = Law.of({law!r})\n{functions}\nERROR = {found.error}\n")
+    names = ("peak_bytes", "reserved_bytes", "bounds_bytes", "largest", "why")
+    functions = "\n".join(f"{name} = LAW.{name}" for name in names)
+    write_atomically(folder / "law.py", f"{text}\n\nLAW = {found.law!r}\n{functions}\nERROR = {found.error}\n")
