@@ -238,11 +238,14 @@ def first_changes(
     modelled = model_device(device)
     if modelled is None or not (modelled.history.num_allocations or modelled.history.failed):
         return None
-    modelled = modelled.as_it_failed
     case = Case(device, objects)
     causes = [cause for ask in _OF_BLOCKS for cause in ask(case)]
-    if not case.missing_bytes:  # else no setting of the allocator is enough
-        causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled)]
+    if not case.missing_bytes and _was_short(modelled, device_bytes):  # else no setting of the allocator is enough
+        causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled.as_it_failed)]
+    if not causes and not modelled.history.failed:  # nothing to try, and a replay of a long history takes seconds
+        taken = modelled.reproduction.recorded_peak_bytes / device_bytes if device_bytes else 1.0
+        return FirstChanges((), 0, is_roomy=taken < _ROOMY)
+    modelled = modelled.as_it_failed
     tried = [(cause, _tried(cause, modelled, case)) for cause in causes]
     helping = [
         (cause, change)
@@ -344,6 +347,14 @@ def _tried(cause: Cause, modelled: Modelled, case: Case) -> FirstChange | None:
         sentence=cause.sentence,
         gives_up=_SAME if cause.name == "fragmentation" else _PRICES.get(cause.gives_up, ""),
     )
+
+
+def _was_short(modelled: Modelled, device_bytes: int | None) -> bool:
+    """True if settings of the allocator may matter: the device refused memory, or was nearly full."""
+    reproduction = modelled.reproduction
+    if modelled.history.failed or reproduction.refused_bytes is not None:
+        return True
+    return device_bytes is not None and reproduction.recorded_peak_bytes >= _FULL * device_bytes
 
 
 def is_small(taken_bytes: int, device_bytes: int) -> bool:
