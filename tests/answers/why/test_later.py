@@ -12,6 +12,8 @@ from tracer.answers.failed_allocation import explain_failure
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.capture.objects.at_failure import FUNCTOOLS, Holder, ObjectsAtFailure
 from tracer.capture.objects.later_uses import LaterUses, Making, NextUse, SecondRun, Sized
+from tracer.errors import SnapshotError
+from tracer.exporters.document import Document, Source, plain_values
 from tracer.snapshot.load import snapshot_in_memory
 
 _MIB = 1 << 20
@@ -184,10 +186,17 @@ def test_a_call_without_a_graph_is_told_by_its_rows_and_what_the_whole_program_n
         distance=(2, 1, 0),
         making=(0, 1, 0),
         makings=(made(192, 64, line=7), made(384, 64, line=8)),
-        large=((-2, 2, 60 * _MIB, 0, 0), (-1, 2, 30 * _MIB, 1, 0), (0, 2, 30 * _MIB, 1, 0), (1, 2, 60 * _MIB, 0, 0)),
+        large=(
+            (2, 0, 2, 60 * _MIB, 0, 0),
+            (1, 0, 2, 30 * _MIB, 1, 0),
+            (0, 0, 2, 30 * _MIB, 1, 0),
+            (0, 1, 2, 60 * _MIB, 0, 0),
+        ),
     )
     assert rows.second_run is not None
     rows = replace(rows, second_run=replace(rows.second_run, peak_bytes=180 * _MIB, missing_bytes=80 * _MIB))
+    document = Document(plain_values(rows), Source("facts", SnapshotError, hint=""))
+    assert document.record(ObjectsAtFailure) == rows  # a kept recording has it, too
     found = program.changes(rows)["rows at once"]
     assert "works on 192 rows at once, and each of its results has as many: 90.00 MiB in 2 blocks" in found.sentence
     assert "the whole program then needs 45.00 MiB in place of 180.00 MiB, no more than there is" in found.effect

@@ -170,7 +170,8 @@ def peaks_behind(uses: LaterUses, shares: Mapping[tuple[Line, int], float], behi
     """
     if not uses.large:
         return 0, 0
-    made, freed, size, making, read = np.array(uses.large, np.int64).T
+    distance, behind_request, freed, size, making, read = np.array(uses.large, np.int64).T
+    made = behind_request - distance
     of_line = {line: share for (line, _), share in shares.items() if line[1]}
     lines = _lines_of(uses)
     share = np.ones(len(uses.large))

@@ -73,9 +73,9 @@ class LaterUses:
     makings: tuple[Making, ...]
     num_steps: int  # Steps that were followed to their end, from the step that failed
     is_to_the_end: bool  # Whether the program was followed to its end
-    # [L] of each large block there at the request or behind it: `made, freed, size_bytes, making, read_bytes`; `made`
-    # counts from the request, as `freed` does, and is -1 for the latest block before it.
-    large: tuple[tuple[int, int, int, int, int], ...] = ()
+    # [L] of each large block there at the request or behind it: distance, made, freed, size in bytes, making, bytes
+    # read. Of a block made behind the request the distance is 0, and `made` counts from the request, as `freed` does.
+    large: tuple[tuple[int, int, int, int, int, int], ...] = ()
 
     @property
     def horizon(self) -> str:

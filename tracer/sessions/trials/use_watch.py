@@ -269,7 +269,7 @@ class UseWatch:
         lives += [_Life(address, *block, None) for address, block in alive.items()]
         is_whole = is_to_the_end and not self.is_done
         blocks: list[tuple[int, ...]] = []
-        large: list[tuple[int, int, int, int, int]] = []
+        large: list[tuple[int, int, int, int, int, int]] = []
         needed: _Needed = {}
         for life in sorted(lives, key=lambda life: -life.number):  # a result before what it is made of
             use, is_last, read_bytes, making, are_rows = self._of_block(life, needed, is_whole=is_whole)
@@ -279,7 +279,7 @@ class UseWatch:
             if made >= 0:
                 blocks.append((made, life.size_bytes, use, is_last, freed, read_bytes, making))
             if life.size_bytes >= _LEAST_MADE_BYTES:
-                large.append((-made, freed, life.size_bytes, making, read_bytes))
+                large.append((max(made, 0), max(-made, 0), freed, life.size_bytes, making, read_bytes))
         distance, size, uses, last, freed_at, read, makings = zip(*blocks[::-1], strict=True) if blocks else ((),) * 7
         return LaterUses(
             distance=distance,
