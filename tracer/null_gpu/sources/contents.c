@@ -39,7 +39,7 @@ static void read_known(void *to, const void *from, size_t size) {
     return;
   }
   if (is_all_shown() || is_known((uintptr_t)from, (uintptr_t)from + size) || is_foreign(from)) memcpy(to, from, size);
-  else memset(to, 0, size);
+  else if (!leave_zeros(to, size)) memset(to, 0, size);
 }
 
 static void write_known(void *to, const void *from, size_t size) {

@@ -87,6 +87,9 @@ void null_gpu_know_bytes(const void *pointer, size_t size);
 void carry_known(uintptr_t to, uintptr_t from, size_t size);
 bool is_known(uintptr_t begin, uintptr_t end);
 
+/* storages.c: large tensors of the host. */
+bool leave_zeros(void *pointer, size_t size);
+
 /* contents.c: copies and fills. */
 void move_bytes(void *to, const void *from, size_t size);
 void fill_bytes(void *pointer, int value, size_t size);

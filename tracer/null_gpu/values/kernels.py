@@ -102,7 +102,7 @@ class ValueKernels:
             kernel = make(name, torch_dispatch.device_kernel(name, "CUDA"))
             if namespace not in self._libraries:
                 self._libraries[namespace] = torch_dispatch.kernel_library(namespace)
-            torch_dispatch.add_kernel(self._libraries[namespace], name.partition("::")[2], _unrecorded(kernel), "CUDA")
+            torch_dispatch.add_kernel(self._libraries[namespace], name.partition("::")[2], unrecorded(kernel), "CUDA")
 
     def replace_new(self) -> None:
         """Replace the kernels of operators of a library that was loaded since."""
@@ -374,7 +374,7 @@ class ValueKernels:
         return kernel
 
 
-def _unrecorded(kernel: Kernel) -> Kernel:
+def unrecorded(kernel: Kernel) -> Kernel:
     """Return the kernel without its Python calls in a profiler's recording: there are tens of them for an operator."""
     state, enter, leave = (
         _PYTHON.PyThreadState_Get,

@@ -15,6 +15,7 @@ from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.device_reads import MAX_READS, DeviceRead, ReadLog
 from tracer.null_gpu.values.device_values import DeviceValues
 from tracer.null_gpu.values.kernels import ValueKernels
+from tracer.null_gpu.values.untouched import UntouchedTensors
 
 _SEED = 67_280_421_310_721
 """Seed of the device's generators in a program that sets none: torch would take another in each run."""
@@ -53,6 +54,7 @@ class HostValues:
         self._num_compiled_buffers = 0
         self._end_watch = torch_compile.watch_compiled_buffers(self._forget_compiled)
         self._end_draws = torch_modules.around_truncated_draws(self._kernels.truncated_draw)
+        self._untouched = UntouchedTensors()
         self._load_library = torch.ops.load_library
         torch.ops.load_library = self._load_and_replace  # type: ignore[method-assign]
 
@@ -65,6 +67,7 @@ class HostValues:
         """End: torch's own kernels are called alone."""
         torch.ops.load_library = self._load_library  # type: ignore[method-assign]
         self._end_watch()
+        self._untouched.remove()
         self._end_draws()
         self._kernels.remove()
 

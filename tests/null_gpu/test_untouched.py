@@ -1,0 +1,25 @@
+"""Large tensors of the host on the null GPU: unwritten until somebody reads them, and then as torch makes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.null_gpu.started import assert_well, needs_null_gpu, programs_in, run_program
+
+ALONE = ("memory_is_not_taken", "many_small_tensors")
+OF_THREADS = ("processes_and_threads", "copies_of_tensors")
+TOGETHER = programs_in("untouched_programs.py", but=ALONE)
+
+
+@needs_null_gpu
+@pytest.mark.parametrize(("threads", "programs"), [("1", TOGETHER), ("2", OF_THREADS)])
+def test_readers_find_what_torch_would_have_made(threads: str, programs: list[str]) -> None:
+    pytest.importorskip("safetensors")
+    ended = run_program(*programs, module="untouched_programs", variables={"OMP_NUM_THREADS": threads})
+    assert_well(ended, *programs)
+
+
+@needs_null_gpu
+@pytest.mark.parametrize("program", ALONE)
+def test_what_a_process_alone_shows(program: str) -> None:
+    assert_well(run_program(program, module="untouched_programs"), program)
