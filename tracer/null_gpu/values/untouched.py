@@ -11,8 +11,8 @@ from __future__ import annotations
 import _thread
 import ctypes
 import os
-import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -217,7 +217,7 @@ class _Recipes:
                 ctypes.memmove(wanted.buffer, values.data_ptr(), wanted.size)
                 is_made = True
             except Exception as error:
-                print(f"null GPU: a tensor's values could not be made: {error!r}", file=sys.stderr)
+                warnings.warn(f"null GPU: values of a tensor could not be made: {error!r}", stacklevel=1)
             finally:
                 library.null_gpu_piece_made(is_made)
 
