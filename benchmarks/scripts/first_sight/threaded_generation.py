@@ -39,7 +39,7 @@ class SpeechModel(nn.Module):
 
     def make_latents(self, texts, steps, latents):
         try:
-            states = [torch.zeros(2, texts, 16, steps, 64, device="cuda").unbind(0) for _ in self.layers]
+            states = [[torch.zeros(texts, 16, steps, 64, device="cuda") for _ in range(2)] for _ in self.layers]
             latent = torch.zeros(texts, 1, 32, device="cuda")
             for step in range(steps):
                 latent = self.next_latent(latent, states, step)
