@@ -48,6 +48,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     copies.checkpoint_left,
     copies.other_models,
     activations.variables_over_the_step,
+    holding.results_of_calls,
     precision.float64,
     precision.moved_before_cast,
     activations.graph_of_gradient,
