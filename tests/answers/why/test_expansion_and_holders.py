@@ -202,6 +202,27 @@ def held_by(blocks: list[Block], path: str, variable: str = "") -> Holder:
     return Holder(path, variable, tuple(block.address for block in blocks))
 
 
+@pytest.mark.parametrize(("num_replaced", "is_said"), [(0, True), (1, False)])
+def test_results_of_an_earlier_call_that_an_attribute_holds(num_replaced: int, is_said: bool) -> None:
+    """Where the call lets go of them as it makes the next ones, like a cache, it needs the rest of them."""
+    program = Recorded(capacity=200)
+    earlier = [program.make(20, layer(7)) for _ in range(4)]
+    program.make(1, [line(2)])
+    for number in range(2):
+        program.make(20, layer(7))
+        if number < num_replaced:
+            program.free(earlier[number], layer(8))
+    program.fail(100, layer(7))
+    holders = (held_by(earlier[num_replaced:], "model.acts[...].output", "global variable of train.py"),)
+    changes = program.changes(replace(objects_of(in_graphs=frozenset()), holders=holders))
+    assert ("results of earlier calls" in changes) is is_said
+    if is_said:
+        change = changes["results of earlier calls"]
+        assert change.sentence.startswith("80.00 MiB in 4 blocks (/home/me/model.py:7) are of earlier calls")
+        assert "holders is model.acts[...].output (global variable of train.py)" in change.sentence
+        assert change.num_served == 1
+
+
 def test_a_cycle_that_alone_holds_memory() -> None:
     program = Recorded(capacity=300)
     blocks = [program.make(100, [line(7)]) for _ in range(2)]
