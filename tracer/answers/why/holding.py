@@ -234,6 +234,8 @@ def idle_models(case: Case) -> Iterator[Cause]:
 
 _LEAST_ANEW: Final = 2
 """Blocks of a line that a call has made: after the first of them, the one of the call before may still go."""
+_MOST_CALLS: Final = 4
+"""Earlier calls: what more of them have left is growth."""
 
 
 def results_of_calls(case: Case) -> Iterator[Cause]:
@@ -259,7 +261,8 @@ def results_of_calls(case: Case) -> Iterator[Cause]:
     are_all_left = np.bincount(of_line, is_before & ~is_left, len(lines)) == 0
     rows = made[is_old & is_left & ((anew >= _LEAST_ANEW) & are_all_left)[of_line]]
     named = [holder for holder in case.holders if holder.variable and case.is_any(rows, holder.addresses)]
-    if not named or not case.is_much(rows, percent=_LEAST_PERCENT) or case.are_used(rows):
+    is_told = case.is_much(rows, percent=_LEAST_PERCENT) and len(np.unique(call[rows])) <= _MOST_CALLS
+    if not named or not is_told or case.are_used(rows):
         return
     largest = max(named, key=lambda holder: case.bytes(case.at_addresses(holder.addresses)))
     yield Cause(
