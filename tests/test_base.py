@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import OrderedDict, UserDict, deque, namedtuple
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from tracer import arrays
 from tracer.capture.objects.storage_observer import input_tensors
-from tracer.collector import objects_with_type
+from tracer.collector import make_all_old, objects_with_type, one_look
 from tracer.command_line import this_command
 from tracer.nested import leaves
 from tracer.units import GIB, KIB, MIB, format_bytes, format_growth, parse_count, parse_memory, parse_size, some
@@ -298,9 +300,41 @@ def test_a_look_for_objects_lets_other_threads_complete_their_tuples() -> None:
     maker = threading.Thread(target=make_tuples)
     maker.start()
     try:
-        found = [objects_with_type(lambda kind: kind is Wanted) for _ in range(30)]
+        found = [objects_with_type((Wanted,)) for _ in range(30)]
     finally:
         is_over.set()
         maker.join()
         sys.setswitchinterval(before)
     assert faults == [] and all(each == [wanted] for each in found)
+
+
+def test_within_one_look_objects_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found are objects of classes below, too; another class has a look of its own, and behind the block all have."""
+
+    class Wanted:
+        pass
+
+    class Below(Wanted):
+        pass
+
+    looks, get_objects = list[int](), gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda _: looks.append(1) or get_objects())
+    first, below = Wanted(), Below()
+    with one_look((Wanted,)):
+        assert {*objects_with_type((Wanted,))} == {first, below} and objects_with_type((Below,)) == [below]
+        assert len(looks) == 1
+        later = Below()
+        assert objects_with_type((Below,)) == [below]
+        objects_with_type((pytest.MonkeyPatch,))
+        assert len(looks) == 2
+    assert {*objects_with_type((Below,))} == {below, later} and len(looks) == 3
+
+
+def test_what_the_program_has_frozen_stays_so_where_all_else_becomes_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[str]()
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, partial(called.append, name))
+    for count in (1, 0):
+        monkeypatch.setattr(gc, "get_freeze_count", lambda count=count: count)
+        make_all_old()
+    assert called == ["freeze", "unfreeze"]

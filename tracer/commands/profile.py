@@ -16,7 +16,7 @@ import typer
 from tracer.answers.files import MAX_MEM, MEMORY_REPORT, PAGE, PEAK, RUN_TIME_REPORT, SNAPSHOT, TIMING, OutputFile
 from tracer.command_line import program_commit
 from tracer.commands import options as opt
-from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, spin_shortly, was_given
+from tracer.commands.common import errors_for_people, kept_import_path, load_torch_well, refuse, say_all, was_given
 from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.options import number, option
 from tracer.commands.workload_options import (
@@ -162,7 +162,7 @@ def profile(
     --model file.py:build, or of a small built-in one, and writes the results to
     --save-dir. --help-all lists its options.
     """
-    spin_shortly()
+    load_torch_well()
     if context.invoked_subcommand is not None:
         return
     files = {

@@ -19,7 +19,7 @@ from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.objects.call_hooks import remove_hooks
-from tracer.capture.objects.live_tensors import FROZEN
+from tracer.capture.objects.live_tensors import FROZEN, looked_for_once
 from tracer.capture.objects.parameter_origins import ParameterOrigins
 from tracer.capture.torch_private import torch_compile
 from tracer.errors import TracerError
@@ -205,7 +205,7 @@ class ScriptProfile:
         Args:
             is_within_step: Whether an earlier session has ended in the step that is under way.
         """
-        with signals_deferred(), self._by_one_thread() as is_alone:
+        with signals_deferred(), self._by_one_thread() as is_alone, looked_for_once():
             if not is_alone or self.stage is not ScriptStage.WAITING:
                 return
             self.stage = ScriptStage.RECORDING

@@ -27,9 +27,8 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, KeysView, MutableMapping
-from functools import cache, partial
+from functools import cache
 from itertools import chain
-from operator import is_
 from types import FunctionType
 from typing import Any, Literal, cast
 
@@ -180,7 +179,7 @@ def _hand_back(hooks: HooksBeside) -> None:
     """Have the handles of hooks that others registered meanwhile refer to the dictionary where these hooks are."""
     if not weakref.getweakrefcount(hooks):
         return
-    for handle in objects_with_type(partial(is_, RemovableHandle)):
+    for handle in objects_with_type((RemovableHandle,)):
         if handle.hooks_dict_ref() is hooks:
             handle.hooks_dict_ref = weakref.ref(hooks.below)
         handle.extra_dict_ref = tuple(

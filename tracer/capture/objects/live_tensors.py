@@ -15,6 +15,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ from tracer.capture.objects.storage_columns import address_or_none
 from tracer.capture.objects.storage_observer import optimizer_tensors
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.capture.torch_private import torch_compile, torch_distributed, torch_graph, torch_modules, torch_tensors
-from tracer.collector import objects_with_type
+from tracer.collector import objects_with_type, one_look
 from tracer.nested import leaves
 
 _NOTED = (Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer)
@@ -68,7 +69,7 @@ class FrozenObjects:
         return list({id(thing): thing for thing in found}.values())
 
     def _note_and_freeze(self) -> None:
-        self._references += map(weakref.ref, objects_with_type(lambda kind: issubclass(kind, _NOTED)))
+        self._references += map(weakref.ref, objects_with_type(_NOTED))
         if self._freeze is not None:
             self._freeze()
 
@@ -97,11 +98,20 @@ class LiveTensors:
     module_names: Mapping[int, str] = field(default_factory=dict)
 
 
+def _static_caches() -> tuple[type, ...]:
+    kind = getattr(sys.modules.get("transformers.cache_utils"), "StaticLayer", None)
+    return () if kind is None else (kind,)
+
+
+def looked_for_once() -> AbstractContextManager[None]:
+    """Within the block, in which a session begins, one walk finds all that its parts look for: see `one_look`."""
+    return one_look((*_NOTED, *_static_caches(), torch.autograd.profiler.profile))
+
+
 def live_tensors(models: Mapping[str, nn.Module] | None = None) -> LiveTensors:
     """Find every tensor and storage that Python can reach now, and what graphs of theirs keep for backward."""
-    kind = getattr(sys.modules.get("transformers.cache_utils"), "StaticLayer", None)
-    static_caches = () if kind is None else (kind,)
-    objects: list[Any] = objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer, *static_caches))
+    static_caches = _static_caches()
+    objects: list[Any] = objects_of((*_NOTED, *static_caches))
     caches = [object_ for object_ in objects if isinstance(object_, static_caches)]
     tensors = [object_ for object_ in objects if isinstance(object_, Tensor)]
     storages = torch_tensors.without_freed([each for each in objects if isinstance(each, torch.UntypedStorage)])
@@ -144,7 +154,7 @@ def objects_of(classes: tuple[type, ...]) -> list[Any]:
     Without a call of Python's for each object, which a profiler would record. Those that `gc.freeze` has hidden are
     among them where `FROZEN` has noted them.
     """
-    objects = objects_with_type(lambda kind: issubclass(kind, classes))
+    objects = objects_with_type(classes)
     return [*objects, *(thing for thing in FROZEN.alive() if issubclass(type(thing), classes))]
 
 

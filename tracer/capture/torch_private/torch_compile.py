@@ -6,8 +6,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from operator import is_
 from types import FunctionType
 from typing import Any
 
@@ -122,7 +120,7 @@ def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
     wrapper = getattr(dynamo, "OptimizedModule", None)
     if wrapper is None:
         return []
-    return [found for found in objects_with_type(partial(is_, wrapper)) if found._orig_mod is model]
+    return [found for found in objects_with_type((wrapper,)) if found._orig_mod is model]
 
 
 def is_graph_of_compiler(module: torch.nn.Module) -> bool:
@@ -232,7 +230,8 @@ def may_launch_kernels_of_triton() -> bool:
     driver, jit = (sys.modules.get(f"triton.{name}") for name in ("backends.nvidia.driver", "runtime.jit"))
     if driver is None or not hasattr(getattr(driver, "CudaUtils", None), "instance"):
         return False
-    kernels = objects_with_type(partial(is_, getattr(jit, "JITFunction", None)))
+    kind = getattr(jit, "JITFunction", None)
+    kernels = objects_with_type((kind,)) if kind is not None else ()
     return any(not str(kernel.__module__).startswith(_RUN_BY_OPERATORS) for kernel in kernels)
 
 
@@ -244,7 +243,7 @@ def wrapped_modules() -> dict[int, torch.nn.Module]:
     wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
     if wrapper is None or not has_compiled():  # to look through all objects takes a tenth of a second
         return {}
-    return {id(thing): thing._orig_mod for thing in objects_with_type(partial(is_, wrapper))}
+    return {id(thing): thing._orig_mod for thing in objects_with_type((wrapper,))}
 
 
 def unwrapped(model: Any) -> Any:
@@ -261,4 +260,4 @@ def graph_modules() -> list[Any]:
     graph_module = getattr(fx, "GraphModule", None)
     if graph_module is None:
         return []
-    return objects_with_type(lambda kind: issubclass(kind, graph_module))
+    return objects_with_type((graph_module,))

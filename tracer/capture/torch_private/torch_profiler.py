@@ -8,8 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
-from operator import is_
+from functools import cache
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -349,7 +348,7 @@ def is_prepared(profiler: Any) -> bool:
 
 def prepared_profilers() -> list[Any]:
     """Every `torch.autograd.profiler.profile` that warms up or records now, whoever has made it."""
-    profilers = objects_with_type(partial(is_, torch.autograd.profiler.profile))
+    profilers = objects_with_type((torch.autograd.profiler.profile,))
     return [profiler for profiler in profilers if is_prepared(profiler)]
 
 
