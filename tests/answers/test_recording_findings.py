@@ -299,7 +299,7 @@ def captured() -> tuple[RunFindings, list[Capture]]:
         del before
 
     (results,) = record(work)
-    begins = [Capture(0, marks[0], marks[1], (1, 0)), Capture(0, marks[2], marks[3], (1, 0))]
+    begins = [Capture(0, marks[0], marks[1], ((1, 0),)), Capture(0, marks[2], marks[3], ((1, 0),))]
     begins[1].in_use = frozenset({kept[0].data_ptr()})
     return combine_cycles([find_in_cycle(read_recording(results))]), begins
 
@@ -327,7 +327,7 @@ def test_of_a_shared_pool_counts_what_an_earlier_capture_had_left() -> None:
 def test_a_capture_that_nobody_recorded_may_have_a_backward() -> None:
     findings, (first, _) = captured()
     assert not explained(findings, first).has_backward
-    elsewhere = Capture(0, 1, 2, (1, 0))
+    elsewhere = Capture(0, 1, 2, ((1, 0),))
     unknown = explained(findings, elsewhere)
     assert unknown.has_backward and unknown.rows == ()
 

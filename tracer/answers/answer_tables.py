@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tracer.answers.findings import CycleFindings
 from tracer.answers.paths import source_place
 from tracer.answers.rows import Row, module_tree
-from tracer.answers.tables import Place, Table, columns
+from tracer.answers.tables import NUM_ROWS, Place, Table, columns
 from tracer.arrays import totals_by
 from tracer.blocks.from_recording.blocks import CUBLAS_WORKSPACE
 from tracer.blocks.kinds import meaning_of, words_of
@@ -19,7 +19,6 @@ from tracer.capture.torch_names import step_words
 if TYPE_CHECKING:
     from tracer.capture.run_facts import PhaseTimings
 
-NUM_ROWS: Final = 8
 _MORE_MODULES: Final = 6  # Than rows of other tables: a tree needs its branches
 _MODULE_DEPTH: Final = 3
 _LEAST_SHARE_OF_LINE: Final = 10  # Per cent of the peak from which on the largest part of a line is named

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tracer.answers.difference import SavedPeak
 from tracer.answers.findings import RunFindings
 from tracer.answers.growth import Growth
 from tracer.answers.peak import Peak
-from tracer.answers.why.first_changes import is_small
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.blocks.kinds import Kind
 from tracer.capture.recording import Recording
@@ -214,12 +212,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
-def saved_peak(findings: RunFindings) -> SavedPeak:
-    """The largest peak of a run, as it is compared with another run's."""
-    peak = findings.worst.peak
-    return SavedPeak(peak.device, peak.peak_bytes, peak.phase, peak.rows)
-
-
 _OF_ANY_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 
@@ -235,8 +227,12 @@ def share_sentence(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
 
 def room_sentences(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
     """Return what of a peak that leaves most of the device free stays as it is with a larger batch."""
+    if device_bytes is None or not peak.rows:
+        return ()
+    from tracer.answers.why.first_changes import is_small
+
     taken = max(peak.peak_bytes, peak.reserved_then_bytes)
-    if device_bytes is None or not peak.rows or not is_small(taken, device_bytes):
+    if not is_small(taken, device_bytes):
         return ()
     fixed = {kind.name for kind in _OF_ANY_BATCH}
     fixed_bytes = sum(row.bytes for row in peak.rows if row.category in fixed)

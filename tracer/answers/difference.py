@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from tracer.blocks.kinds import BEFORE_RECORDING, Kind
 from tracer.blocks.table import BEFORE, Blocks
 from tracer.snapshot.columns import Snapshot
 from tracer.units import format_growth
+
+if TYPE_CHECKING:
+    from tracer.answers.findings import RunFindings
 
 OUTSIDE_MODULES = "outside modules"
 NO_OPERATOR = "no operator"
@@ -37,6 +40,12 @@ class SavedPeak:
     bytes: int
     phase: str | None  # Phase of the allocation that made the peak, or None
     rows: tuple[Row, ...] = ()  # Equal blocks; of a snapshot none, whose blocks are compared by stack
+
+
+def saved_peak(findings: RunFindings) -> SavedPeak:
+    """The largest peak of a run, as it is compared with another run's."""
+    peak = findings.worst.peak
+    return SavedPeak(peak.device, peak.peak_bytes, peak.phase, peak.rows)
 
 
 @dataclass(frozen=True, slots=True)

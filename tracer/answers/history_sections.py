@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tracer.answers.out_of_memory import distinct_failures
 from tracer.answers.tables import Place, Section, Table, columns, place_text
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, NO_PYTHON_FRAME
 from tracer.blocks.kinds import BEFORE_RECORDING, meaning_of
@@ -51,6 +50,10 @@ def failure_sections(
         at_peak: What is shown of the peak; a failure with the same blocks in use has no table of its own.
         is_advised: Whether the advice on the last one was said before.
     """
+    if not events:
+        return
+    from tracer.answers.out_of_memory import distinct_failures
+
     distinct = distinct_failures(events)
     shown = [*distinct[-1:], *distinct[:-1]][:_MAX_FAILURES]
     peak = _without_callers(at_peak)

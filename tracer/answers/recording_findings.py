@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from tracer.answers.findings import CycleFindings, DeviceFindings, Findings, Run
 from tracer.answers.growth import find_growth, find_survivors
 from tracer.answers.peak import peak_of_cycle, peak_position
 from tracer.blocks.from_recording.allocator_count import default_device, most_held_bytes
-from tracer.blocks.from_recording.allocator_join import JoinedHistory, join_history, last_events
 from tracer.blocks.from_recording.attribution import Attribution, attribute
 from tracer.blocks.from_recording.block_facts import FailedStep
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes, follow_blocks
@@ -31,6 +31,9 @@ from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode,
 from tracer.errors import RecordingError
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import Snapshot
+
+if TYPE_CHECKING:
+    from tracer.blocks.from_recording.allocator_join import JoinedHistory
 
 
 def counted_blocks(cycle: CycleFindings) -> Blocks:
@@ -172,6 +175,8 @@ def with_allocator_history(
     findings: RunFindings, snapshot: Snapshot, num_later: int = 0, *, known: KnownStorages | None = None
 ) -> RunFindings:
     """Return the findings with the peak of one cycle as the allocator's history has it."""
+    from tracer.blocks.from_recording.allocator_join import join_history
+
     number = max(0, len(findings.parts) - 1 - num_later)
     cycle = findings.parts[number].source
     history = join_history(snapshot, findings.device, cycle.lifetimes)
@@ -198,6 +203,8 @@ def _failed_step(cycle: Cycle, history: JoinedHistory, failure: int) -> FailedSt
     The stack of the failed request tells the phase: autograd's threads have no Python frame, and with C++ frames the
     engine is seen.
     """
+    from tracer.blocks.from_recording.allocator_join import last_events
+
     if (history.entry > failure).any():
         return None
     stack = int(history.state.trace.stack[failure])

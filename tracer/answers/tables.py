@@ -9,6 +9,7 @@ from typing import Final, Literal
 from tracer.answers.paths import source_place
 from tracer.units import format_bytes, ms
 
+NUM_ROWS: Final = 8  # Of each table of an answer that is shown whole
 ColumnKind = Literal["text", "label", "bytes", "change", "count", "duration", "share"]
 WORDS: Final = ("text", "label")
 """Kinds of columns whose cells are words; a label is never folded."""

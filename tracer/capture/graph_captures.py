@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from tracer.capture.device.device_blocks import PoolBytes, pool_bytes, used_in_private_pools
-from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.recording import Recording
 from tracer.capture.torch_private import torch_profiler
@@ -112,6 +111,8 @@ class GraphCaptures:
             pools = graph.pools() if hasattr(graph, "pools") else [graph.pool()]
             capture.pools = tuple(tuple(pool) for pool in pools)
             if profiler is not None:
+                from tracer.capture.profiler.event_tree import read_recording
+
                 with quiet_profiler():
                     profiler.stop()
                 capture.recording = read_recording(torch_profiler.kineto_results(profiler))

@@ -130,7 +130,7 @@ def _measuring() -> Iterator[None]:
 
 
 def _peak(answer: Prediction, name: str) -> SavedPeak:
-    from tracer.answers.caveats import saved_peak
+    from tracer.answers.difference import saved_peak
 
     findings = answer.results.findings
     if findings is None or answer.failed_at is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -135,10 +135,12 @@ class Run:
         Values that decide sizes are computed, a rank finds what others gave it, and its files go to a folder of the
         run.
         """
-        from tracer.sessions.jobs.run_ranks import as_rank
         from tracer.sessions.on_null_gpu import program_runs
 
-        place = RankPlace.here()
-        runs = program_runs(self.place.answers, self.save_dir, self.console)
-        with nullcontext() if place is None else as_rank(place), runs:
+        with ExitStack() as around:
+            if (place := RankPlace.here()) is not None:
+                from tracer.sessions.jobs.run_ranks import as_rank
+
+                around.enter_context(as_rank(place))
+            around.enter_context(program_runs(self.place.answers, self.save_dir, self.console))
             yield

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tracer.capture.objects.later_uses import SecondRun
     from tracer.sessions.schedule import Schedule
     from tracer.sessions.script_run import ScriptProfile
+    from tracer.sessions.training_watch import TrainingWatch
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
@@ -164,16 +165,21 @@ def _make_profile(
     from tracer.capture.device.allocator_history import record_from_start
     from tracer.sessions.script_run import ScriptProfile
     from tracer.sessions.session import ScriptVoice
-    from tracer.sessions.training_profile import TrainingProfile
-    from tracer.sessions.training_watch import TrainingWatch
 
     settings = {**({"on": run.place.on} if run.place.on is not None else {}), **script.settings}
     screen = run.console.level
     common: dict[str, Any] = {"voice": ScriptVoice(run_again), "device": device, "settings": settings, "screen": screen}
     assert run.save_dir is not None  # the option has a default
-    watched = partial(TrainingWatch, **common)
+
+    def watched(model: Any, optimizer: Any, **more: Any) -> TrainingWatch:
+        from tracer.sessions.training_watch import TrainingWatch
+
+        return TrainingWatch(model, optimizer, **{**common, **more})
+
     if schedule is None:
         return ScriptProfile(partial(watched, save_dir=run.save_dir), is_inference=is_inference)
+    from tracer.sessions.training_profile import TrainingProfile
+
     profiled = partial(
         TrainingProfile, save_dir=run.save_dir, keep_recording=keep_recording, schedule=schedule, **common
     )

@@ -13,7 +13,6 @@ import torch
 
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.findings import RunFindings
-from tracer.answers.graph_pools import graph_pools
 from tracer.answers.recording_findings import without_wrapped
 from tracer.answers.run_history import RunHistory
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
@@ -208,6 +207,8 @@ class RecordedCycles:
             known = self._observed.storages.observations()
             found = history.joined(without_wrapped(alone) if self.shapes is Shapes.KEPT_WRAPPED else alone, known)
             if self._graph_pools and found.device == str(self.device):
+                from tracer.answers.graph_pools import graph_pools
+
                 names = self._observed.module_names
                 found = replace(
                     found, graph_pools=graph_pools(self._graph_pools, found, known=known, module_names=names)

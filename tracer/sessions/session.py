@@ -19,12 +19,10 @@ import torch
 from torch import nn
 
 from tracer.answers.answer import Answer
-from tracer.answers.answer_tables import NUM_ROWS
+from tracer.answers.tables import NUM_ROWS
 from tracer.arrays import numpys_own_names
 from tracer.capture.device import devices
 from tracer.capture.forked_child import in_forked_child
-from tracer.capture.objects.failure_look import RunAgain
-from tracer.capture.objects.later_uses import SecondRun
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private.torch_modules import outermost_called
 from tracer.errors import OutputError, Terminated, TracerError, UsageError
@@ -37,6 +35,8 @@ from tracer.sessions.termination import Termination, signals_deferred, uninterru
 if TYPE_CHECKING:
     from tracer.answers.run_results import RunResults
     from tracer.answers.watch_report import WatchReport
+    from tracer.capture.objects.failure_look import RunAgain
+    from tracer.capture.objects.later_uses import SecondRun
     from tracer.sessions.recorder import Recorder
 
 Screen = Literal["full", "short", "none"]

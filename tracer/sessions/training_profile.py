@@ -6,15 +6,14 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracer.answers.answer_tables import NUM_ROWS
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.rows import Row
 from tracer.answers.run_results import RunResults
-from tracer.answers.watch_report import WatchReport, failure_in_words
+from tracer.answers.tables import NUM_ROWS
 from tracer.arrays import numpys_own_names
 from tracer.capture.objects.training_objects import Models, Optimizers
 from tracer.errors import OutputError, Terminated, TracerError
@@ -30,6 +29,9 @@ from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule
 from tracer.sessions.session import Screen, Voice, checked_screen
 from tracer.sessions.session_results import failure_of, run_results
 from tracer.units import some
+
+if TYPE_CHECKING:
+    from tracer.answers.watch_report import WatchReport
 
 
 class TrainingProfile(ProfileSession):
@@ -203,6 +205,8 @@ class TrainingProfile(ProfileSession):
         results = self.results
         if results is None or not is_out_of_memory(error) or report.device != results.device:
             return False
+        from tracer.answers.watch_report import failure_in_words
+
         if (failed := failure_in_words(report)) is None:
             return False
         failure = replace(failure_of(error, self, is_raised=True), step=report.event.step)

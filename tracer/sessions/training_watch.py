@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,7 @@ class TrainingWatch(Session):
         report: What was written last; None so far.
     """
 
+    kind: Literal["watch"] = "watch"  # Of the sessions of a script
     _name = "The watch"
     _folder: SessionFolder
     report: WatchReport | None = None

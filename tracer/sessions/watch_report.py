@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tracer.answers.failed_allocation import FailedAllocation, explain_failure, held_now
-from tracer.answers.out_of_memory import device_out_of_memory
 from tracer.answers.rows import Row, rows_of_lines
-from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.step_findings import StepFindings, explain_steps
 from tracer.answers.watch_report import OUT_OF_MEMORY, Event, HolderName, OutlivedMemory, WatchReport
-from tracer.blocks.from_snapshot.blocks import ReplayedDevice
-from tracer.blocks.from_snapshot.timeline import StepEnds, outlived_groups
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.devices import allowed_bytes, device_memory, is_accelerator
 from tracer.capture.device.host_memory import host_total_bytes
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.at_failure import Holder
-from tracer.capture.objects.failure_look import RunAgain, look_at_failure
 from tracer.capture.objects.holders import find_holders
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.live_tensors import Alike, live_tensors, unnamed_tensors
@@ -37,6 +31,12 @@ from tracer.errors import SnapshotError, error_words
 from tracer.sessions.on_null_gpu import origin_of, values_read
 from tracer.sessions.watched_steps import BASELINE_STEP
 from tracer.snapshot.load import snapshot_in_memory
+
+if TYPE_CHECKING:
+    from tracer.answers.failed_allocation import FailedAllocation
+    from tracer.blocks.from_snapshot.blocks import ReplayedDevice
+    from tracer.blocks.from_snapshot.timeline import StepEnds
+    from tracer.capture.objects.failure_look import RunAgain
 
 _LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE = 1 << 20, 0.005
 _MAX_NAMED = 8
@@ -125,6 +125,11 @@ class Moment:
 
     # ------------------------------------------------------------------------------------------------ the history
     def _read_history(self) -> _History | None:
+        from tracer.answers.failed_allocation import FailedAllocation, explain_failure, held_now
+        from tracer.answers.out_of_memory import device_out_of_memory
+        from tracer.answers.snapshot_findings import replay_snapshot
+        from tracer.capture.objects.failure_look import look_at_failure
+
         assert self.snapshot is not None
         columns = snapshot_in_memory(dict(self.snapshot))
         ran_out = device_out_of_memory(columns)
@@ -168,6 +173,8 @@ class Moment:
         if history is None or self.ends is None:
             yield from self._outlived_tensors()
             return
+        from tracer.blocks.from_snapshot.timeline import outlived_groups
+
         least = max(_LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE * sum(group.bytes for group in history.groups))
         grows = self._steps.growth is not None
         groups = outlived_groups(history.device, self.ends)

@@ -200,6 +200,7 @@ def test_a_call_without_a_graph_is_told_by_its_rows_and_what_the_whole_program_n
     found = program.changes(rows)["rows at once"]
     assert "works on 192 rows at once, and each of its results has as many: 90.00 MiB in 2 blocks" in found.sentence
     assert "the whole program then needs 45.00 MiB in place of 180.00 MiB, no more than there is" in found.effect
+    assert rows.second_run is not None
     later = replace(rows, second_run=replace(rows.second_run, peak_bytes=400 * _MIB, missing_bytes=300 * _MIB))
     effect = program.changes(later)["rows at once"].effect  # the peak lies behind what was followed
     assert "the whole program then" not in effect and "300.00 MiB more than there is are missing in all" in effect

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracer.blocks.from_recording.allocator_join import JoinedHistory
 from tracer.blocks.from_recording.attribution import Attribution
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.blocks.from_recording.memory_timeline import CycleBreakdown, cycle_breakdown
 from tracer.blocks.from_recording.torch_categories import Categories
 from tracer.blocks.table import Blocks, Phase
 from tracer.capture.recording import Recording
+
+if TYPE_CHECKING:
+    from tracer.blocks.from_recording.allocator_join import JoinedHistory
 
 _SHOWN = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 

@@ -10,7 +10,6 @@ import torch
 from tracer.answers.answer import answer_values
 from tracer.answers.watch_report import OutlivedMemory, WatchReport, answer_of_watch
 from tracer.exporters.json_documents.header import json_header, record_values
-from tracer.exporters.json_documents.snapshot import oom_values
 
 VERSION = 1
 _OOM_KEYS = ("asked_bytes", "device_free_bytes", "cause", "decisive", "advice", "frame", "file", "line")
@@ -20,7 +19,11 @@ def watch_values(report: WatchReport) -> dict[str, Any]:
     """Return the document of a report."""
     times = {"time_ns": None} if report.caveat else {}
     events = [asdict(event) | times for event in report.events]
-    failed = None if report.failed is None else oom_values(report.failed.event)
+    failed = None
+    if report.failed is not None:
+        from tracer.exporters.json_documents.snapshot import oom_values
+
+        failed = oom_values(report.failed.event)
     earlier = [report.found_before] if report.found_before is not None else []
     return {
         **json_header("watch", VERSION, torch=torch.__version__, computed=not report.caveat),

@@ -14,8 +14,6 @@ import torch
 
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
-from tracer.answers.run_history import RunHistory
-from tracer.answers.run_results import RunResults
 from tracer.capture.device import devices
 from tracer.capture.sources.source_line import SourceLine
 from tracer.command_line import role
@@ -28,6 +26,8 @@ from tracer.units import format_bytes
 
 if TYPE_CHECKING:
     from tracer.answers.jobs import GpuSum, Holding
+    from tracer.answers.run_history import RunHistory
+    from tracer.answers.run_results import RunResults
     from tracer.answers.watch_report import WatchReport
 
 
