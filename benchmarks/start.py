@@ -2,11 +2,11 @@
 
     python -m benchmarks.start                    this checkout
     python -m benchmarks.start --beside FOLDER    another checkout in the same run, with the same Python
-    python -m benchmarks.start --scripts          what `run` adds to two scripts, one of 5,000 modules
+    python -m benchmarks.start --scripts          what `run` adds to scripts: one of two layers, one of 3,000
 
 Seconds of a processor, the least of the repeats; the two checkouts in turns. The last line is a script of twenty lines
-under `run`. Exits with 1 if `--help` or `diff --help` takes longer than 0.3 s. With `--scripts` each script runs once
-alone and once under `run`, and beside the seconds stands the most memory that it had.
+under `run`. Exits with 1 if `--help` or `diff --help` takes longer than 0.3 s. With `--scripts` each script runs alone
+and under `run` in turns: medians, what `run` adds in each turn, the least and the most of that, and the most memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,18 @@ atexit.register(lambda: open(os.environ["MODULES_FILE"], "w").write(str(count())
 """
 
 
+SMALL = """\
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(20):
+    x, y = torch.randn(32, 64), torch.randint(10, (32,))
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
 CONVOLUTIONS = """\
 import torch
 from torch import nn
@@ -76,14 +89,19 @@ WIDE = """\
 import torch
 from torch import nn
 
-model = nn.Sequential(*(layer for _ in range(2500) for layer in (nn.Linear(8, 8), nn.ReLU())))
+model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3000)))
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(12):
     optimizer.zero_grad()
     model(torch.randn(4, 8)).square().mean().backward()
     optimizer.step()
 """
-SCRIPTS = {"convolution network, 16 steps": CONVOLUTIONS, "5,000 modules, AdamW, 12 steps": WIDE}
+SCRIPTS = {
+    "two layers, 20 steps": (SMALL, ()),
+    "the same, --watch": (SMALL, ("--watch",)),
+    "convolutions, 16 steps": (CONVOLUTIONS, ()),
+    "3,000 layers, 12 steps": (WIDE, ()),
+}
 
 
 def cost(command: Sequence[str], folder: Path, variables: dict[str, str] | None = None) -> resource.struct_rusage:
@@ -105,17 +123,24 @@ def processor_seconds(command: Sequence[str], folder: Path, variables: dict[str,
     return used.ru_utime + used.ru_stime
 
 
-def print_scripts(checkouts: Sequence[Path], columns: Sequence[str]) -> None:
-    """Print what scripts take alone, and under `run` of each checkout."""
-    print(f"{'seconds of a processor, MiB':<32}" + "".join(f"{name:>16}" for name in ("alone", *columns)))
-    for name, source in SCRIPTS.items():
+def print_scripts(checkouts: Sequence[Path], columns: Sequence[str], repeats: int, chosen: Sequence[str]) -> None:
+    """Print what scripts take alone, and what `run` of each checkout adds: all in turns."""
+    for name in chosen or SCRIPTS:
+        source, options = SCRIPTS[name]
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "train.py"
             script.write_text(source)
-            runs = [[str(checkout / "main.py"), "run", "--device", "cpu", str(script)] for checkout in checkouts]
-            costs = [cost([sys.executable, *words], Path(folder)) for words in ([str(script)], *runs)]
-        figures = (f"{used.ru_utime + used.ru_stime:.1f} s {used.ru_maxrss / 1024:,.0f}" for used in costs)
-        print(f"{name:<32}" + "".join(f"{figure:>16}" for figure in figures))
+            command = ("run", *options, "--device", "cpu", str(script))
+            runs = [[str(script)], *([str(checkout / "main.py"), *command] for checkout in checkouts)]
+            costs = [[cost([sys.executable, *words], Path(folder)) for words in runs] for _ in range(repeats)]
+        seconds = [[used.ru_utime + used.ru_stime for used in turn] for turn in costs]
+        most = [max(turn[place].ru_maxrss for turn in costs) / 1024 for place in range(len(runs))]
+        print(f"{name:<24}{'alone':<8}{statistics.median(turn[0] for turn in seconds):6.1f} s{most[0]:>24,.0f} MiB")
+        for place, column in enumerate(columns, 1):
+            added = sorted(turn[place] - turn[0] for turn in seconds)
+            ratio = statistics.median(turn[place] / turn[0] for turn in seconds)
+            words = f"{statistics.median(added):+.2f} s ({added[0]:.2f} to {added[-1]:.2f})"
+            print(f"{'':<24}{column:<8}{ratio:6.2f} x{words:>24}{most[place]:8,.0f} MiB", flush=True)
 
 
 def run_of_script(checkout: Path) -> tuple[float, int]:
@@ -132,12 +157,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--beside", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--scripts", action="store_true")
+    parser.add_argument("--scripts", nargs="*", choices=SCRIPTS, help="these, or all where none is named")
     arguments = parser.parse_args()
     checkouts = [ROOT] if arguments.beside is None else [ROOT, arguments.beside.resolve()]
     columns = ("here", "beside")[: len(checkouts)]
-    if arguments.scripts:
-        print_scripts(checkouts, columns)
+    if arguments.scripts is not None:
+        print_scripts(checkouts, columns, arguments.repeats, arguments.scripts)
         return 0
     print(f"{'seconds of a processor':<28}" + "".join(f"{name:>10}" for name in columns))
     is_missed = False
