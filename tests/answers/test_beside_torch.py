@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tracer.answers.beside_torch import FIRST, NOT_PLACED, NOT_THERE, beside_sentences, beside_torch
 from tracer.capture.run_facts import DriverLooks, KnownCall, Look, OtherProcess
 
-_CUDNN, _CUBLAS = KnownCall(15, "cuDNN", "train.py", 3), KnownCall(17, "cuBLAS")
+_CUDNN, _CUBLAS = KnownCall(15, "cuDNN", "train.py", 3), KnownCall(17, "cuBLAS", "loss.py", 4)
+_BOTH = "one or more of: cuDNN; cuBLAS (loss.py:4)"
 
 
 def _looks(*beside: int) -> tuple[Look, ...]:
@@ -22,7 +23,7 @@ def _looks(*beside: int) -> tuple[Look, ...]:
     [
         (DriverLooks(_looks(500)), [(500, FIRST)]),
         (DriverLooks(_looks(500, 530), (_CUDNN,)), [(500, FIRST), (30, "cuDNN")]),
-        (DriverLooks(_looks(500, 530), (_CUDNN, _CUBLAS)), [(500, FIRST), (30, NOT_PLACED)]),
+        (DriverLooks(_looks(500, 530), (_CUDNN, _CUBLAS)), [(500, FIRST), (30, _BOTH)]),
         (DriverLooks(_looks(500, 530)), [(500, FIRST), (30, NOT_PLACED)]),
         (DriverLooks(_looks(500, 500, 530), (_CUDNN,)), [(500, FIRST), (30, NOT_PLACED)]),  # it rose later
         (DriverLooks(_looks(500, 530, 520), (_CUDNN,)), [(500, FIRST), (20, "cuDNN")]),
@@ -32,7 +33,7 @@ def _looks(*beside: int) -> tuple[Look, ...]:
         (DriverLooks(_looks(-20)), [(-20, NOT_THERE)]),  # an engine sleeps: torch's reserved memory is not mapped
     ],
 )
-def test_a_rise_is_booked_on_the_one_known_call_between_two_looks(
+def test_a_rise_is_booked_on_the_known_calls_between_two_looks(
     driver: DriverLooks, rows: list[tuple[int, str]]
 ) -> None:
     assert [(row.bytes, row.what) for row in beside_torch(driver).rows] == rows

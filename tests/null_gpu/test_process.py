@@ -108,8 +108,8 @@ def test_nothing_is_restarted_where_it_is_active(monkeypatch: pytest.MonkeyPatch
     ("arguments", "lines"),
     [
         ([], ["null GPU: memory is counted, nothing is computed", "0  A card  80000 MiB", "1  B card  1024 MiB"]),
-        (["-L"], ["GPU 0: A card (UUID: GPU-6e756c6c-6770-752d-6465-766963650000)",
-                  "GPU 1: B card (UUID: GPU-6e756c6c-6770-752d-6465-766963650001)"]),
+        (["-L"], ["GPU 0: A card (UUID: GPU-6e756c6c-2d67-7075-2d64-657669636530)",
+                  "GPU 1: B card (UUID: GPU-6e756c6c-2d67-7075-2d64-657669636531)"]),
         (["--query-gpu=index,memory.total,power.draw", "--format=csv"],
          ["index, memory.total, power.draw", "0, 80000 MiB, [N/A]", "1, 1024 MiB, [N/A]"]),
         (["--query-gpu=memory.free", "--format=csv,noheader,nounits"], ["80000", "1024"]),

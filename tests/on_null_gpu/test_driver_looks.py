@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from unittest.mock import patch
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.truth.isolate import runs_elsewhere
-from tracer.answers.beside_torch import FIRST, NOT_PLACED
+from tracer.answers.beside_torch import FIRST
 from tracer.capture.driver_looks import DriverLedger
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.null_gpu.cards import CONTEXT_BYTES
@@ -23,6 +25,10 @@ from tracer.sessions.training_profile import profile_training
 
 MIB = 1 << 20
 _TAKEN = {"cublas": 32 * MIB, "cudnn": 64 * MIB, "cufft": 16 * MIB, "graph": 2 * MIB}
+_OF_BACKWARD = "; ".join(
+    f"first recorded call of {library}, {node}Backward0"
+    for library, node in (("cuBLAS", "Addmm"), ("cuDNN", "Convolution"))
+)
 
 
 class Spectrum(nn.Module):
@@ -30,6 +36,18 @@ class Spectrum(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.fft.fft(x).abs()
+
+
+class Kernel(nn.Module):
+    """The same, behind a kernel that the first call loads."""
+
+    is_loaded = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_loaded:
+            ctypes.CDLL(None).cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), b"image")
+        self.is_loaded = True
+        return x
 
 
 class Mean(nn.Module):
@@ -78,7 +96,7 @@ def test_each_rise_has_its_call_and_line_and_all_sum_to_the_drivers_count() -> N
         "first recorded call of cuBLAS, aten::linear": 32 * MIB,
         "capture of a CUDA graph": 2 * MIB,
         # Backward has handles of its own, of two libraries between two looks.
-        NOT_PLACED: (64 + 32) * MIB,
+        f"one or more of: {_OF_BACKWARD}": (64 + 32) * MIB,
     }
     transform = rows["first recorded call of cuFFT, aten::fft_fft"]
     assert transform.file == __file__ and transform.line is not None
@@ -93,19 +111,56 @@ def test_each_rise_has_its_call_and_line_and_all_sum_to_the_drivers_count() -> N
     assert results_of(load_kept_run(folder / "kept.npz")).beside == found
 
 
-_LISTED = "41, /usr/bin/jupyter lab, 3072\n{own}, python, 900\n42, [N/A], [N/A]\n"
+@runs_elsewhere
+def test_a_first_step_that_is_not_recorded_has_the_calls_of_modules() -> None:
+    os.environ["NULL_GPU_TAKES"] = f"cublas={32 * MIB};cudnn={64 * MIB};cufft={16 * MIB};module={MIB}"
+    model = nn.Sequential(Spectrum(), Mean(), nn.Linear(8, 2), Kernel()).cuda()
+    optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, 3, 16, 16, device="cuda")
+    with profile_training(model, optimizer, save_dir=tempfile.mkdtemp(), schedule=Schedule(1, 1, 1, 1)) as session:
+        for _ in range(4):
+            torch.fft.fft(model(batch)).abs().sum().backward()
+            optimizer.step()
+            session.step()
+            hooks = [module._forward_hooks or module._forward_pre_hooks for module in model.modules()]
+            assert not any(hooks[1:])  # the first step's are gone
+    assert session.results is not None and session.results.beside is not None
+    called, convolved = _line_of("(model(batch)).abs"), _line_of("self.conv(x).mean")
+    assert [(row.bytes // MIB, row.what, row.line) for row in session.results.beside.rows][1:] == [
+        (17, "the call of 0 (Spectrum)", called),  # a plan, and the kernel of a complex number's size
+        (64, "the call of 1.conv (Conv2d)", convolved),
+        (32, "the call of 2 (Linear)", called),
+        (1, "the call of 3 (Kernel)", called),
+        # Plans of the loss and of its backward, and a kernel.
+        (33, "from the end of the call of Sequential to the gradient of the output of 2 (Linear)", None),
+        (32, "from the gradient of the output of Sequential to the gradient of the output of 1 (Mean)", called),
+        (64, "from the gradient of the output of 1.conv (Conv2d) to the beginning of the step of SGD", convolved),
+    ]
+
+
+def _line_of(text: str) -> int:
+    return next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line)
 
 
 @runs_elsewhere
 def test_other_processes_have_names_where_the_driver_lists_this_one() -> None:
-    ledger = DriverLedger(torch.device("cuda", 0))
-    ledger.look()
-    listed = {os.getpid(): [("/usr/bin/jupyter lab", 41, 3072 * MIB)], os.getpid() + 1: []}  # other numbers there
-    for own, expected in listed.items():
-        ended = subprocess.CompletedProcess([], 0, _LISTED.format(own=own))
-        with patch.object(subprocess, "run", return_value=ended):
-            seen = ledger.seen(torch.device("cuda", 0))
-        assert seen is not None and [(one.name, one.number, one.bytes) for one in seen.processes] == expected
+    node = ctypes.CDLL(None).null_gpu_node
+    node.restype = ctypes.c_char_p
+    os.environ["NULL_GPU_NODE"] = node().decode()
+    code = "import sys, torch; torch.empty(1, device='cuda'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None and other.stdout is not None
+        other.stdout.readline()
+        ledger = DriverLedger(torch.device("cuda", 0))
+        torch.empty(1, device="cuda")
+        ledger.look()
+        seen = ledger.seen(torch.device("cuda", 0))
+        with patch.object(os, "getpid", return_value=1):  # numbers of another namespace
+            unnamed = ledger.seen(torch.device("cuda", 0))
+        other.stdin.close()
+    assert seen is not None and unnamed is not None and not unnamed.processes
+    (process,) = seen.processes
+    assert (process.name, process.number) == (sys.executable, other.pid)
+    assert process.bytes == CONTEXT_BYTES + 2 * MIB and seen.looks[0].used_bytes == 2 * process.bytes
     assert ledger.seen(torch.device("cuda", 1)) is None
     cpu = DriverLedger(torch.device("cpu"))
     cpu.look()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from tracer.answers.tables import Column, Place, Section, Table
-from tracer.capture.run_facts import DriverLooks
+from tracer.capture.run_facts import DriverLooks, KnownCall
 from tracer.units import format_bytes
 
 FIRST: Final = "CUDA's context, and what was there before the first step"
@@ -36,7 +37,7 @@ class BesideTorch:
 
 
 def beside_torch(driver: DriverLooks) -> BesideTorch:
-    """Book each rise between two looks on the known call between them, where there is exactly one.
+    """Book each rise between two looks on the known calls between them.
 
     A fall takes from what has no place, and then from the latest rows: looks at 500, 530 and 520 with a call before 530
     are 500 of the first look, and 20 of the call.
@@ -46,8 +47,8 @@ def beside_torch(driver: DriverLooks) -> BesideTorch:
     rows = [*others, BesideRow(max(0, first.beside_bytes - sum(row.bytes for row in others)), FIRST)]
     for before, after in zip(driver.looks, driver.looks[1:], strict=False):
         between = [call for call in driver.calls if before.time_us <= call.time_us < after.time_us]
-        if (rise := after.beside_bytes - before.beside_bytes) > 0 and len(between) == 1:
-            rows.append(BesideRow(rise, between[0].what, between[0].file, between[0].line))
+        if (rise := after.beside_bytes - before.beside_bytes) > 0 and between:
+            rows.append(BesideRow(rise, _in_words(between), between[0].file, between[0].line))
     rest = last.beside_bytes - sum(row.bytes for row in rows)
     while rest < 0 and rows:
         row = rows.pop()
@@ -58,6 +59,14 @@ def beside_torch(driver: DriverLooks) -> BesideTorch:
     return BesideTorch(last.used_bytes, last.reserved_bytes, tuple(row for row in rows if row.bytes))
 
 
+def _in_words(calls: Sequence[KnownCall]) -> str:
+    """Return all calls between two looks, each but the first, whose line is the row's, with its line."""
+    if len(calls) == 1:
+        return calls[0].what
+    lines = ["", *(f" ({Path(call.file).name}:{call.line})" if call.file else "" for call in calls[1:])]
+    return f"one or more of: {'; '.join(call.what + line for call, line in zip(calls, lines, strict=True))}"
+
+
 def beside_section(found: BesideTorch, device: str) -> Section:
     """Return all rows, with what they sum to."""
     rows = tuple((Place(row.what, row.file, row.line), row.bytes) for row in found.rows)
@@ -65,8 +74,8 @@ def beside_section(found: BesideTorch, device: str) -> Section:
     text = (
         f"At the end of the recorded steps the driver counted {format_bytes(found.used_bytes)} on {device}: "
         f"{format_bytes(found.reserved_bytes)} that torch had reserved, and "
-        f"{format_bytes(found.used_bytes - found.reserved_bytes)} beside it. A rise is booked on a call where it "
-        "is the one known to take memory between two looks at the driver's count."
+        f"{format_bytes(found.used_bytes - found.reserved_bytes)} beside it. A rise between two looks at the "
+        "driver's count stands with the calls between them that are known to take memory; without one, with what ran."
     )
     return Section("On the card beside torch", (text,), (table,))
 

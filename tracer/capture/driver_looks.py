@@ -1,30 +1,38 @@
 """Look at what a device's driver counts beside torch's allocator, and note the calls that are known to raise it.
 
-A driver answers in tens of microseconds, some in a millisecond: it is asked where steps begin and end, and before an
-optimizer's step.
+A driver answers in tens of microseconds, some in a millisecond: it is asked where steps end, around an optimizer's, and
+around modules' calls in the first one.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Final
+from enum import Enum
+from types import FrameType
 
 import numpy as np
 import torch
 
 from tracer.capture.device import devices
+from tracer.capture.device.processes import processes_on
 from tracer.capture.graph_captures import Capture
 from tracer.capture.recording import Recording
 from tracer.capture.run_facts import DriverLooks, KnownCall, Look, OtherProcess
+from tracer.capture.sources.source_files import is_user_code, whole_path
+from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import LIBRARY_CALLS, node_name
-from tracer.units import MIB, NS_PER_US
+from tracer.units import NS_PER_US
 
-_LIMIT_S: Final = 10.0
-_PROCESS: Final = re.compile(r"^(\d+), (.*), (\d+)$", re.MULTILINE)
+
+class Edge(Enum):
+    """A moment in a program, of something that it does."""
+
+    BEGINNING = "beginning"
+    END = "end"
+    GRADIENT = "gradient"
 
 
 class DriverLedger:
@@ -34,21 +42,40 @@ class DriverLedger:
         self._device = device
         self._looks: list[Look] = []
         self._calls: dict[tuple[str, int], KnownCall] = {}  # By library and thread
+        self._spans: list[tuple[KnownCall, int]] = []  # What ran while the count rose, and until when in us
+        self._at: tuple[Edge, str, SourceLine | None] | None = None  # Where the last look was, if it had a name
 
-    def look(self) -> None:
-        """Look now, unless a graph is captured."""
+    @property
+    def is_answered(self) -> bool:
+        """True if the driver has said what it counts."""
+        return bool(self._looks)
+
+    def look(self, edge: Edge = Edge.END, what: str = "", line: SourceLine | None = None) -> None:
+        """Look now, unless a graph is captured: at an edge of something that has a name, and maybe a line."""
         if not devices.is_accelerator(self._device) or devices.is_capturing():
             return
-        memory, reserved = devices.device_memory(self._device), devices.reserved_bytes(self._device)
-        if memory is None or reserved is None:
+        memory, seen = devices.device_memory(self._device), self._looks
+        if memory is None:
             return
-        look, seen = Look(time.time_ns() // NS_PER_US, memory[1] - memory[0], reserved), self._looks
+        used = memory[1] - memory[0]
+        # torch takes longer than the driver to say what it has reserved: while the count stands, that does too.
+        stands = what and seen and seen[-1].used_bytes == used
+        reserved = seen[-1].reserved_bytes if stands else devices.reserved_bytes(self._device)
+        if reserved is None:
+            return
+        look = Look(time.time_ns() // NS_PER_US, used, reserved)
+        was, self._at = self._at, (edge, what, line) if what else None
+        if was is not None and what and look.beside_bytes > seen[-1].beside_bytes:
+            span = what if was[1] == what else f"from the {was[0].value} of {was[1]} to the {edge.value} of {what}"
+            place = was[2] or users_line_here()
+            known = (place.file, place.line) if place is not None else (None, None)
+            self._spans.append((KnownCall(seen[-1].time_us, span, *known), look.time_us))
         if len(seen) > 1 and seen[-2].beside_bytes == seen[-1].beside_bytes == look.beside_bytes:
             seen.pop()
         seen.append(look)
 
     def read(self, recording: Recording) -> None:
-        """Note the first call of each library in each thread of the first recording."""
+        """Note the first call of each library in each thread of a recording of the first step."""
         if self._calls:
             return
         ops = recording.ops
@@ -67,8 +94,20 @@ class DriverLedger:
         if not self._looks or device != self._device:
             return None
         graphs = [KnownCall(capture.began_ns // NS_PER_US, "capture of a CUDA graph") for capture in captures]
-        calls = sorted((*self._calls.values(), *graphs), key=lambda call: call.time_us)
+        calls = [*self._calls.values(), *graphs]
+        spans = [
+            span for span, end_us in self._spans if not any(span.time_us <= call.time_us < end_us for call in calls)
+        ]
+        calls = sorted((*calls, *spans), key=lambda call: call.time_us)
         return DriverLooks(tuple(self._looks), tuple(calls), tuple(_other_processes(device)))
+
+
+def users_line_here() -> SourceLine | None:
+    """Return the innermost line of the user's that runs in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else SourceLine(whole_path(frame.f_code.co_filename), frame.f_lineno)
 
 
 def _library(name: str) -> str | None:
@@ -88,14 +127,6 @@ def _users_line(recording: Recording, op: int) -> tuple[str | None, int | None]:
 
 def _other_processes(device: torch.device) -> Iterator[OtherProcess]:
     """Yield the other processes on a device; none where this one is not listed, as its number is another there."""
-    asked = ["nvidia-smi", f"--id=GPU-{devices.uuid_of(device)}", "--format=csv,noheader,nounits"]
-    try:
-        ended = subprocess.run(
-            [*asked, "--query-compute-apps=pid,process_name,used_memory"],
-            capture_output=True, text=True, timeout=_LIMIT_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    found = [OtherProcess(name, int(pid), int(mib) * MIB) for pid, name, mib in _PROCESS.findall(ended.stdout)]
+    found = [OtherProcess(name, number, size) for number, name, size in processes_on(devices.uuid_of(device) or "")]
     if any(one.number == os.getpid() for one in found):
         yield from (one for one in found if one.number != os.getpid())

@@ -21,7 +21,7 @@ def devices() -> list[dict[str, str]]:
                 "index": str(index),
                 "name": names[index],
                 "gpu_name": names[index],
-                "uuid": f"GPU-6e756c6c-6770-752d-6465-76696365{index:04x}",
+                "uuid": f"GPU-6e756c6c-2d67-7075-2d64-6576696365{ord('0') + index:02x}",
                 "driver_version": "580.00-null",
                 "memory.total": f"{total} MiB",
                 "memory.used": "0 MiB",

@@ -6,7 +6,7 @@ For people who look into it, beside the card's variables below:
     NULL_GPU_READS=real       shows the bytes that are there; else a read gives back what the host wrote
     NULL_GPU_COPY_LIMIT       bytes of one copy from the host that are kept as values, 1 MiB
     NULL_GPU_KERNELS=1        gives torch's profiler kernels, each with the same made-up duration
-    NULL_GPU_TAKES            bytes that the driver takes where cublas, cudnn, cufft, nccl or a graph begins: cudnn=512
+    NULL_GPU_TAKES            bytes taken where cublas, cudnn, cufft, nccl, a module or a graph begins: cudnn=512
     NULL_GPU_CUDNN_WORKSPACE  bytes of each plan of cuDNN; nobody is asked then
 """
 

@@ -14,6 +14,8 @@ from torch import nn
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.findings import RunFindings
 from tracer.capture.compile_watch import CompileWatch
+from tracer.capture.driver_looks import Edge
+from tracer.capture.first_step_looks import FirstStepLooks
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Parameter
@@ -97,6 +99,7 @@ class ProfileSession(Session):
             before_step=self._before_optimizer_step,
             after_step=self._after_optimizer_step,
         )
+        self._first_step = FirstStepLooks(self.cycles.driver, self.observed.module_names, self._never_the_loops_fault)
         self._on = ExitStack()  # Switches all off but the recorder and the allocator's history
         self._of_parent: object = None
 
@@ -114,7 +117,8 @@ class ProfileSession(Session):
             self._on.callback(watch.stop)
             watch.start()
         self.recorder.start()
-        self.cycles.driver.look()
+        self._on.callback(self._first_step.stop)
+        self._first_step.start(self._objects.models.values() if self._objects is not None else ())
 
     def wait_for_next_step(self) -> None:
         """Begin no recording in the optimizer's step that is under way.
@@ -180,6 +184,7 @@ class ProfileSession(Session):
 
     def _look_at_end_of_step(self) -> None:
         self._note_mode()
+        self._first_step.stop()
         self.cycles.driver.look()
         self.hooks.renew()
         self._note_transforms()
@@ -226,12 +231,17 @@ class ProfileSession(Session):
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():
-            self.cycles.driver.look()
+            self._look_at_driver(Edge.BEGINNING, optimizer)
             self.observed.before_step(optimizer, has_closure=has_closure(args, kwargs))
 
+    def _look_at_driver(self, edge: Edge, optimizer: torch.optim.Optimizer) -> None:
+        if self.stages.now is not Stage.DONE:
+            self.cycles.driver.look(edge, f"the step of {type(optimizer).__name__}")
+
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if has_closure(args, kwargs):
-            with self._never_the_loops_fault():
+        with self._never_the_loops_fault():
+            self._look_at_driver(Edge.END, optimizer)
+            if has_closure(args, kwargs):
                 self.observed.after_evaluations(optimizer)
 
     # --------------------------------------------------------------------------------------------------------- results

@@ -78,6 +78,7 @@ class RecordedCycles:
             known=observed.storages.observations,
             compiled=compile_watch.code,
         )
+        self._num_steps_before = 0  # Steps that had ended when what is recorded began
         self._history_since = 0  # Steps that had ended when the allocator's history began
         self._run_history = RunHistory(None)
         self._graph_pools: tuple[LivePool, ...] = ()
@@ -100,6 +101,7 @@ class RecordedCycles:
 
         The allocator's history is on in all steps, for one that fails.
         """
+        self._num_steps_before = num_steps
         if num_steps - self._history_since > _MOST_STEPS_OF_HISTORY:
             self.history.stop()
             self._history_since = num_steps
@@ -115,7 +117,7 @@ class RecordedCycles:
         """Read what a profiler has just recorded, and free it."""
         self._name_wrappers()
         self._tracer(profiler)
-        if (recording := self._tracer.last_recording) is not None:
+        if self._num_steps_before == 0 and (recording := self._tracer.last_recording) is not None:
             self.driver.read(recording)
         self._dropped = None
         cost.has_read(recording.num_events if recording is not None else 0)

@@ -383,6 +383,9 @@ EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *size, CUmodul
   if (size) *size = sizeof variables;
   return CUDA_SUCCESS;
 }
+EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+  return driver_takes("module"), *module = new_handle(), CUDA_SUCCESS;
+}
 EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options, void **values,
                                       unsigned count_options, CUlibraryOption *library_options, void **library_values,
                                       unsigned count_library_options) {

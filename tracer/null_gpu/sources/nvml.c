@@ -85,8 +85,9 @@ EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **handle) {
   if (sscanf(text, "%x:%x", &domain, &bus) != 2 || !bus) return NVML_ERROR_INVALID_ARGUMENT;
   return nvmlDeviceGetHandleByIndex_v2(bus - 1, handle);
 }
+/* As CUDA tells it: "null-gpu-device" and the number. */
 static void uuid_of(unsigned index, char *text, size_t size) {
-  snprintf(text, size, "GPU-6e756c6c-6770-752d-6465-76696365%04x", index);
+  snprintf(text, size, "GPU-6e756c6c-2d67-7075-2d64-6576696365%02x", '0' + index);
 }
 EXPORT int nvmlDeviceGetHandleByUUID(const char *text, void **handle) {
   char uuid[64];

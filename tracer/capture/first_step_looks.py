@@ -1,0 +1,92 @@
+"""Look at a driver's count around modules' calls in the first step, where libraries begin and kernels are loaded.
+
+Neither a look nor its line costs more than a tenth of a millisecond; most of what torch takes beside its allocator
+comes in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from itertools import chain
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tracer.capture.driver_looks import DriverLedger, Edge, users_line_here
+from tracer.capture.objects.hooks_beside import hook_after_call, hook_call
+from tracer.capture.torch_private import torch_compile
+from tracer.nested import leaves
+
+_MOST_LOOKS: Final = 1000
+"""A model of some 300 modules; what has more, or evaluates in its first step, is looked at until then."""
+
+
+class FirstStepLooks:
+    """Looks around each module's call, and where backward reaches its output, until a compilation begins."""
+
+    def __init__(
+        self, ledger: DriverLedger, names: Mapping[int, str], guarded: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Prepare; nothing is hooked.
+
+        Args:
+            names: Dotted names of modules by `id()`.
+            guarded: A block in which an error ends the session and never reaches the program.
+        """
+        self._ledger, self._names, self._guarded = ledger, names, guarded
+        self._hooks: list[Callable[[], None]] = []
+        self._stop_watching: Callable[[], None] | None = None
+        self._reached = torch_compile.never_compiled(self._look)
+        self._num_looks = 0
+
+    def start(self, models: Iterable[nn.Module]) -> None:
+        """Begin the first step; where anything was compiled, its code would be compiled again with hooks."""
+        self._ledger.look(Edge.BEGINNING, "the first step")
+        if not self._ledger.is_answered:
+            return
+        self._stop_watching = torch_compile.on_compile_start(self._unhook)
+        begins, ended = map(torch_compile.never_compiled, (self._begins, self._ended))
+        for module in chain.from_iterable(model.modules() for model in models if not torch_compile.has_compiled()):
+            with suppress(TypeError):
+                self._hooks += [hook_call(module, begins), hook_after_call(module, ended)]
+
+    def stop(self) -> None:
+        """End the first step, if it is under way."""
+        if self._stop_watching is not None:
+            self._stop_watching()
+            self._stop_watching = None
+            self._unhook()
+            self._ledger.look(Edge.END, "the first step")
+
+    def _unhook(self) -> None:
+        hooks, self._hooks = self._hooks, []
+        for remove in hooks:
+            remove()
+
+    def _begins(self, module: nn.Module, *_: Any) -> None:
+        self._look(Edge.BEGINNING, f"the call of {self._text(module)}")
+
+    def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._look(Edge.END, f"the call of {self._text(module)}")
+        with self._guarded():
+            tensor = next((each for _, each in leaves(output, torch.Tensor) if each.requires_grad), None)
+            if self._hooks and tensor is not None and tensor.grad_fn is not None:
+                what = f"the output of {self._text(module)}"
+                reached = partial(self._reached, Edge.GRADIENT, what, users_line_here())
+                self._hooks.append(tensor.grad_fn.register_prehook(reached).remove)
+
+    def _look(self, edge: Edge, what: str, line: Any = None, *_: Any) -> None:
+        if not self._hooks:
+            return
+        with self._guarded():
+            self._ledger.look(edge, what, line)
+            self._num_looks += 1
+            if self._num_looks == _MOST_LOOKS:
+                self._unhook()
+
+    def _text(self, module: nn.Module) -> str:
+        name, kind = self._names.get(id(module), ""), type(module).__name__
+        return f"{name} ({kind})" if name else kind
