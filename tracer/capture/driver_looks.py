@@ -10,8 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from enum import Enum
-from types import FrameType
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,13 +25,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import LIBRARY_CALLS, node_name
 from tracer.units import NS_PER_US
 
-
-class Edge(Enum):
-    """A moment in a program, of something that it does."""
-
-    BEGINNING = "beginning"
-    END = "end"
-    GRADIENT = "gradient"
+Edge = Literal["beginning", "end", "gradient"]
 
 
 class DriverLedger:
@@ -40,21 +33,16 @@ class DriverLedger:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._looks: list[Look] = []
+        self.looks: list[Look] = []
         self._calls: dict[tuple[str, int], KnownCall] = {}  # By library and thread
         self._spans: list[tuple[KnownCall, int]] = []  # What ran while the count rose, and until when in us
         self._at: tuple[Edge, str, SourceLine | None] | None = None  # Where the last look was, if it had a name
 
-    @property
-    def is_answered(self) -> bool:
-        """True if the driver has said what it counts."""
-        return bool(self._looks)
-
-    def look(self, edge: Edge = Edge.END, what: str = "", line: SourceLine | None = None) -> None:
+    def look(self, edge: Edge = "end", what: str = "", line: SourceLine | None = None) -> None:
         """Look now, unless a graph is captured: at an edge of something that has a name, and maybe a line."""
         if not devices.is_accelerator(self._device) or devices.is_capturing():
             return
-        memory, seen = devices.device_memory(self._device), self._looks
+        memory, seen = devices.device_memory(self._device), self.looks
         if memory is None:
             return
         used = memory[1] - memory[0]
@@ -66,10 +54,9 @@ class DriverLedger:
         look = Look(time.time_ns() // NS_PER_US, used, reserved)
         was, self._at = self._at, (edge, what, line) if what else None
         if was is not None and what and look.beside_bytes > seen[-1].beside_bytes:
-            span = what if was[1] == what else f"from the {was[0].value} of {was[1]} to the {edge.value} of {what}"
-            place = was[2] or users_line_here()
-            known = (place.file, place.line) if place is not None else (None, None)
-            self._spans.append((KnownCall(seen[-1].time_us, span, *known), look.time_us))
+            span = what if was[1] == what else f"from the {was[0]} of {was[1]} to the {edge} of {what}"
+            place = was[2] or users_line_here() or (None, None)
+            self._spans.append((KnownCall(seen[-1].time_us, span, *place), look.time_us))
         if len(seen) > 1 and seen[-2].beside_bytes == seen[-1].beside_bytes == look.beside_bytes:
             seen.pop()
         seen.append(look)
@@ -80,7 +67,8 @@ class DriverLedger:
             return
         ops = recording.ops
         names = {number: node_name(recording.strings[number]) for number in set(ops.name.tolist())}
-        libraries = {number: library for number, name in names.items() if (library := _library(name))}
+        of = LIBRARY_CALLS.items()
+        libraries = {number: kind for number, name in names.items() for kind, calls in of if calls.fullmatch(name)}
         known = np.flatnonzero(np.isin(ops.name, list(libraries)))
         _, first = np.unique(np.stack([ops.name[known], ops.thread[known]]), axis=1, return_index=True)
         for op in np.sort(known[first]).tolist():
@@ -91,27 +79,25 @@ class DriverLedger:
 
     def seen(self, device: torch.device, captures: Iterable[Capture] = ()) -> DriverLooks | None:
         """Return all looks, with captures of CUDA graphs; None for another device, or one without a driver's count."""
-        if not self._looks or device != self._device:
+        if not self.looks or device != self._device:
             return None
         graphs = [KnownCall(capture.began_ns // NS_PER_US, "capture of a CUDA graph") for capture in captures]
         calls = [*self._calls.values(), *graphs]
-        spans = [
-            span for span, end_us in self._spans if not any(span.time_us <= call.time_us < end_us for call in calls)
-        ]
-        calls = sorted((*calls, *spans), key=lambda call: call.time_us)
-        return DriverLooks(tuple(self._looks), tuple(calls), tuple(_other_processes(device)))
+        for span, end_us in self._spans:
+            if not any(span.time_us <= call.time_us < end_us for call in calls):
+                calls.append(span)
+        calls.sort(key=lambda call: call.time_us)
+        return DriverLooks(tuple(self.looks), tuple(calls), tuple(_other_processes(device)))
 
 
 def users_line_here() -> SourceLine | None:
     """Return the innermost line of the user's that runs in this thread."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_code(frame.f_code.co_filename):
+    frame = sys._getframe(1)
+    while not is_user_code(frame.f_code.co_filename):
+        if frame.f_back is None:
+            return None
         frame = frame.f_back
-    return None if frame is None else SourceLine(whole_path(frame.f_code.co_filename), frame.f_lineno)
-
-
-def _library(name: str) -> str | None:
-    return next((library for library, calls in LIBRARY_CALLS.items() if calls.fullmatch(name)), None)
+    return SourceLine(whole_path(frame.f_code.co_filename), frame.f_lineno)
 
 
 def _users_line(recording: Recording, op: int) -> tuple[str | None, int | None]:

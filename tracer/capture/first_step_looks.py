@@ -1,8 +1,4 @@
-"""Look at a driver's count around modules' calls in the first step, where libraries begin and kernels are loaded.
-
-Neither a look nor its line costs more than a tenth of a millisecond; most of what torch takes beside its allocator
-comes in one step.
-"""
+"""Look at a driver's count around modules' calls in the first step, where libraries begin and kernels are loaded."""
 
 from __future__ import annotations
 
@@ -44,8 +40,8 @@ class FirstStepLooks:
 
     def start(self, models: Iterable[nn.Module]) -> None:
         """Begin the first step; where anything was compiled, its code would be compiled again with hooks."""
-        self._ledger.look(Edge.BEGINNING, "the first step")
-        if not self._ledger.is_answered:
+        self._ledger.look("beginning", "the first step")
+        if not self._ledger.looks:
             return
         self._stop_watching = torch_compile.on_compile_start(self._unhook)
         begins, ended = map(torch_compile.never_compiled, (self._begins, self._ended))
@@ -59,31 +55,29 @@ class FirstStepLooks:
             self._stop_watching()
             self._stop_watching = None
             self._unhook()
-            self._ledger.look(Edge.END, "the first step")
+            self._ledger.look("end", "the first step")
 
     def _unhook(self) -> None:
-        hooks, self._hooks = self._hooks, []
-        for remove in hooks:
-            remove()
+        while self._hooks:
+            self._hooks.pop()()
 
     def _begins(self, module: nn.Module, *_: Any) -> None:
-        self._look(Edge.BEGINNING, f"the call of {self._text(module)}")
+        self._look("beginning", f"the call of {self._text(module)}")
 
     def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._look(Edge.END, f"the call of {self._text(module)}")
+        self._look("end", f"the call of {self._text(module)}")
         with self._guarded():
             tensor = next((each for _, each in leaves(output, torch.Tensor) if each.requires_grad), None)
             if self._hooks and tensor is not None and tensor.grad_fn is not None:
                 what = f"the output of {self._text(module)}"
-                reached = partial(self._reached, Edge.GRADIENT, what, users_line_here())
+                reached = partial(self._reached, "gradient", what, users_line_here())
                 self._hooks.append(tensor.grad_fn.register_prehook(reached).remove)
 
     def _look(self, edge: Edge, what: str, line: Any = None, *_: Any) -> None:
-        if not self._hooks:
-            return
         with self._guarded():
-            self._ledger.look(edge, what, line)
-            self._num_looks += 1
+            if self._hooks:
+                self._ledger.look(edge, what, line)
+                self._num_looks += 1
             if self._num_looks == _MOST_LOOKS:
                 self._unhook()
 

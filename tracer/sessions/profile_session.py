@@ -231,7 +231,7 @@ class ProfileSession(Session):
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():
-            self._look_at_driver(Edge.BEGINNING, optimizer)
+            self._look_at_driver("beginning", optimizer)
             self.observed.before_step(optimizer, has_closure=has_closure(args, kwargs))
 
     def _look_at_driver(self, edge: Edge, optimizer: torch.optim.Optimizer) -> None:
@@ -240,7 +240,7 @@ class ProfileSession(Session):
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():
-            self._look_at_driver(Edge.END, optimizer)
+            self._look_at_driver("end", optimizer)
             if has_closure(args, kwargs):
                 self.observed.after_evaluations(optimizer)
 
