@@ -8,7 +8,7 @@ allocator counts. What is compared and by which rule is in tests/truth/verdict.p
 random states, compilations, what is left behind in torch and which batches are alive after each step; `let go` that
 nothing of the program is kept afterwards. The peak is right between what tensors held and what the allocator gave out.
 Kinds are in bytes of those blocks that the bookkeeper can prove something about; modules and lines are of the three
-largest places that made activations.
+largest places that made activations; `beside torch` is the part of the driver's count there that has a place.
 
 With `--on h100`, say, programs are on that card as the null GPU has it. Each runs three times: unwatched, where the
 allocator itself counts the peak of the recorded steps, watched, and under the bookkeeper, for kinds. With `--here`
@@ -44,6 +44,7 @@ HEADER = [
     "kinds right",
     "module",
     "line",
+    "beside torch",
 ]
 
 
@@ -56,7 +57,7 @@ def row_of(verdict: Verdict) -> list[str]:
     least, most = verdict.true_bytes
     bounds = f"{least:,}" if most == least else f"{least:,} to {most:,}"
     checks = [_mark(not verdict.changed), _mark(not verdict.kept), _mark(not verdict.wrong_sum)]
-    shares = [_percent(verdict.kinds), _fraction(verdict.modules), _fraction(verdict.lines)]
+    shares = [_percent(verdict.kinds), _fraction(verdict.modules), _fraction(verdict.lines), _percent(verdict.beside)]
     return [
         verdict.name, "yes", *checks, f"{verdict.claimed_bytes:,}", bounds, _mark(not verdict.wrong_peak), *shares,
     ]  # fmt: skip
@@ -85,6 +86,7 @@ def total_row(verdicts: Sequence[Verdict]) -> list[str]:
         _percent(total([each.kinds for each in ran])),
         _fraction(total([each.modules for each in ran])),
         _fraction(total([each.lines for each in ran])),
+        _percent(total([each.beside for each in ran])),
     ]
 
 

@@ -25,6 +25,7 @@ from tests.truth.isolate import WITHOUT_CACHES, in_fresh_process
 from tests.truth.program import Provable
 from tests.truth.running import Effects, first_recorded, run_under_bookkeeper, run_unwatched, run_watched
 from tests.truth.verdict import Share, Verdict, differences, instants_of, kinds, knows_batch, wrong_sum
+from tracer.answers.beside_torch import NOT_PLACED
 from tracer.sessions.on_null_gpu import values_on
 
 T = TypeVar("T")
@@ -71,7 +72,15 @@ def judge_on_device(name: str, variables: Mapping[str, str] = WITHOUT_CACHES) ->
         claimed_bytes=claimed,
         true_bytes=(counted, counted),
         kinds=kinds_of(name, claims, booked.value[1].instants) if is_exact else None,
+        beside=placed(claims.peak["beside_torch"]),
     )
+
+
+def placed(beside: Mapping[str, Any]) -> Share:
+    """Return the bytes beside torch's allocator that have a place, of all."""
+    rows = beside["rows"]
+    without = [row for row in rows if row["what"] != NOT_PLACED]
+    return Share(sum(row["bytes"] for row in without), sum(row["bytes"] for row in rows))
 
 
 @contextmanager

@@ -65,6 +65,7 @@ class Verdict:
         true_bytes: The least and the most that the peak can be; on a device both are the count of the allocator.
         kinds: Bytes of the right kind, of those that the bookkeeper can prove; None where it can prove none.
         modules, lines: Of the three largest places that made activations.
+        beside: Bytes beside torch's allocator that have a place; None without a driver's count.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Verdict:
     kinds: Share | None = None
     modules: Share | None = None
     lines: Share | None = None
+    beside: Share | None = None
 
     @property
     def wrong(self) -> dict[str, str | tuple[str, ...]]:
