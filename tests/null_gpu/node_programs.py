@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+from tracer.capture.device.processes import processes_on
 from tracer.null_gpu import process
 
 GIB = 1 << 30
@@ -133,6 +134,18 @@ def fullest() -> None:
     assert take(GIB)
     held = {who: rest for who, *rest in process.peak_holders(0)}
     assert held == {other.pid: [8 * GIB + context, ""], os.getpid(): [4 * GIB + context, "train"]}, held
+
+
+def listed() -> None:
+    """NVML lists both processes of a card by CUDA's name of it; of another name it lists none."""
+    context = int(os.environ["NULL_GPU_MEMORY"]) - int(os.environ["NULL_GPU_USABLE_MEMORY"])
+    assert take(GIB)
+    other = hold(2 * GIB)
+    uuid = "6e756c6c-2d67-7075-2d64-657669636530"
+    found = {number: (name, size - context) for number, name, size in processes_on(uuid)}
+    assert found == {os.getpid(): (sys.executable, GIB), other.pid: (sys.executable, 2 * GIB)}, found
+    assert processes_on("another") == []
+    kill(other)
 
 
 if __name__ == "__main__":

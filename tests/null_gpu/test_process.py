@@ -147,6 +147,11 @@ def test_who_held_a_card_when_it_was_fullest_is_known_after_they_are_gone() -> N
 
 
 @needs_null_gpu
+def test_nvml_lists_the_processes_of_a_card() -> None:
+    run("listed")
+
+
+@needs_null_gpu
 def test_of_killed_processes_no_memory_is_counted() -> None:
     run("kills", "5")
 
