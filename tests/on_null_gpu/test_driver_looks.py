@@ -150,6 +150,12 @@ def test_other_processes_have_names_where_the_driver_lists_this_one() -> None:
             seen = ledger.seen(torch.device("cuda", 0))
         assert seen is not None and [*seen.processes] == expected
     assert ledger.seen(torch.device("cuda", 1)) is None
+    edges = [("beginning", "a"), ("end", "a"), ("beginning", "a"), ("end", "b")]
+    for number, (edge, what) in enumerate(edges):
+        with patch("tracer.capture.driver_looks.devices.device_memory", return_value=(1000 - number, 1000)):
+            ledger.look(edge, what)
+    spans = [call.what for call in ledger.seen(torch.device("cuda", 0)).calls]
+    assert spans == ["a", "from the end of a to the beginning of a", "from the beginning of a to the end of b"]
     cpu = DriverLedger(torch.device("cpu"))
     cpu.look()
     assert cpu.seen(torch.device("cpu")) is None

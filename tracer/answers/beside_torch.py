@@ -61,10 +61,11 @@ def beside_torch(driver: DriverLooks) -> BesideTorch:
 
 def _in_words(calls: Sequence[KnownCall]) -> str:
     """Return all calls between two looks, each but the first, whose line is the row's, with its line."""
-    if len(calls) == 1:
-        return calls[0].what
-    lines = ["", *(f" ({Path(call.file).name}:{call.line})" if call.file else "" for call in calls[1:])]
-    return f"one or more of: {'; '.join(call.what + line for call, line in zip(calls, lines, strict=True))}"
+    first, *others = calls
+    lines = [
+        f"; {call.what} ({Path(call.file).name}:{call.line})" if call.file else f"; {call.what}" for call in others
+    ]
+    return f"one or more of: {first.what}{''.join(lines)}" if others else first.what
 
 
 def beside_section(found: BesideTorch, device: str) -> Section:

@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
 import numpy as np
 import torch
@@ -25,8 +24,6 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import LIBRARY_CALLS, node_name
 from tracer.units import NS_PER_US
 
-Edge = Literal["beginning", "end", "gradient"]
-
 
 class DriverLedger:
     """Looks at one device; a device without a driver's count, such as the CPU, has no looks."""
@@ -36,10 +33,10 @@ class DriverLedger:
         self.looks: list[Look] = []
         self._calls: dict[tuple[str, int], KnownCall] = {}  # By library and thread
         self._spans: list[tuple[KnownCall, int]] = []  # What ran while the count rose, and until when in us
-        self._at: tuple[Edge, str, SourceLine | None] | None = None  # Where the last look was, if it had a name
+        self._at: tuple[str, str, SourceLine | None] | None = None  # Where the last look was, if it had a name
 
-    def look(self, edge: Edge = "end", what: str = "", line: SourceLine | None = None) -> None:
-        """Look now, unless a graph is captured: at an edge of something that has a name, and maybe a line."""
+    def look(self, edge: str = "", what: str = "", line: SourceLine | None = None) -> None:
+        """Look now, unless a graph is captured: at the beginning, the end or the gradient of what has a name."""
         if not devices.is_accelerator(self._device) or devices.is_capturing():
             return
         memory, seen = devices.device_memory(self._device), self.looks
@@ -54,7 +51,8 @@ class DriverLedger:
         look = Look(time.time_ns() // NS_PER_US, used, reserved)
         was, self._at = self._at, (edge, what, line) if what else None
         if was is not None and what and look.beside_bytes > seen[-1].beside_bytes:
-            span = what if was[1] == what else f"from the {was[0]} of {was[1]} to the {edge} of {what}"
+            is_whole = (was[0], was[1], edge) == ("beginning", what, "end")
+            span = what if is_whole else f"from the {was[0]} of {was[1]} to the {edge} of {what}"
             place = was[2] or users_line_here() or (None, None)
             self._spans.append((KnownCall(seen[-1].time_us, span, *place), look.time_us))
         if len(seen) > 1 and seen[-2].beside_bytes == seen[-1].beside_bytes == look.beside_bytes:

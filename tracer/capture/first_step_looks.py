@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tracer.capture.driver_looks import DriverLedger, Edge, users_line_here
+from tracer.capture.driver_looks import DriverLedger, users_line_here
 from tracer.capture.objects.hooks_beside import hook_after_call, hook_call
 from tracer.capture.torch_private import torch_compile
 from tracer.nested import leaves
@@ -73,7 +73,7 @@ class FirstStepLooks:
                 reached = partial(self._reached, "gradient", what, users_line_here())
                 self._hooks.append(tensor.grad_fn.register_prehook(reached).remove)
 
-    def _look(self, edge: Edge, what: str, line: Any = None, *_: Any) -> None:
+    def _look(self, edge: str, what: str, line: Any = None, *_: Any) -> None:
         with self._guarded():
             if self._hooks:
                 self._ledger.look(edge, what, line)

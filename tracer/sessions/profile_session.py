@@ -14,7 +14,6 @@ from torch import nn
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.findings import RunFindings
 from tracer.capture.compile_watch import CompileWatch
-from tracer.capture.driver_looks import Edge
 from tracer.capture.first_step_looks import FirstStepLooks
 from tracer.capture.graph_captures import GRAPH_CAPTURES
 from tracer.capture.objects.call_hooks import CallHooks
@@ -234,7 +233,7 @@ class ProfileSession(Session):
             self._look_at_driver("beginning", optimizer)
             self.observed.before_step(optimizer, has_closure=has_closure(args, kwargs))
 
-    def _look_at_driver(self, edge: Edge, optimizer: torch.optim.Optimizer) -> None:
+    def _look_at_driver(self, edge: str, optimizer: torch.optim.Optimizer) -> None:
         if self.stages.now is not Stage.DONE:
             self.cycles.driver.look(edge, f"the step of {type(optimizer).__name__}")
 
