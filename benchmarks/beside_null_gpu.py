@@ -32,6 +32,8 @@ from torch import Tensor, nn
 
 from benchmarks.engine import as_markdown
 from models.fno_workload import build_fno_workload
+from tracer.capture.device import devices
+from tracer.capture.device.processes import processes_on
 from tracer.null_gpu.cards import devices_of, named_card
 from tracer.null_gpu.process import environment, is_active
 from tracer.null_gpu.values.switch import HostValues
@@ -130,9 +132,7 @@ def _peaks(name: str) -> Facts:
 
 def _used_by_this_process() -> int:
     """Bytes of the device that this process holds, by the driver; 0 where it does not say."""
-    asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-    lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
-    used = {int(pid): int(mib) * MIB for pid, mib in (line.split(",") for line in lines) if mib.strip().isdigit()}
+    used = {number: size for number, _, size in processes_on(devices.uuid_of(torch.device("cuda", 0)) or "")}
     return used.get(os.getpid(), torch.cuda.memory_reserved())
 
 
