@@ -117,7 +117,8 @@ class RecordedCycles:
         """Read what a profiler has just recorded, and free it."""
         self._name_wrappers()
         self._tracer(profiler)
-        if self._num_steps_before == 0 and (recording := self._tracer.last_recording) is not None:
+        recording = self._tracer.last_recording
+        if recording is not None and self._num_steps_before == 0:
             self.driver.read(recording)
         self._dropped = None
         cost.has_read(recording.num_events if recording is not None else 0)
