@@ -238,10 +238,12 @@ class ProfileSession(Session):
             self.cycles.driver.look(edge, f"the step of {type(optimizer).__name__}")
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        with self._never_the_loops_fault():
-            self._look_at_driver("end", optimizer)
-            if has_closure(args, kwargs):
-                self.observed.after_evaluations(optimizer)
+        evaluates = has_closure(args, kwargs)
+        if evaluates or self.cycles.driver.looks:
+            with self._never_the_loops_fault():
+                self._look_at_driver("end", optimizer)
+                if evaluates:
+                    self.observed.after_evaluations(optimizer)
 
     # --------------------------------------------------------------------------------------------------------- results
     @property
