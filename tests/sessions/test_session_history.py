@@ -173,9 +173,8 @@ def test_a_history_that_contradicts_itself_is_a_note_too(
     monkeypatch.setattr(torch_history, "allocator_snapshot", lambda device: odd)
     session = cuda_session(Schedule(0, 0, 1, 1), history_log, num_steps=1 if error else 2, error=error)
     monkeypatch.setattr(session.cycles._tracer, "device", "cpu")
-    monkeypatch.setattr("tracer.blocks.from_recording.allocator_join.join_history", lambda snapshot, _, storages: join_history(
-        snapshot, "cuda:0", storages
-    ))  # fmt: skip
+    joined = "tracer.blocks.from_recording.allocator_join.join_history"
+    monkeypatch.setattr(joined, lambda snapshot, _, storages: join_history(snapshot, "cuda:0", storages))
     assert session.findings.worst.peak.allocator is None
     assert session.findings is session.findings
     assert session.cycles.failed_allocation is None

@@ -39,13 +39,15 @@ class FirstStepLooks:
         self._num_looks = 0
 
     def start(self, models: Iterable[nn.Module]) -> None:
-        """Begin the first step; where anything was compiled, its code would be compiled again with hooks."""
+        """Begin the first step; hooks would change what torch.compile makes of a module, and are left out with it."""
         self._ledger.look("beginning", "the first step")
         if not self._ledger.looks:
             return
         self._stop_watching = torch_compile.on_compile_start(self._unhook)
         begins, ended = map(torch_compile.never_compiled, (self._begins, self._ended))
-        for module in chain.from_iterable(model.modules() for model in models if not torch_compile.has_compiled()):
+        for module in chain.from_iterable(
+            model.modules() for model in models if not torch_compile.is_asked_to_compile()
+        ):
             with suppress(TypeError):
                 self._hooks += [hook_call(module, begins), hook_after_call(module, ended)]
 
