@@ -486,6 +486,14 @@ def test_expandable_segments_where_the_peak_is_in_pieces() -> None:
     assert "What to try first" in screen(found)
 
 
+def test_of_a_long_recording_that_had_enough_memory_no_settings_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracer.answers.why.first_changes.LONG_HISTORY", 3)
+    found = explain(fragmented().snapshot())
+    assert found.first is not None and not found.first.changes
+    failed = explain(full().snapshot())
+    assert failed.first is not None and failed.first.changes
+
+
 def test_of_a_failed_request_only_what_serves_it() -> None:
     found = explain(full().snapshot())
     assert found.first is not None

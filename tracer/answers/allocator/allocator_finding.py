@@ -9,7 +9,7 @@ from tracer.allocator.history import Need, Requests
 from tracer.allocator.replay import replay as replay_program
 from tracer.allocator.replay import smallest_capacity
 from tracer.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
-from tracer.answers.allocator.modelled import Modelled, agreement, model_device
+from tracer.answers.allocator.modelled import LONG_HISTORY, Modelled, agreement, model_device
 from tracer.answers.allocator.reserved import Reserved, reserved_at_end, reserved_at_peak
 from tracer.answers.out_of_memory import in_evaluation, last_out_of_memory
 from tracer.answers.why.first_changes import FirstChanges, first_changes
@@ -27,8 +27,6 @@ NO_ALLOCATOR = (
 )
 AS_RECORDED = ""
 _HUNDREDTH = 100
-_LONG_HISTORY = 200_000
-"""Operations; above, the smallest capacity is found to a thousandth, since each step of the search is a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +137,8 @@ def _smallest(program: Requests, settings: AllocatorSettings, unlimited: Need, v
 
 
 def _search_step(program: Requests, unlimited: Need) -> int:
-    """A segment's step; of long histories a thousandth, see `_LONG_HISTORY`."""
-    is_long = len(program.code) > _LONG_HISTORY
+    """A segment's step; of long histories a thousandth, see `LONG_HISTORY`."""
+    is_long = len(program.code) > LONG_HISTORY
     return max(unlimited.reserved_peak_bytes >> 10, SEGMENT_STEP_BYTES) if is_long else SEGMENT_STEP_BYTES
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tracer.answers.allocator.modelled import Modelled, model_device
+from tracer.answers.allocator.modelled import LONG_HISTORY, Modelled, model_device
 from tracer.answers.out_of_memory import OutOfMemory
 from tracer.answers.why import (
     activations,
@@ -241,7 +241,9 @@ def first_changes(
         return None
     case = Case(device, objects)
     causes = [cause for ask in _OF_BLOCKS for cause in ask(case)]
-    if not case.missing_bytes and _was_short(modelled, device_bytes):  # else no setting of the allocator is enough
+    if not case.missing_bytes and _settings_matter(
+        modelled, device_bytes
+    ):  # else no setting of the allocator is enough
         causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled.as_it_failed)]
     if not causes and not modelled.history.failed:  # nothing to try, and a replay of a long history takes seconds
         taken = modelled.reproduction.recorded_peak_bytes / device_bytes if device_bytes else 1.0
@@ -350,10 +352,10 @@ def _tried(cause: Cause, modelled: Modelled, case: Case) -> FirstChange | None:
     )
 
 
-def _was_short(modelled: Modelled, device_bytes: int | None) -> bool:
-    """True if settings of the allocator may matter: the device refused memory, or was nearly full."""
+def _settings_matter(modelled: Modelled, device_bytes: int | None) -> bool:
+    """True if the device refused memory or was nearly full, or the recording is short enough to be asked anyway."""
     reproduction = modelled.reproduction
-    if modelled.history.failed or reproduction.refused_bytes is not None:
+    if modelled.history.failed or reproduction.refused_bytes is not None or len(modelled.program.code) <= LONG_HISTORY:
         return True
     return device_bytes is not None and reproduction.recorded_peak_bytes >= _FULL * device_bytes
 
