@@ -6,7 +6,7 @@ import pytest
 
 from tests.null_gpu.started import assert_well, needs_null_gpu, programs_in, run_program
 
-ALONE = ("memory_is_not_taken", "many_small_tensors")
+ALONE = ("memory_is_not_taken", "many_small_tensors", "threads_that_fill")
 OF_THREADS = ("processes_and_threads", "copies_of_tensors")
 TOGETHER = programs_in("untouched_programs.py", but=ALONE)
 

@@ -326,6 +326,45 @@ def processes_and_threads() -> None:
     torch.set_num_threads(1)
 
 
+def threads_that_fill() -> None:
+    """Each finds its own numbers, and the first ones have waited for the thread that makes them."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    wrong: list[float] = []
+
+    def fill(first: int) -> None:
+        for number in range(first, first + 40):
+            if (found := float(torch.full((300_000,), number)[0])) != number:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=fill, args=(1000 * first + 1,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(before)
+    assert not wrong
+
+
+def one_call_for_many_pieces() -> None:
+    tensor = torch.full((530 * MIB // 8,), 1.5, dtype=torch.float64)
+    file = os.memfd_create("tensor")
+    assert os.write(file, tensor.numpy().data) == tensor.nbytes
+    os.close(file)
+
+
+class _Late:
+    def __init__(self) -> None:
+        self.tensor, self.itself = torch.randn(1024, 1024), self
+
+    def __del__(self) -> None:
+        float(self.tensor[5, 5])
+
+
+def a_destructor_when_python_ends() -> None:
+    globals()["late"] = _Late()
+
+
 def faults_of_the_program() -> None:
     """A wild pointer ends it still, and its own handler is told."""
     for is_handled in (False, True):

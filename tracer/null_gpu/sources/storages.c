@@ -116,7 +116,7 @@ static void end_recipe(Storage *storage) {
   if (!storage->recipe) return;
   if (num_forgotten == most_forgotten) {
     size_t most = most_forgotten ? 2 * most_forgotten : 256;
-    int64_t *grown = realloc(forgotten, most * sizeof *grown);
+    int64_t *grown = NEXT(realloc)(forgotten, most * sizeof *grown); /* this file's takes the lock */
     if (grown) forgotten = grown, most_forgotten = most;
   }
   if (num_forgotten < most_forgotten) forgotten[num_forgotten++] = storage->recipe;
@@ -133,7 +133,7 @@ EXPORT int64_t null_gpu_forgotten_recipe(void) {
 static bool add_storage(uintptr_t at, size_t asked, size_t size) {
   if (count == capacity) {
     size_t grown = capacity ? 2 * capacity : 256;
-    Storage *more = realloc(storages, grown * sizeof *more);
+    Storage *more = NEXT(realloc)(storages, grown * sizeof *more);
     if (!more) return false;
     storages = more, capacity = grown;
   }
@@ -285,13 +285,13 @@ EXPORT void null_gpu_next_piece(Wanted *wanted) {
   pthread_mutex_unlock(&lock);
 }
 
-static void drop_oldest_clean(void) {
+static void drop_oldest_clean(void) { /* but during a call, which may be of more pieces than are noted: then it stays */
   uintptr_t at = clean[first_clean].at;
   Storage *storage = storage_of(at);
   if (storage && storage->recipe == clean[first_clean].recipe) {
     unsigned char *state = &storage->pieces[(at - storage->at) / PIECE];
     size_t left = storage->at + storage->size - at;
-    if (*state == CLEAN && map_pages((void *)at, left < PIECE ? left : PIECE, PROT_NONE) != MAP_FAILED) *state = UNMADE;
+    if (!in_calls && *state == CLEAN && map_pages((void *)at, left < PIECE ? left : PIECE, PROT_NONE) != MAP_FAILED) *state = UNMADE;
   }
   first_clean = (first_clean + 1) % (4 * MOST_CLEAN), num_clean--;
 }
@@ -339,6 +339,7 @@ static bool wait_for_piece(uintptr_t at) {
   return request.is_made;
 }
 
+static int (*is_python_ending)(void); /* then none of its other threads goes on: its last destructors find zeros */
 /* Have a piece there, and writable where it is written to. Called with the lock; False where there is no storage. */
 static bool provide(uintptr_t at, bool writes) {
   for (;;) {
@@ -351,6 +352,12 @@ static bool provide(uintptr_t at, bool writes) {
     if (*state == CLEAN) {
       void *begin = (void *)(storage->at + piece * PIECE);
       if (mprotect(begin, left < PIECE ? left : PIECE, PROT_READ | PROT_WRITE)) return false;
+      *state = WRITTEN;
+      return true;
+    }
+    if (is_python_ending && is_python_ending()) {
+      if (map_pages((void *)(storage->at + piece * PIECE), left < PIECE ? left : PIECE, PROT_READ | PROT_WRITE) == MAP_FAILED)
+        return false;
       *state = WRITTEN;
       return true;
     }
@@ -496,6 +503,8 @@ EXPORT bool null_gpu_own_storages(void) {
   struct sigaction handler = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
   next_sigaction = (int (*)(int, const struct sigaction *, struct sigaction *))dlsym(RTLD_NEXT, "sigaction");
   if (!next_sigaction || next_sigaction(SIGSEGV, &handler, &others)) return false;
+  is_python_ending = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
+  if (!is_python_ending) is_python_ending = (int (*)(void))dlsym(RTLD_DEFAULT, "_Py_IsFinalizing"); /* before 3.13 */
   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   return is_on = true;
 }

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Protocol
 
 import torch
@@ -165,21 +165,23 @@ class _Recipes:
 
     def __init__(self) -> None:
         self._by_number: dict[int, Recipe] = {}
-        self._last = 0
+        self._numbers = count(1)
+        self._starting = threading.Lock()
         self.eager: set[int] = set()  # threads by identifier that fill tensors as torch does: the maker is one
         self._process = 0
 
     def leave(self, tensor: torch.Tensor, recipe: Recipe) -> bool:
         """Leave a whole storage unwritten; False if that cannot be."""
         if self._process != os.getpid():
-            self.start_maker()
+            with self._starting:
+                self.start_maker()
         while forgotten := _library().null_gpu_forgotten_recipe():
             self._by_number.pop(forgotten, None)
-        self._last += 1
-        self._by_number[self._last] = recipe
-        if _library().null_gpu_leave(tensor.data_ptr(), self._last):
+        number = next(self._numbers)  # one call: other threads leave tensors too
+        self._by_number[number] = recipe
+        if _library().null_gpu_leave(tensor.data_ptr(), number):
             return True
-        del self._by_number[self._last]
+        del self._by_number[number]
         return False
 
     def of(self, tensor: torch.Tensor) -> tuple[Recipe, list[tuple[int, int]]] | None:
@@ -193,15 +195,21 @@ class _Recipes:
 
     def start_maker(self) -> None:
         """Start the thread that makes pieces, in this process."""
+        if self._process == os.getpid():
+            return
         if not self._process:
-            os.register_at_fork(after_in_child=self.start_maker)
-        self._process = os.getpid()
+            os.register_at_fork(after_in_child=self._start_in_child)
         is_started = threading.Event()
         self.eager.clear()
         # No thread of `threading`: a program that counts its threads finds its own.
         _thread.start_new_thread(unrecorded(self._make_pieces), (is_started,))
         is_started.wait()
         _library().null_gpu_has_maker()
+        self._process = os.getpid()
+
+    def _start_in_child(self) -> None:
+        self._starting = threading.Lock()
+        self.start_maker()
 
     def _make_pieces(self, is_started: threading.Event) -> None:
         self.eager.add(threading.get_ident())
@@ -413,6 +421,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
         tensor.nbytes >= LEAST_BYTES
         and tensor.is_contiguous()
         and not tensor.is_complex()
+        and not tensor.is_neg()
         and bool(_library().null_gpu_storage_size(tensor.data_ptr()) == tensor.nbytes)
     )
 
@@ -442,7 +451,8 @@ def _left_copy(
     target: torch.Tensor, source: torch.Tensor, recipe: Recipe, written: list[tuple[int, int]]
 ) -> torch.Tensor | None:
     if not _is_whole(target) or not _RECIPES.leave(target, recipe):
-        return target.copy_(source)
+        with filled_at_once():
+            return target.copy_(source)
     for first, last in written:
         target.view(-1)[first:last].copy_(source.view(-1)[first:last])
     return target
