@@ -353,6 +353,17 @@ def one_call_for_many_pieces() -> None:
     os.close(file)
 
 
+def a_library_that_waits_with_the_lock_of_python() -> None:
+    """As a compiled kernel does for its threads of OpenMP, which read."""
+    process, thread, length = ctypes.PyDLL(None), ctypes.c_ulong(), ctypes.c_size_t()
+    tensor = torch.full((MIB,), 0x01010101, dtype=torch.int32)
+    tensor[-1] = 1
+    arguments = (ctypes.byref(thread), None, process.strlen, ctypes.c_void_p(tensor.data_ptr()))
+    assert process.pthread_create(*arguments) == 0
+    assert process.pthread_join(thread, ctypes.byref(length)) == 0
+    assert length.value == tensor.nbytes - 3
+
+
 class _Late:
     def __init__(self) -> None:
         self.tensor, self.itself = torch.randn(1024, 1024), self

@@ -7,6 +7,7 @@
 #include "null_gpu.h"
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -26,6 +28,7 @@
 #define MOST_SPARE 16 /* storages that are kept for the next of their size, as malloc keeps what it has */
 #define SPARE_SIZE (16 * MIB)
 #define LONG_S 60
+#define LEND (SIGRTMAX - 5)
 
 #define NEXT(name)                                               \
   ({                                                             \
@@ -291,7 +294,8 @@ static void drop_oldest_clean(void) { /* but during a call, which may be of more
   if (storage && storage->recipe == clean[first_clean].recipe) {
     unsigned char *state = &storage->pieces[(at - storage->at) / PIECE];
     size_t left = storage->at + storage->size - at;
-    if (!in_calls && *state == CLEAN && map_pages((void *)at, left < PIECE ? left : PIECE, PROT_NONE) != MAP_FAILED) *state = UNMADE;
+    bool is_dropped = !in_calls && *state == CLEAN;
+    if (is_dropped && map_pages((void *)at, left < PIECE ? left : PIECE, PROT_NONE) != MAP_FAILED) *state = UNMADE;
   }
   first_clean = (first_clean + 1) % (4 * MOST_CLEAN), num_clean--;
 }
@@ -309,19 +313,39 @@ EXPORT void null_gpu_piece_made(bool is_made) {
     clean[last].at = current.at, clean[last].recipe = current.recipe;
   } else munmap(current.buffer, current.size);
   answer_request(current.request, is_made || !is_asked_for);
+  current.request = NULL;
   pthread_mutex_unlock(&lock);
+}
+
+static int (*holds_python)(void);
+static void *(*leave_python)(void);
+static void (*enter_python)(void *);
+
+/* The main thread may wait with the interpreter's lock for threads of OpenMP that wait for a piece, as in compiled kernels
+   and in extensions: it is interrupted there, and leaves the lock to the maker until no piece is asked for any more. */
+static void lend_python(int signal) {
+  (void)signal;
+  int error = errno;
+  void *thread = holds_python && holds_python() ? leave_python() : NULL;
+  for (int num_idle = 0; thread && num_idle < 50; num_idle++) {
+    usleep(1000);
+    if (__atomic_load_n(&first_request, __ATOMIC_RELAXED) || __atomic_load_n(&current.request, __ATOMIC_RELAXED)) num_idle = 0;
+  }
+  if (thread) enter_python(thread);
+  errno = error;
+}
+static void have_python_lent(void) {
+  char path[64], at[5] = "";
+  snprintf(path, sizeof path, "/proc/self/task/%d/syscall", getpid());
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return;
+  snprintf(path, sizeof path, "%d ", (int)SYS_futex);
+  if (NEXT(read)(file, at, 4) == 4 && !strcmp(at, path)) syscall(SYS_tgkill, getpid(), getpid(), LEND);
+  close(file);
 }
 
 /* Wait for the maker, without the interpreter's lock, which it needs. */
 static bool wait_for_piece(uintptr_t at) {
-  static int (*holds_python)(void);
-  static void *(*leave_python)(void);
-  static void (*enter_python)(void *);
-  if (!holds_python) {
-    leave_python = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
-    enter_python = (void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
-    holds_python = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
-  }
   Request request = {.at = at};
   sem_init(&request.done, 0, 0);
   *last_request = &request, last_request = &request.next;
@@ -330,10 +354,15 @@ static bool wait_for_piece(uintptr_t at) {
   void *thread = holds_python && holds_python() ? leave_python() : NULL;
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
-  for (until.tv_sec += LONG_S; sem_timedwait(&request.done, &until);)
-    if (errno == ETIMEDOUT && (until.tv_sec += 1000 * LONG_S))
+  int num_waits = 0;
+  for (until.tv_sec++; sem_timedwait(&request.done, &until);) {
+    if (errno != ETIMEDOUT) continue;
+    until.tv_sec++;
+    if (!thread) have_python_lent();
+    if (++num_waits == LONG_S)
       log_line(0, "values of a tensor on the host have not come for %d s: maybe a library waits for its threads and holds "
                "Python's lock; set NULL_GPU_HOST_TENSORS=real", LONG_S);
+  }
   if (thread) enter_python(thread);
   pthread_mutex_lock(&lock);
   return request.is_made;
@@ -492,7 +521,7 @@ static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
 static void after_fork_in_child(void) { /* the maker is the parent's, and so are all who wait for it */
   pthread_cond_init(&is_wanted, NULL);
-  first_request = NULL, last_request = &first_request;
+  first_request = current.request = NULL, last_request = &first_request;
   has_maker = false, in_calls = 0;
   pthread_mutex_unlock(&lock);
 }
@@ -503,6 +532,10 @@ EXPORT bool null_gpu_own_storages(void) {
   struct sigaction handler = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
   next_sigaction = (int (*)(int, const struct sigaction *, struct sigaction *))dlsym(RTLD_NEXT, "sigaction");
   if (!next_sigaction || next_sigaction(SIGSEGV, &handler, &others)) return false;
+  leave_python = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+  enter_python = (void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
+  holds_python = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
+  next_sigaction(LEND, &(struct sigaction){.sa_handler = lend_python, .sa_flags = SA_RESTART | SA_ONSTACK}, NULL);
   is_python_ending = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
   if (!is_python_ending) is_python_ending = (int (*)(void))dlsym(RTLD_DEFAULT, "_Py_IsFinalizing"); /* before 3.13 */
   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
