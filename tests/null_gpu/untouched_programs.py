@@ -364,6 +364,20 @@ def a_library_that_waits_with_the_lock_of_python() -> None:
     assert length.value == tensor.nbytes - 3
 
 
+def written_in_place() -> None:
+    def num_mappings() -> int:
+        return len(Path("/proc/self/maps").read_text().splitlines())
+
+    before, tensor = num_mappings(), torch.full((200 * MIB // 8,), 1.5, dtype=torch.float64)
+    threads = [threading.Thread(target=tensor[first::2].mul_, args=(2,)) for first in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bool((tensor == 3).all())
+    assert num_mappings() - before < 50
+
+
 class _Late:
     def __init__(self) -> None:
         self.tensor, self.itself = torch.randn(1024, 1024), self

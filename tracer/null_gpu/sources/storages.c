@@ -27,6 +27,7 @@
 #define MOST_CLEAN 128 /* pieces that are kept though nobody has written to them */
 #define MOST_SPARE 16 /* storages that are kept for the next of their size, as malloc keeps what it has */
 #define SPARE_SIZE (16 * MIB)
+#define JOINED 64 /* pieces */
 #define LONG_S 60
 #define LEND (SIGRTMAX - 5)
 
@@ -368,6 +369,21 @@ static bool wait_for_piece(uintptr_t at) {
   return request.is_made;
 }
 
+/* A written piece is a mapping of its own, of which a process may have 65,530: neighbours become one. */
+static void join_written(Storage *storage, size_t piece) {
+  size_t first = piece / JOINED * JOINED, size = JOINED * PIECE;
+  void *at = (void *)(storage->at + first * PIECE), *buffer;
+  if (in_calls || first * PIECE + size > storage->size) return;
+  for (size_t i = first; i < first + JOINED; i++)
+    if (storage->pieces[i] != WRITTEN) return;
+  if ((buffer = map_pages(NULL, size, PROT_READ | PROT_WRITE)) == MAP_FAILED) return;
+  if (!mprotect(at, size, PROT_READ)) { /* who writes waits for the lock */
+    memcpy(buffer, at, size);
+    if (mremap(buffer, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED) return;
+  }
+  mprotect(at, size, PROT_READ | PROT_WRITE);
+  munmap(buffer, size);
+}
 static int (*is_python_ending)(void); /* then none of its other threads goes on: its last destructors find zeros */
 /* Have a piece there, and writable where it is written to. Called with the lock; False where there is no storage. */
 static bool provide(uintptr_t at, bool writes) {
@@ -382,6 +398,7 @@ static bool provide(uintptr_t at, bool writes) {
       void *begin = (void *)(storage->at + piece * PIECE);
       if (mprotect(begin, left < PIECE ? left : PIECE, PROT_READ | PROT_WRITE)) return false;
       *state = WRITTEN;
+      join_written(storage, piece);
       return true;
     }
     if (is_python_ending && is_python_ending()) {
