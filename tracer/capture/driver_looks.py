@@ -1,7 +1,7 @@
 """Look at what a device's driver counts beside torch's allocator, and note the calls that are known to raise it.
 
 A driver answers in tens of microseconds, some in a millisecond: it is asked where steps end, around an optimizer's, and
-around modules' calls in the first one.
+around models' calls in the first one.
 """
 
 from __future__ import annotations

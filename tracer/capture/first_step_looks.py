@@ -1,11 +1,10 @@
-"""Look at a driver's count around modules' calls in the first step, where libraries begin and kernels are loaded."""
+"""Look at a driver's count around models' calls in the first step, where libraries begin and kernels are loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -17,11 +16,11 @@ from tracer.capture.torch_private import torch_compile
 from tracer.nested import leaves
 
 _MOST_LOOKS: Final = 1000
-"""A model of some 300 modules; what has more, or evaluates in its first step, is looked at until then."""
+"""A first step that calls models more often, as one that evaluates, is looked at until then."""
 
 
 class FirstStepLooks:
-    """Looks around each module's call, and where backward reaches its output, until a compilation begins."""
+    """Looks around each model's call, and where backward reaches its output, until a compilation begins."""
 
     def __init__(
         self, ledger: DriverLedger, names: Mapping[int, str], guarded: Callable[[], AbstractContextManager[None]]
@@ -45,9 +44,8 @@ class FirstStepLooks:
             return
         self._stop_watching = torch_compile.on_compile_start(self._unhook)
         begins, ended = map(torch_compile.never_compiled, (self._begins, self._ended))
-        for module in chain.from_iterable(
-            model.modules() for model in models if not torch_compile.is_asked_to_compile()
-        ):
+        # Hooks of modules inside would add a frame to the stacks of all that they allocate in this step.
+        for module in () if torch_compile.is_asked_to_compile() else models:
             with suppress(TypeError):
                 self._hooks += [hook_call(module, begins), hook_after_call(module, ended)]
 
