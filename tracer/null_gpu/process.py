@@ -4,6 +4,7 @@ For people who look into it, beside the card's variables below:
 
     NULL_GPU_LOG              1 prints each allocation of the device's, 2 each launch by its name, 3 each copy
     NULL_GPU_READS=real       shows the bytes that are there; else a read gives back what the host wrote
+    NULL_GPU_HOST_TENSORS=real  fills large tensors of the host at once; else where they are read
     NULL_GPU_COPY_LIMIT       bytes of one copy from the host that are kept as values, 1 MiB
     NULL_GPU_KERNELS=1        gives torch's profiler kernels, each with the same made-up duration
     NULL_GPU_TAKES            bytes taken where cublas, cudnn, cufft, nccl, a module or a graph begins: cudnn=512

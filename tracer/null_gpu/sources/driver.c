@@ -25,8 +25,9 @@ EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+  if (device < 0 || device >= config()->count) return CUDA_ERROR_INVALID_DEVICE;
   memcpy(uuid, "null-gpu-device", 15);
-  uuid->bytes[15] = (char)('0' + device);
+  uuid->bytes[15] = (char)('0' + config()->visible[device]);
   return CUDA_SUCCESS;
 }
 #undef cuDeviceGetUuid

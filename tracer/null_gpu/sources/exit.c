@@ -4,13 +4,17 @@
 #define _GNU_SOURCE
 #include "null_gpu.h"
 #include <dlfcn.h>
+#include <pthread.h>
 #include <unistd.h>
 
+bool is_python_ending(void) {
+  static int (*is_ending)(void);
+  if (!is_ending) is_ending = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
+  if (!is_ending) is_ending = (int (*)(void))dlsym(RTLD_DEFAULT, "_Py_IsFinalizing"); /* before 3.13 */
+  return is_ending && is_ending();
+}
 EXPORT __attribute__((noreturn)) void pthread_exit(void *value) {
-  int (*is_finalizing)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
-  if (!is_finalizing) is_finalizing = (int (*)(void))dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
-  while (is_finalizing && is_finalizing()) pause();
-  void (*next)(void *) = (void (*)(void *))dlsym(RTLD_NEXT, "pthread_exit");
-  next(value);
+  while (is_python_ending()) pause();
+  NEXT(pthread_exit)(value);
   __builtin_unreachable();
 }

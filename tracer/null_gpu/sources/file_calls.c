@@ -23,15 +23,6 @@
 #include <unistd.h>
 #include <utime.h>
 
-#define NEXT(name)                                                    \
-  ({                                                                  \
-    static __typeof__(&name) next;                                    \
-    if (!next) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name);      \
-    next;                                                             \
-  })
-/* 64-bit systems have one size of offsets, under two names. */
-#define ALSO(name) EXPORT __attribute__((alias(#name)))
-
 typedef struct {
   int folder;
   const char *path;

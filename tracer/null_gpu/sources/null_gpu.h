@@ -6,6 +6,15 @@
 #include <stdint.h>
 
 #define EXPORT __attribute__((visibility("default")))
+/* The C library's function, which one of ours stands in front of; with _GNU_SOURCE and dlfcn.h. */
+#define NEXT(name)                                                \
+  ({                                                              \
+    static __typeof__(&name) next;                                \
+    if (!next) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name); \
+    next;                                                         \
+  })
+/* 64-bit systems have one size of offsets, under two names. */
+#define ALSO(name) EXPORT __attribute__((alias(#name)))
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 #define GIB ((size_t)1 << 30)
@@ -86,6 +95,9 @@ void forget_bytes(uintptr_t begin, uintptr_t end);
 void null_gpu_know_bytes(const void *pointer, size_t size);
 void carry_known(uintptr_t to, uintptr_t from, size_t size);
 bool is_known(uintptr_t begin, uintptr_t end);
+
+/* exit.c */
+bool is_python_ending(void);
 
 /* storages.c: large tensors of the host. */
 bool leave_zeros(void *pointer, size_t size);

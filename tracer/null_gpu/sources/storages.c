@@ -1,7 +1,9 @@
 /* Large tensors of the host take no pages until somebody touches them. Each storage has an address range of its own.
    Python says of one by which recipe its bytes are made (null_gpu_leave); the range is then without access, and whoever
-   touches it waits in the handler of SIGSEGV until a thread of Python has made that piece. So every reader finds what it
-   would have found: operators, numpy, C++ with a pointer, forked children. What is only read goes again when much was. */
+   touches it waits in the handler of SIGSEGV until a thread of Python has made that piece: operators, numpy, C++ with a
+   pointer, forked children, and the kernel in the calls below. In other ways the kernel cannot read it (io_uring, sendmmsg,
+   another process's process_vm_readv: EFAULT), and destructors when Python ends read zeros, of which stderr is told.
+   NULL_GPU_HOST_TENSORS=real has tensors filled at once. What is only read goes again when much was. */
 #undef _FORTIFY_SOURCE
 #define _GNU_SOURCE
 #include "null_gpu.h"
@@ -25,20 +27,12 @@
 #define LEAST MIB
 #define PIECE MIB
 #define MOST_CLEAN 128 /* pieces that are kept though nobody has written to them */
+#define MOST_NOTED 512 /* during one call, which may be of more: those stay */
 #define MOST_SPARE 16 /* storages that are kept for the next of their size, as malloc keeps what it has */
 #define SPARE_SIZE (16 * MIB)
 #define JOINED 64 /* pieces */
 #define LONG_S 60
-#define LEND (SIGRTMAX - 5)
-
-#define NEXT(name)                                               \
-  ({                                                             \
-    static __typeof__(&name) next;                               \
-    if (!next) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name); \
-    next;                                                        \
-  })
-
-#define ALSO(name) EXPORT __attribute__((alias(#name)))
+#define LEND (SIGRTMAX - 5) /* a signal that is ours while the program has no handler of it */
 
 enum { UNMADE, CLEAN, WRITTEN };
 typedef struct {
@@ -47,6 +41,11 @@ typedef struct {
   int64_t recipe;     /* 0: its bytes are there */
   unsigned char *pieces;
 } Storage;
+typedef struct {
+  int64_t recipe;
+  size_t offset, size;
+  void *buffer;
+} Wanted; /* a piece, for Python */
 typedef struct Request {
   uintptr_t at;
   sem_t done;
@@ -65,16 +64,9 @@ static size_t num_forgotten, most_forgotten;
 static struct {
   uintptr_t at;
   int64_t recipe;
-} clean[4 * MOST_CLEAN];
-static size_t first_clean, num_clean, in_calls, num_made;
-static Request *first_request, **last_request = &first_request;
-static struct {
-  Request *request;
-  uintptr_t at;
-  int64_t recipe;
-  size_t size;
-  void *buffer;
-} current;
+} clean[MOST_NOTED]; /* a ring: from `num_gone` to `num_made` */
+static size_t num_made, num_gone, in_calls;
+static Request *first_request, **last_request = &first_request, *current;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t is_wanted = PTHREAD_COND_INITIALIZER;
 static __thread bool is_maker;
@@ -86,6 +78,11 @@ static void *map_pages(void *at, size_t size, int protection) {
 }
 
 /* ---- the books ---- */
+static void *piece_at(const Storage *storage, size_t piece) { return (void *)(storage->at + piece * PIECE); }
+static size_t piece_size(const Storage *storage, size_t piece) {
+  size_t left = storage->size - piece * PIECE;
+  return left < PIECE ? left : PIECE;
+}
 static size_t first_behind(uintptr_t at) { /* the first storage that ends behind an address */
   size_t low = 0, high = count;
   while (low < high) {
@@ -230,33 +227,22 @@ EXPORT bool null_gpu_leave(void *pointer, int64_t recipe) {
 /* Zeros, if that is all that the storage holds from now on. */
 bool leave_zeros(void *pointer, size_t size) { return size >= LEAST && size_asked(pointer) == size && null_gpu_leave(pointer, 0); }
 
-/* A storage's recipe, and which of its pieces hold something else by now: how many those are; -1 where it has none. */
-EXPORT long null_gpu_recipe(void *pointer, int64_t *recipe, unsigned char *pieces, size_t most) {
-  long num_written = -1;
+/* A storage's recipe, and which of its pieces hold something else by now; False where it has none. */
+EXPORT bool null_gpu_recipe(void *pointer, int64_t *recipe, unsigned char *is_written) {
   pthread_mutex_lock(&lock);
   const Storage *storage = storage_at(pointer);
-  if (storage && storage->recipe) {
-    size_t num = (storage->size + PIECE - 1) / PIECE;
-    num_written = 0;
-    if (recipe) *recipe = storage->recipe;
-    for (size_t i = 0; i < num; i++) {
-      num_written += storage->pieces[i] == WRITTEN;
-      if (i < most) pieces[i] = storage->pieces[i] == WRITTEN;
-    }
+  bool is_left = storage && storage->recipe;
+  if (is_left && recipe) {
+    *recipe = storage->recipe;
+    for (size_t i = 0; i * PIECE < storage->size; i++) is_written[i] = storage->pieces[i] == WRITTEN;
   }
   pthread_mutex_unlock(&lock);
-  return num_written;
+  return is_left;
 }
 EXPORT size_t null_gpu_storage_size(void *pointer) { return size_asked(pointer); }
 EXPORT size_t null_gpu_num_made(void) { return num_made; }
 
 /* ---- making pieces: one thread of Python does it ---- */
-typedef struct {
-  int64_t recipe;
-  size_t offset, size;
-  void *buffer;
-} Wanted;
-
 static void answer_request(Request *request, bool is_made) {
   request->is_made = is_made;
   sem_post(&request->done);
@@ -265,56 +251,52 @@ static void answer_request(Request *request, bool is_made) {
 EXPORT void null_gpu_next_piece(Wanted *wanted) {
   is_maker = true;
   pthread_mutex_lock(&lock);
-  for (;;) {
+  for (current = NULL; !current;) {
     while (!first_request) pthread_cond_wait(&is_wanted, &lock);
     Request *request = first_request;
     if (!(first_request = request->next)) last_request = &first_request;
     const Storage *storage = storage_of(request->at);
     size_t piece = storage ? (request->at - storage->at) / PIECE : 0;
-    if (!storage || !storage->recipe || storage->pieces[piece] != UNMADE) {
-      answer_request(request, true);
-      continue;
-    }
-    size_t offset = piece * PIECE, left = storage->size - offset, size = left < PIECE ? left : PIECE;
-    void *buffer = map_pages(NULL, size, PROT_READ | PROT_WRITE);
+    bool is_there = !storage || !storage->recipe || storage->pieces[piece] != UNMADE;
+    void *buffer = is_there ? MAP_FAILED : map_pages(NULL, piece_size(storage, piece), PROT_READ | PROT_WRITE);
     if (buffer == MAP_FAILED) {
-      answer_request(request, false);
+      answer_request(request, is_there);
       continue;
     }
-    current.request = request, current.at = storage->at + offset, current.recipe = storage->recipe;
-    current.size = size, current.buffer = buffer;
-    *wanted = (Wanted){storage->recipe, offset, storage->asked - offset < size ? storage->asked - offset : size, buffer};
-    break;
+    size_t left = storage->asked - piece * PIECE;
+    *wanted = (Wanted){storage->recipe, piece * PIECE, left < PIECE ? left : PIECE, buffer};
+    current = request;
   }
   pthread_mutex_unlock(&lock);
 }
 
-static void drop_oldest_clean(void) { /* but during a call, which may be of more pieces than are noted: then it stays */
-  uintptr_t at = clean[first_clean].at;
+static void drop_oldest_clean(void) {
+  uintptr_t at = clean[num_gone % MOST_NOTED].at;
   Storage *storage = storage_of(at);
-  if (storage && storage->recipe == clean[first_clean].recipe) {
-    unsigned char *state = &storage->pieces[(at - storage->at) / PIECE];
-    size_t left = storage->at + storage->size - at;
-    bool is_dropped = !in_calls && *state == CLEAN;
-    if (is_dropped && map_pages((void *)at, left < PIECE ? left : PIECE, PROT_NONE) != MAP_FAILED) *state = UNMADE;
+  if (!in_calls && storage && storage->recipe == clean[num_gone % MOST_NOTED].recipe) {
+    size_t piece = (at - storage->at) / PIECE;
+    bool is_dropped = storage->pieces[piece] == CLEAN;
+    if (is_dropped && map_pages(piece_at(storage, piece), piece_size(storage, piece), PROT_NONE) != MAP_FAILED)
+      storage->pieces[piece] = UNMADE;
   }
-  first_clean = (first_clean + 1) % (4 * MOST_CLEAN), num_clean--;
+  num_gone++;
 }
 /* The piece's bytes are in the buffer: they appear at their place at once, so that no thread sees half of them. */
-EXPORT void null_gpu_piece_made(bool is_made) {
+EXPORT void null_gpu_piece_made(const Wanted *wanted, bool is_made) {
   pthread_mutex_lock(&lock);
-  Storage *storage = storage_of(current.at);
-  bool is_asked_for = storage && storage->recipe == current.recipe;
+  Storage *storage = storage_of(current->at);
+  bool is_asked_for = storage && storage->recipe == wanted->recipe;
+  size_t piece = wanted->offset / PIECE, size = round_up(wanted->size, PAGE);
+  if (is_made && is_asked_for)
+    is_made = !mprotect(wanted->buffer, size, PROT_READ) &&
+              mremap(wanted->buffer, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, piece_at(storage, piece)) != MAP_FAILED;
   if (is_made && is_asked_for) {
-    is_made = !mprotect(current.buffer, current.size, PROT_READ) &&
-              mremap(current.buffer, current.size, current.size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)current.at) != MAP_FAILED;
-    if (is_made) storage->pieces[(current.at - storage->at) / PIECE] = CLEAN, num_made++;
-    while (num_clean >= 4 * MOST_CLEAN || (num_clean >= MOST_CLEAN && !in_calls)) drop_oldest_clean();
-    size_t last = (first_clean + num_clean++) % (4 * MOST_CLEAN);
-    clean[last].at = current.at, clean[last].recipe = current.recipe;
-  } else munmap(current.buffer, current.size);
-  answer_request(current.request, is_made || !is_asked_for);
-  current.request = NULL;
+    storage->pieces[piece] = CLEAN;
+    while (num_made - num_gone >= (in_calls ? MOST_NOTED : MOST_CLEAN)) drop_oldest_clean();
+    clean[num_made % MOST_NOTED].at = current->at, clean[num_made++ % MOST_NOTED].recipe = wanted->recipe;
+  } else munmap(wanted->buffer, size);
+  answer_request(current, is_made || !is_asked_for);
+  current = NULL;
   pthread_mutex_unlock(&lock);
 }
 
@@ -330,18 +312,22 @@ static void lend_python(int signal) {
   void *thread = holds_python && holds_python() ? leave_python() : NULL;
   for (int num_idle = 0; thread && num_idle < 50; num_idle++) {
     usleep(1000);
-    if (__atomic_load_n(&first_request, __ATOMIC_RELAXED) || __atomic_load_n(&current.request, __ATOMIC_RELAXED)) num_idle = 0;
+    if (__atomic_load_n(&first_request, __ATOMIC_RELAXED) || __atomic_load_n(&current, __ATOMIC_RELAXED)) num_idle = 0;
   }
   if (thread) enter_python(thread);
   errno = error;
 }
+static int (*next_sigaction)(int, const struct sigaction *, struct sigaction *);
 static void have_python_lent(void) {
+  struct sigaction ours = {.sa_handler = lend_python, .sa_flags = SA_RESTART | SA_ONSTACK}, before;
+  if (next_sigaction(LEND, NULL, &before) || (before.sa_handler != SIG_DFL && before.sa_handler != lend_python)) return;
   char path[64], at[5] = "";
   snprintf(path, sizeof path, "/proc/self/task/%d/syscall", getpid());
   int file = open(path, O_RDONLY | O_CLOEXEC);
   if (file < 0) return;
   snprintf(path, sizeof path, "%d ", (int)SYS_futex);
-  if (NEXT(read)(file, at, 4) == 4 && !strcmp(at, path)) syscall(SYS_tgkill, getpid(), getpid(), LEND);
+  bool is_waiting = NEXT(read)(file, at, 4) == 4 && !strcmp(at, path);
+  if (is_waiting && !next_sigaction(LEND, &ours, NULL)) syscall(SYS_tgkill, getpid(), getpid(), LEND);
   close(file);
 }
 
@@ -372,7 +358,7 @@ static bool wait_for_piece(uintptr_t at) {
 /* A written piece is a mapping of its own, of which a process may have 65,530: neighbours become one. */
 static void join_written(Storage *storage, size_t piece) {
   size_t first = piece / JOINED * JOINED, size = JOINED * PIECE;
-  void *at = (void *)(storage->at + first * PIECE), *buffer;
+  void *at = piece_at(storage, first), *buffer;
   if (in_calls || first * PIECE + size > storage->size) return;
   for (size_t i = first; i < first + JOINED; i++)
     if (storage->pieces[i] != WRITTEN) return;
@@ -384,26 +370,27 @@ static void join_written(Storage *storage, size_t piece) {
   mprotect(at, size, PROT_READ | PROT_WRITE);
   munmap(buffer, size);
 }
-static int (*is_python_ending)(void); /* then none of its other threads goes on: its last destructors find zeros */
 /* Have a piece there, and writable where it is written to. Called with the lock; False where there is no storage. */
 static bool provide(uintptr_t at, bool writes) {
+  static bool is_said;
   for (;;) {
     Storage *storage = storage_of(at);
     if (!storage) return false;
     if (!storage->recipe) return true;
-    size_t piece = (at - storage->at) / PIECE, left = storage->size - piece * PIECE;
+    size_t piece = (at - storage->at) / PIECE;
     unsigned char *state = &storage->pieces[piece];
+    void *begin = piece_at(storage, piece);
     if (*state == WRITTEN || (*state == CLEAN && !writes)) return true;
     if (*state == CLEAN) {
-      void *begin = (void *)(storage->at + piece * PIECE);
-      if (mprotect(begin, left < PIECE ? left : PIECE, PROT_READ | PROT_WRITE)) return false;
+      if (mprotect(begin, piece_size(storage, piece), PROT_READ | PROT_WRITE)) return false;
       *state = WRITTEN;
       join_written(storage, piece);
       return true;
     }
-    if (is_python_ending && is_python_ending()) {
-      if (map_pages((void *)(storage->at + piece * PIECE), left < PIECE ? left : PIECE, PROT_READ | PROT_WRITE) == MAP_FAILED)
-        return false;
+    if (is_python_ending()) { /* then none of its other threads goes on */
+      if (!is_said) log_line(0, "a tensor on the host is read while Python ends, and reads zeros; set NULL_GPU_HOST_TENSORS=real");
+      is_said = true;
+      if (map_pages(begin, piece_size(storage, piece), PROT_READ | PROT_WRITE) == MAP_FAILED) return false;
       *state = WRITTEN;
       return true;
     }
@@ -413,7 +400,6 @@ static bool provide(uintptr_t at, bool writes) {
 
 /* ---- faults ---- */
 static struct sigaction others; /* what the program does on SIGSEGV */
-static int (*next_sigaction)(int, const struct sigaction *, struct sigaction *);
 
 static void pass_on(int signal, siginfo_t *info, void *context) {
   if (others.sa_flags & SA_SIGINFO) return others.sa_sigaction(signal, info, context);
@@ -477,7 +463,7 @@ static bool hold(const struct iovec *parts, size_t num, bool writes) {
       uintptr_t begin = storages[next].at, behind = begin + storages[next].size;
       if (storages[next].recipe) {
         if (!is_held) is_held = true, in_calls++;
-        if (!provide(at, false) || (writes && !provide(at, true))) break;
+        if (!provide(at, writes)) break;
         behind = begin + ((at - begin) / PIECE + 1) * PIECE;
       }
       at = behind;
@@ -538,7 +524,7 @@ static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
 static void after_fork_in_child(void) { /* the maker is the parent's, and so are all who wait for it */
   pthread_cond_init(&is_wanted, NULL);
-  first_request = current.request = NULL, last_request = &first_request;
+  first_request = current = NULL, last_request = &first_request;
   has_maker = false, in_calls = 0;
   pthread_mutex_unlock(&lock);
 }
@@ -552,9 +538,7 @@ EXPORT bool null_gpu_own_storages(void) {
   leave_python = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
   enter_python = (void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
   holds_python = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
-  next_sigaction(LEND, &(struct sigaction){.sa_handler = lend_python, .sa_flags = SA_RESTART | SA_ONSTACK}, NULL);
-  is_python_ending = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
-  if (!is_python_ending) is_python_ending = (int (*)(void))dlsym(RTLD_DEFAULT, "_Py_IsFinalizing"); /* before 3.13 */
+  is_python_ending(); /* looked up now, and not in a handler */
   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   return is_on = true;
 }

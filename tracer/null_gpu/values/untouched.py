@@ -151,9 +151,9 @@ def _library() -> Any:
         ("null_gpu_own_storages", ctypes.c_bool, ()),
         ("null_gpu_leave", ctypes.c_bool, (ctypes.c_void_p, ctypes.c_int64)),
         ("null_gpu_storage_size", ctypes.c_size_t, (ctypes.c_void_p,)),
-        ("null_gpu_recipe", ctypes.c_long, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)),
+        ("null_gpu_recipe", ctypes.c_bool, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)),
         ("null_gpu_forgotten_recipe", ctypes.c_int64, ()),
-        ("null_gpu_piece_made", None, (ctypes.c_bool,)),
+        ("null_gpu_piece_made", None, (ctypes.c_void_p, ctypes.c_bool)),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -187,7 +187,7 @@ class _Recipes:
     def of(self, tensor: torch.Tensor) -> tuple[Recipe, list[tuple[int, int]]] | None:
         """A storage's recipe, and the elements that have been written since; None where it has none."""
         number, pieces = ctypes.c_int64(), (ctypes.c_ubyte * (tensor.nbytes // LEAST_BYTES + 1))()
-        if _library().null_gpu_recipe(tensor.data_ptr(), ctypes.byref(number), pieces, len(pieces)) < 0:
+        if not _library().null_gpu_recipe(tensor.data_ptr(), ctypes.byref(number), pieces):
             return None
         each = LEAST_BYTES // tensor.element_size()
         written = [(n * each, min((n + 1) * each, tensor.numel())) for n, is_written in enumerate(pieces) if is_written]
@@ -227,7 +227,7 @@ class _Recipes:
             except Exception as error:
                 warnings.warn(f"null GPU: values of a tensor could not be made: {error!r}", stacklevel=1)
             finally:
-                library.null_gpu_piece_made(is_made)
+                library.null_gpu_piece_made(ctypes.byref(wanted), is_made)
 
 
 _RECIPES = _Recipes()  # One, as the storages are the process's
@@ -428,7 +428,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def _is_left(tensor: torch.Tensor) -> bool:
     """Return True if a part of a tensor's storage may be unwritten."""
-    return bool(_library().null_gpu_recipe(tensor.untyped_storage().data_ptr(), None, None, 0) >= 0)
+    return bool(_library().null_gpu_recipe(tensor.untyped_storage().data_ptr(), None, None))
 
 
 def _left_zero(tensor: torch.Tensor) -> torch.Tensor | None:
