@@ -6,9 +6,15 @@ import pytest
 
 from tests.null_gpu.started import assert_well, needs_null_gpu, programs_in, run_program
 
-ALONE = ("memory_is_not_taken", "many_small_tensors", "threads_that_fill")
+ALONE: dict[str, dict[str, str]] = {
+    "memory_is_not_taken": {},
+    "many_small_tensors": {},
+    "threads_that_fill": {},
+    "all_are_written": {"NULL_GPU_HOST_TENSORS": "real"},
+    "a_destructor_when_python_ends": {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"},  # A Python of its own, which ends
+}
 OF_THREADS = ("processes_and_threads", "copies_of_tensors")
-TOGETHER = programs_in("untouched_programs.py", but=ALONE)
+TOGETHER = programs_in("untouched_programs.py", but=[*ALONE])
 
 
 @needs_null_gpu
@@ -22,4 +28,6 @@ def test_readers_find_what_torch_would_have_made(threads: str, programs: list[st
 @needs_null_gpu
 @pytest.mark.parametrize("program", ALONE)
 def test_what_a_process_alone_shows(program: str) -> None:
-    assert_well(run_program(program, module="untouched_programs"), program)
+    ended = run_program(program, module="untouched_programs", variables=ALONE[program])
+    assert_well(ended, program)
+    assert ended.stderr.count("reads zeros") == (program == "a_destructor_when_python_ends")

@@ -192,6 +192,12 @@ def memory_is_not_taken() -> None:
     assert resident_bytes() - before < 300 * MIB
 
 
+def all_are_written() -> None:
+    before, tensor = resident_bytes(), torch.zeros(10 * MIB).fill_(1)
+    assert resident_bytes() - before > 39 * MIB
+    assert float(tensor[-1]) == 1 and not num_made()
+
+
 # ----------------------------------------------------------------------------------------------------- who reads
 def readers_of_python() -> None:
     torch.manual_seed(0)
@@ -380,10 +386,10 @@ def written_in_place() -> None:
 
 class _Late:
     def __init__(self) -> None:
-        self.tensor, self.itself = torch.randn(1024, 1024), self
+        self.array = torch.randn(1024, 1024).numpy()
 
     def __del__(self) -> None:
-        float(self.tensor[5, 5])
+        assert self.array[5, 5] == self.array[-1, -1] == 0
 
 
 def a_destructor_when_python_ends() -> None:
