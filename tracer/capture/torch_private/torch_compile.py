@@ -24,13 +24,6 @@ def has_compiled() -> bool:
     return convert_frame is not None and bool(getattr(convert_frame, "FRAME_COUNTER", 1))
 
 
-def is_asked_to_compile() -> bool:
-    """True if the program has called torch.compile, whether or not anything is compiled so far."""
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    # `torch.compiler.disable`, which optimizers use, leaves None there.
-    return eval_frame is not None and any(map(callable, getattr(eval_frame, "cached_backends", {0: len}).values()))
-
-
 def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that torch.compile calls as it is, with all that it calls.
 
