@@ -16,7 +16,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from tests.skips import by_default
 from tracer.commands.script import Script, run_script
-from tracer.sessions import script_run
+from tracer.sessions import profile_answer, script_run
 from tracer.sessions.profile_answer import HighestStep
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile, ScriptStage
@@ -58,17 +58,21 @@ def test_a_recorded_step_is_not_told_as_one_that_was_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed_step", "count", "sentence"),
+    ("counts", "sentence"),  # Before the first step, at the end of each, and at the script's
     [
-        (0, 0, ""),
-        (3, 1, "Memory ran out 1 time, first in step 3, and the script went on."),
-        (0, 2, "Memory ran out 2 times, first in a later step, and the script went on."),
+        ((2, 2, 2, 2), ""),
+        ((2, 2, 3, 3), "The allocator found no memory for 1 request, first in step 2, and the script went on."),
+        ((2, 2, 2, 4), "The allocator found no memory for 2 requests, after the recorded steps."),
     ],
 )
-def test_an_out_of_memory_that_the_script_caught_is_said(failed_step: int, count: int, sentence: str) -> None:
+def test_requests_that_found_no_memory_are_said(
+    counts: tuple[int, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_answer, "num_failed_requests", MagicMock(side_effect=counts))
     found = highest(0, GIB, step=1, is_recorded=True)
-    found.failed_step = failed_step
-    assert found.of_failed_requests(count) == sentence
+    for step in (1, 2):
+        found.look(torch.device("cpu"), step, is_recorded=True)
+    assert found.of_failed_requests(counts[-1]) == sentence
 
 
 def train(profile: ScriptProfile, num_steps: int, *, fails: bool = False) -> None:

@@ -36,22 +36,24 @@ class HighestStep:
         before_bytes: The peak before the first step.
         peak_bytes: The peak until the last step that was looked at.
         failed_step: The first step in which the allocator found no memory, though the loop went on; 0 for none.
+        num_failed_before: Requests for which it had found none before the first step.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.before_bytes = self.peak_bytes = peak_allocated_bytes(device) or 0
         self.step, self.is_recorded, self.failed_step = 0, False, 0
+        self.num_failed_before = num_failed_requests(device)
 
     def look(self, device: torch.device, step: int, *, is_recorded: bool) -> None:
         """Note the step that ends if it brought the allocator's peak to where it is."""
         peak_bytes = peak_allocated_bytes(device) or 0
-        if not self.failed_step and num_failed_requests(device):
+        if not self.failed_step and num_failed_requests(device) > self.num_failed_before:
             self.failed_step = step
         if peak_bytes != self.peak_bytes:
             self.peak_bytes, self.step, self.is_recorded = peak_bytes, step, is_recorded
 
     def of_another_time(self, results: RunResults | None, device: torch.device) -> str:
-        """Sentences if memory ran out and the script went on, or it used more than in any recorded step; else empty.
+        """Sentences if requests found no memory, or the script used more than in any recorded step; else empty.
 
         Where an engine slept nothing is said: torch's counter has what was unmapped then, and the peak does not.
         """
@@ -64,11 +66,15 @@ class HighestStep:
         return " ".join(filter(None, (self.of_failed_requests(num_failed_requests(device)), more)))
 
     def of_failed_requests(self, count: int) -> str:
-        """A sentence on requests for which there was no memory, where the script caught that; else empty."""
-        if not count:
+        """A sentence on requests for which there was no memory; empty without one.
+
+        A library may have caught that and done with less, as cuDNN does where it tries algorithms.
+        """
+        if (count := count - self.num_failed_before) <= 0:
             return ""
-        first = f"step {self.failed_step}" if self.failed_step else "a later step"
-        return f"Memory ran out {some(count, 'time')}, first in {first}, and the script went on."
+        step = self.failed_step
+        when = f"first in step {step}, and the script went on" if step else "after the recorded steps"
+        return f"The allocator found no memory for {some(count, 'request')}, {when}."
 
     def sentence(self, recorded_bytes: int, at_end_bytes: int) -> str:
         """A sentence on a time at which more was allocated than at the explained peak; empty if there is none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -94,9 +95,9 @@ class ScriptSession:
     def observe_call(self, model: nn.Module, args: Any) -> None:
         """Note what a model is called with."""
 
+    @abstractmethod
     def step(self) -> None:
         """End a step."""
-        raise NotImplementedError
 
     def end_last_step(self) -> None:
         """End the script's last step."""
@@ -137,12 +138,13 @@ class Session(ScriptSession):
         self._forget_forks: Callable[[], object] = lambda: None
 
     # ---------------------------------------------------------------------------------------- what each session does
+    @abstractmethod
     def _switch_on(self) -> None:
-        raise NotImplementedError
+        """Switch on all that the session needs."""
 
+    @abstractmethod
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off that is on, whatever each of them raises."""
-        raise NotImplementedError
 
     def _switch_off_in_child(self) -> None:
         """Switch off in a forked child, without ending anything that the parent has begun."""

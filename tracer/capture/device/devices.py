@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from tracer.capture.torch_private.torch_history import allocator_statistics
+
 _NOT_ACCELERATORS = ("cpu", "meta")
 
 
@@ -137,8 +139,7 @@ def peak_allocated_bytes(device: torch.device) -> int | None:
 
 def num_failed_requests(device: torch.device) -> int:
     """Requests for which an accelerator's allocator found no memory so far, in this process."""
-    counts = _answer(device, "memory_stats") if is_accelerator(device) else None
-    return int(counts.get("num_ooms", 0)) if counts else 0
+    return int(allocator_statistics(device).get("num_ooms", 0))
 
 
 def reserved_bytes(device: torch.device) -> int | None:
