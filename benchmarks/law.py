@@ -23,26 +23,23 @@ from time import perf_counter
 from benchmarks.engine import as_markdown
 from benchmarks.scripts.sizes import PROGRAMS
 from tracer.allocator.law import Sizes
-from tracer.answers.allocator.modelled import model_device
-from tracer.answers.law import CheckedRun, SizedRun, find_law, labels_of, run_of
-from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.answers.law import CheckedRun, SizedRun, find_law, run_of
 from tracer.commands.fit_trials import answer_trial
 from tracer.commands.on_card import OnOptions
 from tracer.commands.script import Script
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.process import restart_on
 from tracer.sessions.trials.trial_channel import TrialRequest, answer_name, history_name
-from tracer.snapshot.load import load_snapshot
 
 CARD = "h100"
 NAMES, RANGES = ("batch_size", "size"), ((2, 64), (16, 256))
 _SCRIPT = Path(__file__).parent / "scripts" / "sizes.py"
 
 
-def runner(program: str, keep: Path) -> Callable[[Sizes], tuple[SizedRun, CheckedRun]]:
+def runner(program: str, keep: Path) -> Callable[[Sizes], SizedRun]:
     """Return what runs a program at some sizes, once; the results stay in a folder."""
 
-    def run(at: Sizes) -> tuple[SizedRun, CheckedRun]:
+    def run(at: Sizes) -> SizedRun:
         folder = keep / f"{program}-{'-'.join(map(str, at))}"
         answer, history = folder / answer_name(0), folder / history_name(0)
         if not answer.exists():
@@ -51,11 +48,9 @@ def runner(program: str, keep: Path) -> Callable[[Sizes], tuple[SizedRun, Checke
         if not answer.exists():
             raise RuntimeError(f"{program} leaves no answer at {at}: {(folder / 'output').read_text()[-2000:]}")
         peaks = json.loads(answer.read_text())
-        (device, *_) = replay_snapshot(load_snapshot(history)).devices
-        modelled = model_device(device)
-        assert modelled is not None
-        check = CheckedRun(at, peaks["allocated"], peaks["reserved"])
-        return run_of(at, modelled, labels_of(device.blocks)), check
+        found = run_of(at, history, peaks["allocated"], peaks["reserved"])
+        assert found is not None
+        return found
 
     return run
 
@@ -85,18 +80,18 @@ def row_of(program: str, num_seen: int, keep: Path) -> tuple[list[str], list[Che
     """Return a program's row, and its runs at sizes that the law has not seen."""
     run, seen = runner(program, keep), list[Sizes]()
 
-    def noted(at: Sizes) -> tuple[SizedRun, CheckedRun]:
+    def noted(at: Sizes) -> SizedRun:
         seen.append(at)
         return run(at)
 
     found = find_law(NAMES, RANGES, RANGES, noted)
     draw = random.Random(zlib.crc32(program.encode()))
-    checks, began, used_s = list[CheckedRun](), 0.0, 0.0
+    checks, used_s = list[CheckedRun](), 0.0
     while len(checks) < num_seen:
         at = tuple(round(low * (high / low) ** draw.random()) for low, high in RANGES)
         if at in seen:
             continue
-        _, ran = run(at)
+        ran = run(at)
         began = perf_counter()
         said = found.law.peak(at)
         used_s += perf_counter() - began
@@ -107,18 +102,15 @@ def row_of(program: str, num_seen: int, keep: Path) -> tuple[list[str], list[Che
 
 def counts(checks: Sequence[CheckedRun]) -> list[str]:
     """Return how many are exact, within 0.1 %, and within 2 % of what was reserved."""
-    said = [(check.said, check) for check in checks if check.said is not None]
-    exact = sum(law.allocated_bytes == ran.allocated_bytes for law, ran in said)
-    near = sum(abs(law.allocated_bytes / ran.allocated_bytes - 1) <= 0.001 for law, ran in said)
-    reserved = sum(abs(law.reserved_bytes / ran.reserved_bytes - 1) <= 0.02 for law, ran in said)
-    return [f"{number} of {len(said)}" for number in (exact, near, reserved)]
+    errors = [(abs(allocated), abs(reserved)) for allocated, reserved in (check.errors for check in checks)]
+    exact = sum(allocated == 0 for allocated, _ in errors)
+    near = sum(allocated <= 0.001 for allocated, _ in errors)
+    return [f"{number} of {len(errors)}" for number in (exact, near, sum(reserved <= 0.02 for _, reserved in errors))]
 
 
 def worst(checks: Sequence[CheckedRun]) -> str:
     """Return the largest relative errors of both peaks."""
-    said = [(check.said, check) for check in checks if check.said is not None]
-    allocated = max((abs(law.allocated_bytes / ran.allocated_bytes - 1) for law, ran in said), default=0)
-    reserved = max((abs(law.reserved_bytes / ran.reserved_bytes - 1) for law, ran in said), default=0)
+    allocated, reserved = (max(map(abs, errors)) for errors in zip(*(check.errors for check in checks), strict=True))
     return f"{allocated:.3%}, {reserved:.2%}"
 
 

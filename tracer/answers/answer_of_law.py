@@ -81,16 +81,9 @@ def _stretches(law: Law, low: int, high: int, rest: Sequence[int]) -> Iterator[t
 def _remarks(found: FoundLaw) -> Iterator[str]:
     law = found.law
     for check in found.checks:
-        if check.said is not None:
-            at = " ".join(f"{name} {number:,}" for name, number in zip(law.names, check.sizes, strict=True))
-            errors = [
-                f"{'exact' if said == ran else f'{said / ran - 1:+.2%} off'}"
-                for said, ran in (
-                    (check.said.allocated_bytes, check.allocated_bytes),
-                    (check.said.reserved_bytes, check.reserved_bytes),
-                )
-            ]
-            yield f"A run that the law had not been made from, {at}: allocated {errors[0]}, reserved {errors[1]}."
+        at = " ".join(f"{name} {number:,}" for name, number in zip(law.names, check.sizes, strict=True))
+        allocated, reserved = (f"{error:+.2%} off" if error else "exact" for error in check.errors)
+        yield f"A run that the law had not been made from, {at}: allocated {allocated}, reserved {reserved}."
     if near := sum(not block.is_exact for block in law.blocks):
         yield f"Of {near:,} of {len(law.blocks):,} sizes of blocks no sum is known: they are near, not exact."
     if law.choices:

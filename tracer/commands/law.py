@@ -13,7 +13,7 @@ from typing import Any
 from tracer.allocator import law as law_file
 from tracer.allocator.law import MOST, Sizes
 from tracer.answers.answer_of_law import answer_of_law
-from tracer.answers.law import CheckedRun, FoundLaw, SizedRun, find_law, labels_of, run_of
+from tracer.answers.law import FoundLaw, SizedRun, find_law, run_of
 from tracer.commands.fit_trials import ScriptTrials
 from tracer.commands.on_card import Run
 from tracer.commands.script import Script
@@ -105,28 +105,17 @@ def answer_law(
     console.answer(lambda: _document(found, devices), lambda rich: print_answer(told, rich, full=console.is_full))
 
 
-def _run(at: Sizes, sizes: Sequence[Varied], trials: ScriptTrials, console: Console) -> tuple[SizedRun, CheckedRun]:
+def _run(at: Sizes, sizes: Sequence[Varied], trials: ScriptTrials, console: Console) -> SizedRun:
     """Run at some sizes, and read the requests."""
-    from tracer.answers.allocator.modelled import model_device
-    from tracer.answers.snapshot_findings import replay_snapshot
-    from tracer.snapshot.load import load_snapshot
-
-    found: list[SizedRun] = []
-
-    def read(path: Path) -> None:
-        devices = replay_snapshot(load_snapshot(path)).devices
-        device = max(devices, key=lambda each: int(each.replay.reserved_bytes.max()))
-        if (modelled := model_device(device)) is not None:
-            found.append(run_of(at, modelled, labels_of(device.blocks)))
-
+    found: list[SizedRun | None] = []
     arguments = [word for size, number in zip(sizes, at, strict=True) for word in size.arguments(number)]
-    trial = trials.record(arguments, read)
-    if trial.has_ended_before or not found:
+    trial = trials.record(arguments, lambda path: found.append(run_of(at, path, 0, 0)))
+    if trial.has_ended_before or not found or found[0] is None:
         reason = next(iter(trial.notes), "It allocated nothing.")
         raise TracerError(f"With {' '.join(arguments)} no step was made: {reason}", hint="Name another range.")
     peak, reserved = format_bytes(trial.allocated_bytes), format_bytes(trial.reserved_bytes)
     console.say(f"{' '.join(arguments)}: {peak} allocated, {reserved} reserved.")
-    return found[0], CheckedRun(at, trial.allocated_bytes, trial.reserved_bytes)
+    return replace(found[0], allocated_bytes=trial.allocated_bytes, reserved_bytes=trial.reserved_bytes)
 
 
 def _document(found: FoundLaw, devices: Devices) -> dict[str, Any]:
@@ -134,15 +123,12 @@ def _document(found: FoundLaw, devices: Devices) -> dict[str, Any]:
 
     from tracer.exporters.json_documents.header import json_header
 
-    checks = [
-        {**asdict(check), "said": asdict(check.said) if check.said is not None else None} for check in found.checks
-    ]
     return {
         **json_header("law", 1, torch=torch.__version__, computed=False),
         "card": devices.words,
         "usable_bytes": devices.card.usable_bytes,
         "num_runs": len(found.sizes),
-        "checks": checks,
+        "checks": [asdict(check) for check in found.checks],
         "law": asdict(found.law),
     }
 

@@ -1,0 +1,215 @@
+"""Sums of products of sizes, found from their values at a few sizes, and rules by which one of several counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, pairwise, product
+
+import numpy as np
+
+from tracer.allocator import law
+from tracer.allocator.law import Choice, Part, Sizes, Sum
+from tracer.arrays import Floats
+
+_MOST_TERMS, _MOST_CASES = 3, 3
+_DIVISORS = tuple(1 << power for power in range(7))
+"""Divisors of the factors of a sum: packed bits take an eighth of a byte."""
+_STEPS = tuple(1 << power for power in range(1, 14))
+"""Numbers of elements that kernels take at a time, or to which they align."""
+Values = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Numbers of some runs as one sum, or as one of several."""
+
+    cases: tuple[Sum, ...]
+    of_row: Values  # The case of each run
+    rule: int | None  # Whether the smallest or the largest case counts; None where a choice says which
+    is_exact: bool
+
+
+_Found = tuple[Sum, Sequence[int]]
+"""A sum, and the points where it is the value."""
+
+
+class Solver:
+    """Finds sums of products of sizes that are some numbers at some points."""
+
+    def __init__(self, points: Sequence[Sizes]) -> None:
+        self._points = list(points)
+        self._exponents = exponents_of(len(self._points[0]))
+        self._powers = [[law.power(point, each) for point in self._points] for each in self._exponents]
+        self._solved: dict[Values, Solved] = {}
+        self._systems: dict[tuple[tuple[int, ...], int], list[tuple[Floats, Floats, tuple[int, ...]]]] = {}
+
+    def solve(self, values: Values) -> Solved:
+        """Return sums that are the value at each point that has one.
+
+        They are exact if there are more points than a sum has terms; else the sums go near them.
+        """
+        if values not in self._solved:
+            self._solved[values] = self._solve({row: value for row, value in enumerate(values) if value is not None})
+        return self._solved[values]
+
+    def growth(self, row: int, other: int) -> tuple[float, float]:
+        """Return the factors between which what is a sum of products grows from one point to another."""
+        factors = [powers[other] / powers[row] for powers in self._powers]
+        return min(factors), max(factors)
+
+    def _solve(self, values: Mapping[int, int]) -> Solved:
+        cases, left = list[tuple[Sum, Sequence[int]]](), dict(values)
+        while left:
+            found = self._whole(left)
+            if found is None and len(cases) + 1 < _MOST_CASES:  # else what most of them have, with one to spare
+                found = self._in_steps(left, list(combinations(left, 2)), has_constant=True, least=3)
+            if found is None:
+                break
+            cases.append(found)
+            left = {row: value for row, value in left.items() if row not in found[1]}
+        shape = max(cases[0][0].parts, key=lambda part: sum(part.of) + part.exponent) if cases else self._shape(values)
+        for row, value in left.items():
+            steps = replace(shape, times=1).at(self._points[row])
+            part = replace(shape, times=value) if steps else Part(value, self._exponents[0])
+            cases.append((Sum((part,), steps or 1), (row,)))
+        sums = tuple(each for each, _ in cases)
+        of_row = {row: number for number, (_, rows) in enumerate(cases) for row in rows}
+        rules = {law.LEAST: min, law.GREATEST: max} if len(cases) == 1 or not left else {}
+        said = {
+            rule: [take(each.at(self._points[row]) for each in sums) for row in values] for rule, take in rules.items()
+        }
+        rule = next((rule for rule, sizes in said.items() if sizes == list(values.values())), None)
+        return Solved(sums, tuple(of_row.get(row) for row in range(len(self._points))), rule, not left)
+
+    def _shape(self, values: Mapping[int, int]) -> Part:
+        """The product of sizes to which the values are most alike in proportion."""
+
+        def spread(powers: Sequence[int]) -> float:
+            ratios = [value / powers[row] for row, value in values.items()]
+            return max(ratios) / min(ratios)
+
+        if len(values) == 1:
+            return Part(1, (1,) * len(self._exponents[0]))
+        return Part(1, min(zip(self._powers, self._exponents, strict=True), key=lambda each: spread(each[0]))[1])
+
+    def _whole(self, values: Mapping[int, int]) -> _Found | None:
+        """One sum that has all values."""
+        first, *others = values
+        if others and len(set(values.values())) == 1:
+            return Sum((Part(values[first], self._exponents[0]),)), tuple(values)
+        pairs = [(first, row) for row in others]
+        return (
+            self._in_steps(values, pairs, has_constant=False, least=max(2, len(values)))
+            or self._sum(values)
+            or self._in_steps(values, pairs, has_constant=True, least=max(3, len(values)))
+        )
+
+    def _sum(self, values: Mapping[int, int]) -> _Found | None:
+        """The sum of the fewest terms that has these values at these points."""
+        rows, wanted = tuple(values), np.array([*values.values()], np.float64)
+        for num_terms in range(1, min(_MOST_TERMS, len(rows) - 1) + 1):
+            for inverse, matrix, chosen in self._systems_of(rows, num_terms):
+                factors = inverse @ wanted
+                if np.abs(matrix @ factors - wanted).max() < 1:
+                    for divisor in _DIVISORS:
+                        found = self._rounded(factors * divisor, chosen, divisor)
+                        times = [sum(part.at(self._points[row]) for part in found.parts) for row in rows]
+                        if times == [divisor * value for value in values.values()]:
+                            return found, rows
+        return None
+
+    def _rounded(self, factors: Floats, chosen: Sequence[int], divisor: int) -> Sum:
+        terms = ((round(factor), self._exponents[term]) for factor, term in zip(factors.tolist(), chosen, strict=True))
+        return Sum(tuple(Part(factor, exponents) for factor, exponents in terms if factor), divisor)
+
+    def _systems_of(self, rows: tuple[int, ...], num_terms: int) -> list[tuple[Floats, Floats, tuple[int, ...]]]:
+        """The pseudo-inverse, the matrix and the terms of each set of terms that the points tell apart."""
+        if (rows, num_terms) not in self._systems:
+            found = self._systems[rows, num_terms] = []
+            for chosen in combinations(range(len(self._exponents)), num_terms):
+                matrix = np.array([[self._powers[term][row] for term in chosen] for row in rows], np.float64)
+                if np.linalg.matrix_rank(matrix / matrix.max(0)) == num_terms:
+                    found.append((np.linalg.pinv(matrix / matrix.max(0)) / matrix.max(0)[:, None], matrix, chosen))
+        return self._systems[rows, num_terms]
+
+    @cached_property
+    def _stepped(self) -> tuple[list[Part], Floats]:
+        """Products of sizes, of which one may be counted in steps, up or down, and their values at the points."""
+        parts = [Part(1, each) for each in self._exponents[1:]]
+        alone = [each for each in self._exponents if 0 < sum(each) <= len(each) and max(each) == 1]
+        for counted, step, of in product(alone, _STEPS, self._exponents):
+            parts += [Part(1, of, counted, step, *each) for each in product((step - 1, 0, step), (1, 2))]
+        return parts, np.array([[part.at(point) for point in self._points] for part in parts], np.float64)
+
+    def _in_steps(
+        self, values: Mapping[int, int], pairs: Sequence[tuple[int, int]], *, has_constant: bool, least: int
+    ) -> _Found | None:
+        """So many bytes for each step, such as for each pair of rows of a picture, and a constant if there is one.
+
+        Args:
+            pairs: Points from which the two numbers are taken.
+            least: Points at which that has to be the value.
+        """
+        rows, wanted = np.array([*values]), np.array([*values.values()], np.float64)
+        parts, counts = self._stepped
+        best, best_rows = None, rows[:0]
+        for a, b in pairs:
+            span = counts[:, b] - counts[:, a]
+            times = np.rint((values[b] - values[a]) / np.where(span, span, np.inf))
+            constant = values[a] - times * counts[:, a]
+            is_equal = times[:, None] * counts[:, rows] + constant[:, None] == wanted
+            number = is_equal.sum(1) * ((times > 0) & ((constant >= 0) if has_constant else (constant == 0)))
+            for part in np.argsort(-number, kind="stable")[:20].tolist():
+                if number[part] < max(least, len(best_rows) + 1):
+                    break
+                if len(np.unique(counts[part, rows[is_equal[part]]])) >= 2 + has_constant:
+                    more = (Part(int(constant[part]), self._exponents[0]),) if constant[part] else ()
+                    best = Sum((replace(parts[part], times=int(times[part])), *more))
+                    best_rows = rows[is_equal[part]]
+                    break
+        return (best, tuple(best_rows.tolist())) if best is not None else None
+
+
+def rules_of(cases: Values, points: Sequence[Sizes]) -> list[Choice]:
+    """Return rules that give each run its case, the likeliest first; if there are none, one that goes by the nearest.
+
+    A rule is likelier the farther runs of different cases are apart in its product of sizes.
+    """
+    of_row = {row: case for row, case in enumerate(cases) if case is not None}
+    rules, axes = list[tuple[float, list[Choice]]](), exponents_of(len(points[0]))[1:]
+    for axis in axes:
+        value = {row: law.power(points[row], axis) for row in of_row}
+        order = sorted(of_row, key=lambda row: (value[row], of_row[row]))
+        ends = [(value[a], value[b]) for a, b in pairwise(order) if of_row[a] != of_row[b]]
+        gap = min((b / a for a, b in ends), default=1)
+        if gap > 1 and len(ends) < len(set(of_row.values())):
+            in_order = tuple(dict.fromkeys(of_row[row] for row in order))
+            variants = [
+                Choice(in_order, axis, tuple(math.ceil(a ** (1 - at) * b**at) for a, b in ends))
+                for at in (0.5, 0.2, 0.8)
+            ]
+            rules.append((math.log(gap) / math.log(value[order[-1]] / value[order[0]]), variants))
+    if rules:
+        return [variant for _, variants in sorted(rules, key=lambda rule: -rule[0]) for variant in variants]
+    for axis, multiple in product(axes, (2, 4, 8, 16, 32, 64)):
+        found = [set[int](), set[int]()]
+        for row, case in of_row.items():
+            found[law.power(points[row], axis) % multiple == 0].add(case)
+        if len(found[0]) == len(found[1]) == 1:
+            return [Choice((*found[0], *found[1]), axis, multiple=multiple)]
+    return nearest(cases, points)
+
+
+def nearest(cases: Values, points: Sequence[Sizes]) -> list[Choice]:
+    """Return the rule that each run says its own case and those of sizes that are nearest to its sizes."""
+    known = [(case, point) for case, point in zip(cases, points, strict=True) if case is not None]
+    return [Choice(tuple(case for case, _ in known), runs=tuple(point for _, point in known))]
+
+
+def exponents_of(num_sizes: int) -> list[Sizes]:
+    """Return exponents of the products of which laws are made, simple ones first."""
+    exponents = (each for each in product(range(3), repeat=num_sizes) if sum(each) <= 3)
+    return sorted(exponents, key=lambda each: (sum(each), max(each)))
