@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.answers.test_snapshot_findings import BASE, FORWARD
+from tests.exporters.snapshot_samples import out_of_memory
+from tests.snapshot.dumps import entry, freed
 from tracer.allocator import law as law_file
 from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.law import ALLOCATE, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, BlockLaw, Law, Sizes
@@ -26,6 +30,7 @@ from tracer.answers.law import (
     first_sizes,
     in_order,
 )
+from tracer.answers.law import run_of as read_run
 from tracer.answers.sums_of_sizes import Solver, rules_of
 from tracer.null_gpu.cards import CONTEXT_BYTES, Card, Devices
 
@@ -246,6 +251,18 @@ def test_the_answer_says_what_fits_what_carries_the_peak_and_how_far_checks_agre
         "A run that the law had not been made from, batch 50: allocated +25.00% off, reserved exact.",
     )
     assert answer.in_use[0].rows[0][:2] == (1, 40 * MIB)
+
+
+def test_the_requests_of_a_recording_have_their_kind_and_line_and_what_is_inferred_is_likely(tmp_path: Path) -> None:
+    recorded = out_of_memory()
+    made = entry("alloc", BASE + 4 * MIB, MIB, time_us=80, frames=FORWARD)
+    recorded["device_traces"][0] += [made, *freed(BASE + 4 * MIB, MIB, time_us=90, frames=[])]
+    (tmp_path / "history.pickle").write_bytes(pickle.dumps(recorded))
+    run = read_run((1,), tmp_path / "history.pickle", 5 * MIB, 8 * MIB)
+    assert run is not None and run.requested == (2 * MIB, MIB, 2 * MIB, MIB)
+    assert run.events == (*[(ALLOCATE, 0)] * 3, (FREE, 2), (FREE, 1), (ALLOCATE, 0), (FREE, 1))
+    activation = "activation, ~/model.py:7"
+    assert run.labels == ("parameter, ~/model.py:3", activation, activation, f"likely {activation}")
 
 
 # ------------------------------------------------------------------------------------------------- what law.py replays

@@ -88,7 +88,8 @@ def _remarks(found: FoundLaw) -> Iterator[str]:
         yield f"Of {near:,} of {len(law.blocks):,} sizes of blocks no sum is known: they are near, not exact."
     if law.choices:
         yield f"The program asks for memory in {len(law.runs):,} ways, each at some of the sizes."
-    yield f"{some(len(found.sizes), 'run')} in all; between and beyond them the law is replayed, not run."
+    runs = some(len(found.sizes), "run")
+    yield f"{runs} in all; elsewhere the law is replayed, and is off where a library takes another way."
 
 
 def _table(law: Law, low: int, high: int, rest: Sequence[int]) -> Table:

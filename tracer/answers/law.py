@@ -18,7 +18,7 @@ from tracer.answers.allocator.modelled import model_device
 from tracer.answers.paths import shorten_paths, source_place
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.sums_of_sizes import Solver, Values, nearest, rules_of
-from tracer.blocks.kinds import Kind
+from tracer.blocks.kinds import Evidence, Kind
 from tracer.blocks.table import Blocks
 from tracer.snapshot.load import load_snapshot
 
@@ -127,15 +127,17 @@ def in_order(events: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _labels(blocks: Blocks) -> list[str]:
-    """Kind and line of each block."""
+    """Kind and line of each block; a snapshot's rules infer many kinds."""
     sites = {place: blocks.value(place) for place in set(blocks.place.tolist())}
     places = {
         place: "" if site is None else source_place(site.file, site.line) if site.file is not None else site.frame
         for place, site in sites.items()
     }
+    likely = {evidence: "likely " * evidence.text.startswith("likely") for evidence in Evidence}
+    columns = zip(blocks.kind.tolist(), blocks.evidence.tolist(), blocks.place.tolist(), strict=True)
     return [
-        ", ".join(filter(None, (Kind(kind).words, shorten_paths(places[place]))))
-        for kind, place in zip(blocks.kind.tolist(), blocks.place.tolist(), strict=True)
+        ", ".join(filter(None, (likely[Evidence(evidence)] + Kind(kind).words, shorten_paths(places[place]))))
+        for kind, evidence, place in columns
     ]
 
 
