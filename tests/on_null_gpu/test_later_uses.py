@@ -61,6 +61,27 @@ def test_the_first_use_behind_the_failure_is_known(elsewhere: Elsewhere) -> None
     assert found.num_steps == 2 and not found.is_to_the_end
 
 
+def parts_that_are_read() -> dict[int, int]:
+    """Eight rows of a product, eight columns of another, and the rows of a padded tensor that are no padding."""
+    with UseWatch(0, 20) as watch:
+        by_rows, by_columns, padded = (torch.ones(size << 8, 1024, device="cuda") for size in (3, 4, 6))
+        weight = torch.ones(1024, 512, device="cuda")
+        rows, columns = by_rows @ weight, (by_columns @ weight).T.contiguous()
+        larger = torch.nn.functional.pad(padded, (0, 0, 0, 1536))
+        while torch.cuda.memory_stats()["allocation.all.allocated"] < 22:
+            torch.ones(5, device="cuda")
+        for read in (rows[:8], columns[:8], larger[:1536]):
+            read.sum()
+        found = watch.found(is_to_the_end=True)
+    assert found is not None
+    return dict(zip(found.size_bytes, found.read_bytes, strict=True))
+
+
+def test_rows_are_followed_through_products_and_pads_and_columns_are_not(elsewhere: Elsewhere) -> None:
+    read = elsewhere(parts_that_are_read)
+    assert (read[3 * MIB], read[4 * MIB], read[6 * MIB]) == (8 << 12, 4 * MIB, 6 * MIB)
+
+
 class Marked(TorchDispatchMode):  # type: ignore[misc]
     """A mode of the program's own, on top of the watch's."""
 

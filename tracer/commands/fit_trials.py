@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tracer.answers.prediction import FitTrial, RankTrial
-from tracer.capture.objects.later_uses import LaterUses, Making, NextUse, Sized
+from tracer.capture.objects.later_uses import LaterUses
 from tracer.command_line import in_role
 from tracer.commands.on_card import OnOptions, Run, start_on
 from tracer.commands.script import Script
 from tracer.commands.script_steps import script_trial
 from tracer.errors import SnapshotError, TracerError
+from tracer.exporters.document import Document, Source
 from tracer.exporters.screen.console import QUIET, Console
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace, earlier_ranks_are_asked_for
@@ -241,21 +242,8 @@ def _uses(path: Path) -> LaterUses | None:
     """Read how blocks were used behind a failure, if that was followed."""
     if not path.exists():
         return None
-    values = json.loads(path.read_bytes())
-    columns: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    makings = (
-        Making(**{**each, "inputs": tuple(map(_sized, each["inputs"])), "result": _sized(each["result"])})
-        for each in values["makings"]
-    )
-    uses = (NextUse(**use) for use in values["uses"])
-    large = tuple(map(tuple, values["large"]))
-    return LaterUses(**{**columns, "uses": tuple(uses), "makings": tuple(makings), "large": large})
-
-
-def _sized(values: dict[str, Any]) -> Sized:
-    return Sized(tuple(values["shape"]), values["dtype"], values["size_bytes"])
+    source = Source("The uses of blocks", SnapshotError, hint="")
+    return Document(json.loads(path.read_bytes()), source).record(LaterUses)
 
 
 def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], TracerError | None, NullJob]:

@@ -11,7 +11,7 @@ from tests.blocks.from_snapshot.recorded_program import ACCUMULATE, BACKWARD, MO
 from tracer.answers.failed_allocation import explain_failure
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.capture.objects.at_failure import FUNCTOOLS, Holder, ObjectsAtFailure
-from tracer.capture.objects.later_uses import LaterUses, Making, NextUse, SecondRun, Sized
+from tracer.capture.objects.later_uses import LargeBlocks, LaterUses, Making, NextUse, SecondRun, Sized
 from tracer.errors import SnapshotError
 from tracer.exporters.document import Document, Source, plain_values
 from tracer.snapshot.load import snapshot_in_memory
@@ -186,11 +186,13 @@ def test_a_call_without_a_graph_is_told_by_its_rows_and_what_the_whole_program_n
         distance=(2, 1, 0),
         making=(0, 1, 0),
         makings=(made(192, 64, line=7), made(384, 64, line=8)),
-        large=(
-            (2, 0, 2, 60 * _MIB, 0, 0),
-            (1, 0, 2, 30 * _MIB, 1, 0),
-            (0, 0, 2, 30 * _MIB, 1, 0),
-            (0, 1, 2, 60 * _MIB, 0, 0),
+        request=12,
+        large=LargeBlocks(
+            made=(10, 11, 12, 13),
+            freed=(13, 13, 13, 13),
+            size_bytes=tuple(size * _MIB for size in (60, 30, 30, 60)),
+            making=(0, 1, 1, 0),
+            read_bytes=(0, 0, 0, 0),
         ),
     )
     assert rows.second_run is not None

@@ -168,18 +168,17 @@ def peaks_behind(uses: LaterUses, shares: Mapping[tuple[Line, int], float], behi
         shares: Of the blocks of a line and size; of others of that line the same.
         behind: Of blocks that are made later.
     """
-    if not uses.large:
-        return 0, 0
-    distance, behind_request, freed, size, making, read = np.array(uses.large, np.int64).T
-    made = behind_request - distance
+    made, freed, size = (
+        np.array(each, np.int64) for each in (uses.large.made, uses.large.freed, uses.large.size_bytes)
+    )
     of_line = {line: share for (line, _), share in shares.items() if line[1]}
     lines = _lines_of(uses)
-    share = np.ones(len(uses.large))
-    for at, (row, each) in enumerate(zip(making.tolist(), size.tolist(), strict=True)):
+    share = np.ones(len(size))
+    for at, (row, each) in enumerate(zip(uses.large.making, uses.large.size_bytes, strict=True)):
         share[at] = shares.get((lines[row], each), of_line.get(lines[row], 1.0))
-        if behind is not None and row < len(uses.makings) and made[at] >= 0:
-            share[at] = min(share[at], behind(uses.makings[row], int(read[at]) / each))
-    times = np.unique(made)
+        if behind is not None and row < len(uses.makings) and made[at] >= uses.request:
+            share[at] = min(share[at], behind(uses.makings[row], uses.large.read_bytes[at] / each))
+    times = np.unique(np.append(made, uses.request))
     begin = np.searchsorted(times, made)
     end = np.where(freed > 0, np.searchsorted(times, freed, side="right"), len(times))
     peaks = []
@@ -187,5 +186,5 @@ def peaks_behind(uses: LaterUses, shares: Mapping[tuple[Line, int], float], behi
         change = np.zeros(len(times) + 1)
         np.add.at(change, begin, sizes)
         np.add.at(change, end, -sizes)
-        peaks.append(int(np.cumsum(change)[:-1][times >= 0].max(initial=0.0)))
+        peaks.append(int(np.cumsum(change)[:-1][times >= uses.request].max()))
     return peaks[0], peaks[1]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tracer.arrays import ColumnTable
+
 
 @dataclass(frozen=True, slots=True)
 class NextUse:
@@ -54,6 +56,17 @@ class Making:
 
 
 @dataclass(frozen=True, slots=True)
+class LargeBlocks(ColumnTable):
+    """Large blocks that were there at the failed request, or were made behind it, in order."""
+
+    made: tuple[int, ...] = ()  # [L] allocations up to the block, itself included
+    freed: tuple[int, ...] = ()  # [L] allocations until it was freed; 0 if it never was
+    size_bytes: tuple[int, ...] = ()  # [L] as requested
+    making: tuple[int, ...] = ()  # [L] row of `makings`, as in `LaterUses`
+    read_bytes: tuple[int, ...] = ()  # [L] likewise
+
+
+@dataclass(frozen=True, slots=True)
 class LaterUses:
     """Blocks that were in use at the failed request and after the operator that made it, with their next use.
 
@@ -66,16 +79,15 @@ class LaterUses:
     use: tuple[int, ...]  # [B] row of `uses`; their number if nothing reads the block before it is freed
     is_last: tuple[bool, ...]  # [B] nothing reads the block after that use
     freed: tuple[int, ...]  # [B] allocations from the failed request until it is freed; 0 if it never is
-    # [B] so many of its bytes, at the most, are ever read, or made results of that are; all where that is not known
+    # [B] most of its bytes that are ever read, or made into results that are; all where that is not known
     read_bytes: tuple[int, ...]
     making: tuple[int, ...]  # [B] row of `makings`; their number where no operator was seen to make the block
     uses: tuple[NextUse, ...]
     makings: tuple[Making, ...]
     num_steps: int  # Steps that were followed to their end, from the step that failed
     is_to_the_end: bool  # Whether the program was followed to its end
-    # [L] of each large block there at the request or behind it: distance, made, freed, size in bytes, making, bytes
-    # read. Of a block made behind the request the distance is 0, and `made` counts from the request, as `freed` does.
-    large: tuple[tuple[int, int, int, int, int, int], ...] = ()
+    request: int = 0  # Allocations up to the one that failed, itself included
+    large: LargeBlocks = LargeBlocks()
 
     @property
     def horizon(self) -> str:
@@ -90,7 +102,7 @@ class SecondRun:
     """A second run of the program that failed, with memory that does not end."""
 
     need: tuple[str, ...]  # Sentences on how much memory it takes
-    missing_bytes: int = 0  # By how much the blocks that it needs at once are more than there is; 0 if they are not
+    missing_bytes: int = 0  # Bytes of the blocks that it needs at once, beyond those that there are
     uses: LaterUses | None = None  # None where the two runs cannot be compared
     peak_bytes: int = 0  # The blocks that it needs at once; 0 where that is not known
     grows: bool = False  # Whether each of its last steps left more in use
