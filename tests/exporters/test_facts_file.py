@@ -10,7 +10,7 @@ import pytest
 
 from tests.blocks.from_snapshot.recorded_program import objects_of
 from tracer.capture.objects.at_failure import Holder, Operand
-from tracer.capture.objects.later_uses import LaterUses, Making, NextUse, SecondRun, Sized
+from tracer.capture.objects.later_uses import LargeBlocks, LaterUses, Making, NextUse, SecondRun, Sized
 from tracer.errors import RecordingError
 from tracer.exporters.facts_file import FailureFactsFile, facts_path, read_facts, write_facts
 
@@ -26,6 +26,8 @@ USES = LaterUses(
     (Making("aten::mm", (Sized((2, 1), "int8", 2),), Sized((2, 2), "int8", 4)),),
     1,
     is_to_the_end=True,
+    request=3,
+    large=LargeBlocks((1,), (0,), (8,), (0,), (8,)),
 )
 FACTS = FailureFactsFile(
     1,
@@ -61,6 +63,16 @@ def test_a_damaged_file_is_one_sentence(damage: dict[str, object], sentence: str
     write_facts(FACTS, path)
     path.write_text(json.dumps(json.loads(path.read_text()) | damage))
     with pytest.raises(RecordingError, match=sentence):
+        read_facts(path)
+
+
+def test_columns_of_different_lengths_are_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "oom.facts.json"
+    write_facts(FACTS, path)
+    values = json.loads(path.read_text())
+    values["objects"]["second_run"]["uses"]["large"]["made"] = []
+    path.write_text(json.dumps(values))
+    with pytest.raises(RecordingError, match=r"large\.columns differ in length"):
         read_facts(path)
 
 

@@ -20,7 +20,6 @@ from tracer.commands.on_card import OnOptions, Run, start_on
 from tracer.commands.script import Script
 from tracer.commands.script_steps import script_trial
 from tracer.errors import SnapshotError, TracerError
-from tracer.exporters.document import Document, Source
 from tracer.exporters.screen.console import QUIET, Console
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.job.place import RankPlace, earlier_ranks_are_asked_for
@@ -242,6 +241,8 @@ def _uses(path: Path) -> LaterUses | None:
     """Read how blocks were used behind a failure, if that was followed."""
     if not path.exists():
         return None
+    from tracer.exporters.document import Document, Source
+
     source = Source("The uses of blocks", SnapshotError, hint="")
     return Document(json.loads(path.read_bytes()), source).record(LaterUses)
 

@@ -200,12 +200,13 @@ def test_a_call_without_a_graph_is_told_by_its_rows_and_what_the_whole_program_n
     document = Document(plain_values(rows), Source("facts", SnapshotError, hint=""))
     assert document.record(ObjectsAtFailure) == rows  # a kept recording has it, too
     found = program.changes(rows)["rows at once"]
-    assert "works on 192 rows at once, and each of its results has as many: 90.00 MiB in 2 blocks" in found.sentence
-    assert "the whole program then needs 45.00 MiB in place of 180.00 MiB, no more than there is" in found.effect
+    assert "have 192 rows each, or a multiple of that: 90.00 MiB in 2 blocks" in found.sentence
+    assert "followed in the rest of this step and the next one, the program then needs about 45.00 MiB" in found.effect
+    assert "in place of 180.00 MiB, no more than there is" in found.effect
     assert rows.second_run is not None
     later = replace(rows, second_run=replace(rows.second_run, peak_bytes=400 * _MIB, missing_bytes=300 * _MIB))
     effect = program.changes(later)["rows at once"].effect  # the peak lies behind what was followed
-    assert "the whole program then" not in effect and "300.00 MiB more than there is are missing in all" in effect
+    assert "then needs" not in effect and "as it is, the program needs 300.00 MiB more than there is" in effect
     mixed = Making("aten::_scaled_dot_product_attention", (), Sized((12, 192, 64), "float32", 1 << 20))
     attends = following(rows, makings=(made(192, 64, line=7), made(384, 64, line=8), mixed))
     assert "rows at once" not in program.changes(attends)  # the rows are words of one text
@@ -222,7 +223,7 @@ def test_what_is_made_before_the_first_is_read_is_told_with_its_reader() -> None
         used = replace(READ, operator="aten::linalg_vector_norm", leaves_bytes=left)
         objects = following(second_run(*[(15, 0)] * 5, used=used), is_last=(True,) * 5)
         assert ("made before read" in program.changes(objects)) == is_told
-    assert "are each read once, by linalg_vector_norm (train.py:5)" in told_first(program, used, left=4)
+    assert "are each read once more, by linalg_vector_norm (train.py:5)" in told_first(program, used, left=4)
 
 
 def told_first(program: Recorded, used: NextUse, *, left: int) -> str:

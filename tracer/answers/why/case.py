@@ -294,7 +294,7 @@ class Case:
 
     @property
     def missing_bytes(self) -> int:
-        """By how much the program needs more than there is, as a second run showed; 0 where that is not known."""
+        """Bytes that the program needs beyond those that there are, as a second run showed; 0 where not known."""
         second = self.objects.second_run if self.objects is not None else None
         return second.missing_bytes if second is not None else 0
 
@@ -317,7 +317,10 @@ class Case:
         return followed(second.uses, rows, distance, lines, self.lives.requested_bytes[rows], self.asked_bytes)
 
     def needed_bytes(self, changed: Changed, behind: Behind | None = None) -> int:
-        """The bytes that the whole program needs at once with a change, by a second run; 0 where that is not known."""
+        """The bytes that the program needs at once with a change; 0 where a second run was not followed to its peak.
+
+        Large blocks become smaller, as far as the second run was followed; all else counts as it is.
+        """
         second = self.objects.second_run if self.objects is not None else None
         if second is None or second.uses is None or self.followed is None or not second.peak_bytes:
             return 0

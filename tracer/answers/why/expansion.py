@@ -31,7 +31,6 @@ from tracer.answers.why.line_results import (
     REPEATED,
     RESIZED,
     SORTED,
-    WIDENING,
     LineResults,
     results_of_lines,
 )
@@ -80,6 +79,7 @@ _BITS: Final = defaultdict(
     lambda: 16, {"bool": 8, "uint8": 8, "int8": 8, "int32": 32, "float32": 32, "int64": 64, "float64": 64}
 )
 """Bits of an element, by its type; 16 for the other types."""
+_WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
 _BROADCASTS: Final = re.compile(r"\[[^\]]*\bNone\b|newaxis|unsqueeze|keepdim|\bcdist\b|\bouter\b")
 
 
@@ -191,7 +191,7 @@ def _is_cast_up(line: LineResults) -> bool:
         return not line.is_saved and is_cast and _BITS[line.making.result.dtype] > _BITS[given[0]]
     # With arithmetic on the same line it may be a number that is cast.
     is_alone = not line.makes(*BINARY)
-    return not line.is_saved and line.makes(*CAST) and is_alone and bool(WIDENING.search(line.source))
+    return not line.is_saved and line.makes(*CAST) and is_alone and bool(_WIDENING.search(line.source))
 
 
 JOINED: Final = Remedy(

@@ -48,7 +48,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     copies.checkpoint_left,
     copies.other_models,
     activations.variables_over_the_step,
-    holding.results_of_calls,
+    growth.results_of_calls,
     precision.float64,
     precision.moved_before_cast,
     activations.graph_of_gradient,
@@ -129,9 +129,10 @@ class FirstChange:
     num_served: int = 0  # Requests that failed in the recording and are served with the change
     serves_last: bool = False  # The last of these is among them
     removed_bytes: int = 0  # Of what was in use, or asked for, as the last of these was made
-    needed_before_bytes: int = 0  # By the whole program at once, as a second run showed; 0 where that is not known
-    needed_bytes: int = 0  # By that with the change
+    needed_before_bytes: int = 0  # Bytes that the program needs at once, as a second run showed; 0 where not known
+    needed_bytes: int = 0  # Of these with the change, as far as the second run was followed; 0 where not known
     missing_bytes: int = 0  # Of these, more than there is; of what it needs as it is, where that is not known
+    horizon: str = ""  # Words for the point up to which it was followed
     grows: bool = False  # Whether memory grows without the change
     cause: str = ""  # Name of the cause that it removes
     sentence: str = ""  # What that cause is, with its bytes; empty where the change says it
@@ -153,21 +154,28 @@ class FirstChange:
         less = [f"{format_bytes(size)} less {is_said}"] if size > 0 else []
         served = ["the failed request is then served"] if self.num_served else []
         price = f"; {self.gives_up}" if self.gives_up else ""
-        return f"in a replay of the recording {', and '.join((*served, *less))}{self._whole}{price}"
+        return f"in a replay of the recording {', and '.join((*served, *less))}{self._need}{price}"
 
     @property
-    def _whole(self) -> str:
-        """What the whole program needs with the change, where that is known."""
+    def _need(self) -> str:
+        """The memory that the program needs with the change, as the end of a sentence; empty where it is not known."""
         if not self.needed_bytes:
             is_more = self.missing_bytes > self.saved_bytes
-            return f"; {format_bytes(self.missing_bytes)} more than there is are missing in all" if is_more else ""
+            return (
+                f"; as it is, the program needs {format_bytes(self.missing_bytes)} more than there is"
+                if is_more
+                else ""
+            )
         rest = format_bytes(self.missing_bytes) if self.missing_bytes else "no"
         before, needed = format_bytes(self.needed_before_bytes), format_bytes(self.needed_bytes)
-        return f"; the whole program then needs {needed} in place of {before}, {rest} more than there is"
+        return (
+            f"; followed {self.horizon}, the program then needs about {needed} in place of {before}, {rest} more than "
+            "there is"
+        )
 
     @property
     def spared_bytes(self) -> int:
-        """How much less the whole program needs, or if that is not known, what the change saves in the recording."""
+        """Bytes that the program needs less; where that is not known, those that the change saves in the recording."""
         return self.needed_before_bytes - self.needed_bytes if self.needed_bytes else self.saved_bytes
 
     @property
@@ -241,9 +249,8 @@ def first_changes(
         return None
     case = Case(device, objects)
     causes = [cause for ask in _OF_BLOCKS for cause in ask(case)]
-    if not case.missing_bytes and _settings_matter(
-        modelled, device_bytes
-    ):  # else no setting of the allocator is enough
+    # Where the program needs more than there is, no setting of the allocator is enough.
+    if not case.missing_bytes and _settings_matter(modelled, device_bytes):
         causes += [cause for ask in _OF_RESERVING for cause in ask(case, modelled.as_it_failed)]
     if not causes and not modelled.history.failed:  # nothing to try, and a replay of a long history takes seconds
         taken = modelled.reproduction.recorded_peak_bytes / device_bytes if device_bytes else 1.0
@@ -267,7 +274,7 @@ def first_changes(
     helping.sort(
         key=lambda pair: _rank(
             *pair,
-            grows=is_else,
+            is_else=is_else,
             most_bytes=most,
             missing_bytes=case.missing_bytes,
             capacity=modelled.capacity,
@@ -304,17 +311,18 @@ def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
 
 
 def _rank(
-    cause: Cause, change: FirstChange, *, grows: bool, most_bytes: int, missing_bytes: int, capacity: int | None
+    cause: Cause, change: FirstChange, *, is_else: bool, most_bytes: int, missing_bytes: int, capacity: int | None
 ) -> tuple[object, ...]:
     """Lasting changes before those that postpone; of those that help much the cheaper, then the more helpful ones.
 
     Args:
-        missing_bytes: By how much the program needs more than there is: what saves that comes first.
+        is_else: Whether a change that lasts saves much of the memory.
+        missing_bytes: Bytes that the program needs beyond those that there are: what saves them comes first.
         capacity: Bytes that the device had; None where the recording never reached them.
     """
     is_tight = capacity is not None and change.reserved_bytes > _TIGHT * capacity
     return (
-        cause.postpones and (grows or is_tight),
+        cause.postpones and (is_else or is_tight),
         cause.gives_up is GivesUp.UNKNOWN,
         -change.serves_last,
         change.spared_bytes < (min(missing_bytes, _NEARLY * most_bytes) * (not cause.grows) or _MUCH * most_bytes),
@@ -345,6 +353,7 @@ def _tried(cause: Cause, modelled: Modelled, case: Case) -> FirstChange | None:
         needed_before_bytes=needed_before,
         needed_bytes=needed,
         missing_bytes=max(needed - case.usable_bytes, 0) if needed else case.missing_bytes * (not cause.grows),
+        horizon=case.followed.uses.horizon if case.followed is not None else "",
         serves_last=bool(before.unserved) and max(before.unserved) not in after.unserved,
         cause=cause.name,
         sentence=cause.sentence,

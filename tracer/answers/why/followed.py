@@ -165,8 +165,8 @@ def peaks_behind(uses: LaterUses, shares: Mapping[tuple[Line, int], float], behi
     """The most bytes of large blocks in use from the failed request on, and where blocks keep a share of their bytes.
 
     Args:
-        shares: Of the blocks of a line and size; of others of that line the same.
-        behind: Of blocks that are made later.
+        shares: Share of the blocks of a line and size; other blocks of that line keep the same.
+        behind: Share of each block that is made later.
     """
     made, freed, size = (
         np.array(each, np.int64) for each in (uses.large.made, uses.large.freed, uses.large.size_bytes)

@@ -27,7 +27,7 @@ from tracer.answers.why.evaluation import frees_what_others_keep
 from tracer.answers.why.holding import are_listed_states, cycle_of
 from tracer.answers.why.line_results import JOINING, is_joined, is_list_of_join
 from tracer.answers.why.source import source_at, updates_itself
-from tracer.arrays import Bools, Ints
+from tracer.arrays import Bools, Ints, grouped
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
@@ -88,12 +88,7 @@ class Grown:
 
 def growth(case: Case) -> Iterator[Cause]:
     """A graph or results that each iteration leaves."""
-    # The way to tell iterations apart that explains most.
-    ways = [grown for starts, are_steps in _iterations(case) if (grown := _grown(case, starts, are_steps)) is not None]
-    most = max(ways, key=lambda grown: (case.bytes(grown.rows), grown.are_steps), default=None)
-    found = [grown for grown in (most, _grown_before(case)) if grown is not None]
-    grown = max(found, key=lambda grown: case.bytes(grown.rows), default=None)
-    if grown is None or not case.is_much(grown.rows):
+    if (grown := _most_grown(case)) is None:
         return
     number = grown.num_iterations
     each = format_bytes(case.bytes(grown.rows) // number)
@@ -161,6 +156,60 @@ def growth(case: Case) -> Iterator[Cause]:
         site,
         GivesUp.TIME_OR_SIZE if are_read else GivesUp.NOTHING,
         grows="memory grows",
+    )
+
+
+def _most_grown(case: Case) -> Grown | None:
+    """Blocks that iterations left, by the way to tell iterations apart that explains most; None for few bytes."""
+    ways = [grown for starts, are_steps in _iterations(case) if (grown := _grown(case, starts, are_steps)) is not None]
+    most = max(ways, key=lambda grown: (case.bytes(grown.rows), grown.are_steps), default=None)
+    found = [grown for grown in (most, _grown_before(case)) if grown is not None and case.is_much(grown.rows)]
+    return max(found, key=lambda grown: case.bytes(grown.rows), default=None)
+
+
+_LEAST_ANEW: Final = 2
+"""Blocks of a line that a call has made: after the first of them, the one of the call before may still go."""
+_CALLS_PERCENT: Final = 10
+
+
+def results_of_calls(case: Case) -> Iterator[Cause]:
+    """Results of earlier calls of a model, beside those that the same lines make again in the call that failed.
+
+    A cache or a state that a call carries on is let go of, layer by layer, as its successor is made. Lines at which
+    memory grows are another cause.
+    """
+    lives, call = case.lives, case.calls[0]
+    made = np.flatnonzero((call >= 0) & ~case.stays & (lives.begin <= case.entry))
+    if case.in_graphs is None or not len(made) or not case.holders:
+        return
+    ends = np.full(int(call.max()) + 1, BEFORE)
+    np.maximum.at(ends, call[made], lives.begin[made])
+    last = int(call[made].max())
+    made = made[(lives.end[made] > ends[call[made]]) & ~np.isin(made, case.in_graphs)]
+    of_line = grouped([case.inner_stack[made], lives.requested_bytes[made]], lambda *line: line).of_row
+    is_old, is_left = call[made] < last, lives.end[made] > case.entry
+    anew = np.bincount(of_line, ~is_old & is_left)
+    lines = np.arange(len(anew))
+    before = np.zeros(len(anew), np.int64)  # The last earlier call of each line
+    np.maximum.at(before, of_line[is_old], call[made][is_old])
+    is_before = is_old & (call[made] == before[of_line])
+    are_all_left = np.bincount(of_line, is_before & ~is_left, len(lines)) == 0
+    rows = made[is_old & is_left & ((anew >= _LEAST_ANEW) & are_all_left)[of_line]]
+    if case.is_much(rows, percent=_CALLS_PERCENT) and (grown := _most_grown(case)) is not None:
+        rows = rows[~np.isin(case.stack[rows], case.stack[grown.rows])]
+    named = [holder for holder in case.holders if holder.variable and case.is_any(rows, holder.addresses)]
+    if not named or not case.is_much(rows, percent=_CALLS_PERCENT) or case.are_used(rows):
+        return
+    largest = max(named, key=lambda holder: case.bytes(case.at_addresses(holder.addresses)))
+    yield Cause(
+        "results of earlier calls",
+        f"{case.words(rows)}{case.lines(rows)} are of earlier calls, and no graph keeps them; this call makes such "
+        f"blocks again beside them. Among their holders is {largest.path} ({largest.variable}).",
+        "let go of what nothing reads any more before the next call (del the variable, or the attribute that a hook "
+        "has set), or keep it on the host (.cpu())",
+        lambda modelled: with_earlier_frees(modelled, rows, np.full(len(rows), case.entry)),
+        case.largest_site(rows),
+        names_bytes=case.bytes(rows),
     )
 
 
@@ -270,7 +319,7 @@ def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
 
 
 def _are_replaced(case: Case, rows: Ints, starts: Ints) -> Bools:
-    """Which blocks are of a line whose older ones were kept as long and let go of: of a bounded queue, say."""
+    """True for each block of a line that let go of older ones which it had kept as long, as a bounded queue does."""
     lives = case.lives
     first, last = (np.searchsorted(starts, each, side="right") for each in (lives.begin, lives.end))
     is_over = (lives.end <= case.entry) & (lives.begin > BEFORE) & (last - first >= _LEAST_KEPT)
@@ -319,7 +368,7 @@ def _times_before(case: Case, rows: Ints) -> int:
 
 
 def _grown_lines(case: Case, rows: Ints, iteration: Ints, number: int) -> Bools:
-    """Which blocks are of a stack that left some in three iterations or more, at even distances up to now."""
+    """True for each block of a stack that left some in three iterations or more, at even distances up to now."""
     stack = case.stack[rows]
     if not len(rows):
         return np.zeros(0, np.bool_)
@@ -471,7 +520,7 @@ def _grows(size: Ints) -> bool:
 
 
 def _blocks_at_a_time(size: Ints, number: int) -> int:
-    """How many blocks a line makes at a time, of which so many stay, if each time all are larger; else 0."""
+    """Number of blocks that a line makes at a time, of which some number stays, if all get larger each time; else 0."""
     for each in range(number, number * _MOST_PASSING + 1, max(number, 1)):
         rounds = len(size) // max(each, 1)
         if each > 1 and rounds >= _LEAST_ROUNDS:

@@ -232,51 +232,6 @@ def idle_models(case: Case) -> Iterator[Cause]:
     )
 
 
-_LEAST_ANEW: Final = 2
-"""Blocks of a line that a call has made: after the first of them, the one of the call before may still go."""
-_MOST_CALLS: Final = 4
-"""Earlier calls: what more of them have left is growth."""
-
-
-def results_of_calls(case: Case) -> Iterator[Cause]:
-    """Results of earlier calls of a model, beside those that the same lines make again in the call that failed.
-
-    A cache or a state that a call carries on is let go of, layer by layer, as its successor is made.
-    """
-    lives, call = case.lives, case.calls[0]
-    made = np.flatnonzero((call >= 0) & ~case.stays & (lives.begin <= case.entry))
-    if case.in_graphs is None or not len(made) or not case.holders:
-        return
-    ends = np.full(int(call.max()) + 1, BEFORE)
-    np.maximum.at(ends, call[made], lives.begin[made])
-    last = int(call[made].max())
-    made = made[(lives.end[made] > ends[call[made]]) & ~np.isin(made, case.in_graphs)]
-    of_line = grouped([case.inner_stack[made], lives.requested_bytes[made]], lambda *line: line).of_row
-    is_old, is_left = call[made] < last, lives.end[made] > case.entry
-    anew = np.bincount(of_line, ~is_old & is_left)
-    lines = np.arange(len(anew))
-    before = np.zeros(len(anew), np.int64)  # The last earlier call of each line
-    np.maximum.at(before, of_line[is_old], call[made][is_old])
-    is_before = is_old & (call[made] == before[of_line])
-    are_all_left = np.bincount(of_line, is_before & ~is_left, len(lines)) == 0
-    rows = made[is_old & is_left & ((anew >= _LEAST_ANEW) & are_all_left)[of_line]]
-    named = [holder for holder in case.holders if holder.variable and case.is_any(rows, holder.addresses)]
-    is_told = case.is_much(rows, percent=_LEAST_PERCENT) and len(np.unique(call[rows])) <= _MOST_CALLS
-    if not named or not is_told or case.are_used(rows):
-        return
-    largest = max(named, key=lambda holder: case.bytes(case.at_addresses(holder.addresses)))
-    yield Cause(
-        "results of earlier calls",
-        f"{case.words(rows)}{case.lines(rows)} are of earlier calls, and no graph keeps them; this call makes such "
-        f"blocks again beside them. Among their holders is {largest.path} ({largest.variable}).",
-        "let go of what nothing reads any more before the next call (del the variable, or the attribute that a hook "
-        "has set), or keep it on the host (.cpu())",
-        lambda modelled: with_earlier_frees(modelled, rows, np.full(len(rows), case.entry)),
-        case.largest_site(rows),
-        names_bytes=case.bytes(rows),
-    )
-
-
 _LEAST_TURNS: Final = 4
 _JOINING: Final = ("aten::cat", "aten::stack", "aten::copy_", "aten::_to_copy", "aten::to")
 """Operators that read results to put them elsewhere."""

@@ -187,7 +187,7 @@ _LEFT: Final = 16
 
 
 def made_before_read(case: Case) -> Iterator[Cause]:
-    """Blocks of one line that are read once each, to little of each, and are all made before the first is read."""
+    """Blocks of one line that are read once more each, to little of each, and are all there before that."""
     if (followed := case.followed) is None:
         return
     rows = followed.used_next(lambda use: use is not None and not use.in_backward and not use.overwrites, is_last=True)
@@ -208,10 +208,9 @@ def made_before_read(case: Case) -> Iterator[Cause]:
         by = f"{use.operator.partition('::')[2].strip('_')}{f' ({use.file}:{use.line})' if use.file else ''}"
         yield Cause(
             "made before read",
-            f"{case.words(mine)}{case.lines(mine)} are each read once, by {by}, which leaves a small part of each; all "
-            "of them are made before the first is read.",
-            "make each where it is read, and let go of it before the next (one loop in place of a list and a loop); "
-            "many operators cast as they read (dtype=)",
+            f"{case.words(mine)}{case.lines(mine)} are each read once more, by {by}, which leaves a small part of "
+            "each; all of them are there before that.",
+            "make each where it is read, and let go of it before the next (one loop in place of a list and a loop)",
             partial(without_blocks, rows=mine[:-1]),
             case.largest_site(mine),
             names_bytes=case.bytes(mine),
@@ -227,7 +226,7 @@ _ROWS_PARTS: Final = 4
 
 
 def rows_at_once(case: Case) -> Iterator[Cause]:
-    """A call of a model that keeps nothing for a backward, whose results have as many rows as it was given."""
+    """A call of a model that keeps nothing for a backward, whose large results have a number of rows in common."""
     if (followed := case.followed) is None or not (case.has_no_graph or case.is_without_grad(case.in_use)):
         return
     call = case.calls[0]
@@ -254,10 +253,10 @@ def rows_at_once(case: Case) -> Iterator[Cause]:
     parts = min(_ROWS_PARTS, number)
     yield Cause(
         "rows at once",
-        f"The call of the model{where} works on {number:,} rows at once, and each of its results has as many: "
+        f"The large results of the call of the model{where} have {number:,} rows each, or a multiple of that: "
         f"{case.with_asked(mine, asked_bytes)}.",
-        "call it with a part of the rows at a time, and keep what is needed of each (on the host, where that is much): "
-        f"this is with {parts} parts",
+        "if no row depends on another, call it with a part of the rows at a time, and keep what is needed of each (on "
+        f"the host, where that is much): this is with {parts} parts",
         lambda modelled: with_smaller_blocks(modelled, mine, parts, with_last_failure=True),
         site or case.largest_site(mine),
         GivesUp.TIME_OR_SIZE,

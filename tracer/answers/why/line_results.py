@@ -7,7 +7,6 @@ made.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -45,8 +44,6 @@ INDEXED: Final = ("index", "index_select", "gather", "take", "take_along_dim")
 JOINING: Final = ("cat", "stack", "hstack", "vstack", "concat", "concatenate", "pad_sequence")
 CAST: Final = ("to", "_to_copy", "float", "double", "long", "type")
 CASTS: Final = ("aten::_to_copy", "aten::to", "aten::float", "aten::double", "aten::long", "aten::type")
-WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
-"""Source of a cast to more bits."""
 RESIZED: Final = ("interpolate", "upsample", "grid_sample", "resize")
 SORTED: Final = ("sort", "argsort", "msort")
 EXPONENTS: Final = ("softmax", "_softmax", "log_softmax", "_log_softmax", "exp", "logsumexp")

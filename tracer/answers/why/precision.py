@@ -10,8 +10,8 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
-from tracer.answers.why.line_results import CASTS, WIDENING
-from tracer.answers.why.source import cast_behind, source_at
+from tracer.answers.why.line_results import CAST, CASTS
+from tracer.answers.why.source import calls_on, cast_behind
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import is_label, is_python, torch_file
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
@@ -67,7 +67,7 @@ _WIDENED: Final = {("bfloat16", "float32"), ("float16", "float32"), ("float32", 
 
 
 def kept_in_more_bits(case: Case) -> Iterator[Cause]:
-    """Copies in more bits that forward makes of its results, as autocast has it do, and keeps for a backward."""
+    """Copies in more bits that forward makes of its results, at lines without a cast, and keeps for a backward."""
     if (followed := case.followed) is None:
         return
     rows = followed.used_next(lambda use: use is not None and use.in_backward)
@@ -77,9 +77,9 @@ def kept_in_more_bits(case: Case) -> Iterator[Cause]:
         for row, making in made.items()
         if making.operator in CASTS
         if making.inputs and (making.inputs[0].dtype, making.result.dtype) in _WIDENED
-        if not WIDENING.search(source_at(case.sites.site(int(case.lives.stack[row]))))
+        if calls_on(case.sites.site(int(case.lives.stack[row]))).isdisjoint(CAST)
     }
-    # What is computed of such copies has their type and shape.
+    # A result with the type and shape of such a copy is taken to be computed from one.
     kinds = {(making.result.shape, making.result.dtype) for making in cast.values()}
     rows = np.array(
         [row for row, making in made.items() if (making.result.shape, making.result.dtype) in kinds], np.int64
@@ -100,9 +100,8 @@ def kept_in_more_bits(case: Case) -> Iterator[Cause]:
     yield Cause(
         "kept in more bits",
         f"{case.words(copies)}{case.lines(copies)} are copies of results in more bits ({largest.inputs[0].dtype} to "
-        f"{largest.result.dtype}), which lines that ask for no such cast keep for backward, as under torch.autocast"
-        f"{by}.",
-        'compute these in the type that they have: leave autocast there (torch.autocast("cuda", enabled=False)) where '
+        f"{largest.result.dtype}) that are kept for backward, of lines whose source shows no cast{by}.",
+        'compute these under torch.autocast("cuda", enabled=False), if it is torch.autocast that makes the copies and '
         "the weights are in few bits already",
         lambda modelled: with_smaller_blocks(modelled, rows, 2),
         case.largest_site(copies),

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracer.arrays import ColumnTable
-
 
 @dataclass(frozen=True, slots=True)
 class NextUse:
@@ -56,7 +54,7 @@ class Making:
 
 
 @dataclass(frozen=True, slots=True)
-class LargeBlocks(ColumnTable):
+class LargeBlocks:
     """Large blocks that were there at the failed request, or were made behind it, in order."""
 
     made: tuple[int, ...] = ()  # [L] allocations up to the block, itself included
@@ -64,6 +62,11 @@ class LargeBlocks(ColumnTable):
     size_bytes: tuple[int, ...] = ()  # [L] as requested
     making: tuple[int, ...] = ()  # [L] row of `makings`, as in `LaterUses`
     read_bytes: tuple[int, ...] = ()  # [L] likewise
+
+    def __post_init__(self) -> None:
+        columns = self.made, self.freed, self.size_bytes, self.making, self.read_bytes
+        if len(set(map(len, columns))) > 1:
+            raise ValueError("columns differ in length")
 
 
 @dataclass(frozen=True, slots=True)
