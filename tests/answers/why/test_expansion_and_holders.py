@@ -223,6 +223,21 @@ def test_results_of_an_earlier_call_that_an_attribute_holds(num_replaced: int, i
         assert change.num_served == 1
 
 
+@pytest.mark.parametrize(("num_calls", "cause"), [(1, "results of earlier calls"), (6, "results kept")])
+def test_results_that_every_call_leaves_are_growth(num_calls: int, cause: str) -> None:
+    program = Recorded(capacity=40 * num_calls + 60)
+    kept: list[Block] = []
+    for _ in range(num_calls):
+        kept += [program.make(20, layer(7)) for _ in range(2)]
+        program.use(1, [line(2)])
+    for _ in range(2):
+        program.make(20, layer(7))
+    program.fail(50, layer(7))
+    holders = (held_by(kept, "outputs[...]", "global variable of train.py"),)
+    changes = program.changes(replace(objects_of(in_graphs=frozenset()), holders=holders))
+    assert {*changes} & {"results of earlier calls", "results kept"} == {cause}
+
+
 def test_a_cycle_that_alone_holds_memory() -> None:
     program = Recorded(capacity=300)
     blocks = [program.make(100, [line(7)]) for _ in range(2)]
