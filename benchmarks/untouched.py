@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.start import ROOT, cost
+
 SWITCH = "NULL_GPU_HOST_TENSORS"
 GPT = """\
 import sys, torch
@@ -81,16 +80,11 @@ for _ in range(3):
 """
 
 
-def cost(script: Path, layers: int, card: str, *, is_written: bool) -> tuple[float, float, int]:
-    """Of one run: seconds of a processor, gigabytes, and the peak that it found."""
+def cost_and_peak(script: Path, layers: int, card: str, *, is_written: bool) -> tuple[float, float, int]:
+    """Return seconds of a processor and gigabytes of one run, and the peak that it found."""
     command = [sys.executable, str(ROOT / "main.py"), "run", "--on", card, "--save-dir", "out"]
     command += ["--rank", "0"] * ("x" in card) + [script.name, str(layers)]
-    variables = {**os.environ, SWITCH: "real" if is_written else ""}
-    with subprocess.Popen(command, cwd=script.parent, env=variables, stdout=subprocess.DEVNULL) as process:
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"run --on {card} ended with status {process.returncode}")
+    used = cost(command, script.parent, {SWITCH: "real" if is_written else ""})
     peak = next(script.parent.glob("out/**/peak.json"))
     return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e9, json.loads(peak.read_text())["peak_bytes"]
 
@@ -101,18 +95,17 @@ def main() -> int:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--on")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--alone", action="store_true", help="leave out the side that writes all weights")
     arguments = parser.parse_args()
     layers = arguments.layers or (32 if arguments.llama else 96)
     card = arguments.on or ("8xh100" if arguments.llama else "h100")
-    sides = (False,) if arguments.alone or (arguments.llama and layers > 32) else (False, True)
+    sides = (False,) if arguments.llama and layers > 32 else (False, True)
     found: dict[bool, list[tuple[float, float, int]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "train.py"
         script.write_text(LLAMA if arguments.llama else GPT)
         for _ in range(arguments.repeats):
             for side in sides:
-                found[side].append(cost(script, layers, card, is_written=side))
+                found[side].append(cost_and_peak(script, layers, card, is_written=side))
     for side, runs in found.items():
         seconds, memory = (statistics.median(run[place] for run in runs) for place in (0, 1))
         print(

@@ -64,7 +64,7 @@ class Solver:
         cases, left = list[tuple[Sum, Sequence[int]]](), dict(values)
         while left:
             found = self._whole(left)
-            if found is None and len(cases) + 1 < _MOST_CASES:  # else what most of them have, with one to spare
+            if found is None and len(cases) + 1 < _MOST_CASES:  # else the sum that most of them have, with one to spare
                 found = self._in_steps(left, list(combinations(left, 2)), has_constant=True, least=3)
             if found is None:
                 break
@@ -115,15 +115,13 @@ class Solver:
                 factors = inverse @ wanted
                 if np.abs(matrix @ factors - wanted).max() < 1:
                     for divisor in _DIVISORS:
-                        found = self._rounded(factors * divisor, chosen, divisor)
+                        terms = zip(chosen, np.rint(factors * divisor).tolist(), strict=True)
+                        parts = (Part(int(factor), self._exponents[term]) for term, factor in terms if factor)
+                        found = Sum(tuple(parts), divisor)
                         times = [sum(part.at(self._points[row]) for part in found.parts) for row in rows]
                         if times == [divisor * value for value in values.values()]:
                             return found, rows
         return None
-
-    def _rounded(self, factors: Floats, chosen: Sequence[int], divisor: int) -> Sum:
-        terms = ((round(factor), self._exponents[term]) for factor, term in zip(factors.tolist(), chosen, strict=True))
-        return Sum(tuple(Part(factor, exponents) for factor, exponents in terms if factor), divisor)
 
     def _systems_of(self, rows: tuple[int, ...], num_terms: int) -> list[tuple[Floats, Floats, tuple[int, ...]]]:
         """The pseudo-inverse, the matrix and the terms of each set of terms that the points tell apart."""
