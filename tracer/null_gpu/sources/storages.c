@@ -35,11 +35,15 @@
 #define LEND (SIGRTMAX - 5) /* a signal that is ours while the program has no handler of it */
 
 enum { UNMADE, CLEAN, WRITTEN };
+typedef struct Recipe {
+  int64_t number;
+  struct Recipe *next; /* of those that nobody needs any more */
+  unsigned char pieces[];
+} Recipe;
 typedef struct {
   uintptr_t at;
   size_t asked, size; /* in whole pages */
-  int64_t recipe;     /* 0: its bytes are there */
-  unsigned char *pieces;
+  Recipe *recipe;     /* NULL: its bytes are there */
 } Storage;
 typedef struct {
   int64_t recipe;
@@ -59,8 +63,7 @@ static size_t num_left; /* storages with a recipe */
 static bool is_on, has_maker;
 static uintptr_t spare_at[MOST_SPARE];
 static size_t spare_size[MOST_SPARE];
-static int64_t *forgotten;
-static size_t num_forgotten, most_forgotten;
+static Recipe *forgotten;
 static struct {
   uintptr_t at;
   int64_t recipe;
@@ -112,23 +115,21 @@ static void free_elsewhere(void *pointer) {
   if (next_free) next_free(pointer);
 }
 
+static int64_t recipe_of(const Storage *storage) { return storage && storage->recipe ? storage->recipe->number : 0; }
 /* Python is told by and by that nobody needs a recipe any more. */
 static void end_recipe(Storage *storage) {
   if (!storage->recipe) return;
-  if (num_forgotten == most_forgotten) {
-    size_t most = most_forgotten ? 2 * most_forgotten : 256;
-    int64_t *grown = NEXT(realloc)(forgotten, most * sizeof *grown); /* this file's takes the lock */
-    if (grown) forgotten = grown, most_forgotten = most;
-  }
-  if (num_forgotten < most_forgotten) forgotten[num_forgotten++] = storage->recipe;
-  free_elsewhere(storage->pieces);
-  storage->recipe = 0, storage->pieces = NULL, num_left--;
+  storage->recipe->next = forgotten, forgotten = storage->recipe;
+  storage->recipe = NULL, num_left--;
 }
 EXPORT int64_t null_gpu_forgotten_recipe(void) {
   pthread_mutex_lock(&lock);
-  int64_t recipe = num_forgotten ? forgotten[--num_forgotten] : 0;
+  Recipe *recipe = forgotten;
+  if (recipe) forgotten = recipe->next;
   pthread_mutex_unlock(&lock);
-  return recipe;
+  int64_t number = recipe ? recipe->number : 0;
+  free_elsewhere(recipe);
+  return number;
 }
 
 static bool add_storage(uintptr_t at, size_t asked, size_t size) {
@@ -211,33 +212,32 @@ EXPORT void *realloc(void *pointer, size_t size) {
 
 /* ---- for Python: what a storage holds ---- */
 /* From now on a storage's bytes are what a recipe makes, or zeros without one; those that were there go. */
-EXPORT bool null_gpu_leave(void *pointer, int64_t recipe) {
+EXPORT bool null_gpu_leave(void *pointer, int64_t number) {
   pthread_mutex_lock(&lock);
   Storage *storage = storage_at(pointer);
-  unsigned char *pieces = storage && recipe ? calloc((storage->size + PIECE - 1) / PIECE, 1) : NULL;
-  bool is_left = storage && (pieces || !recipe);
-  if (is_left) is_left = map_pages(pointer, storage->size, recipe ? PROT_NONE : PROT_READ | PROT_WRITE) != MAP_FAILED;
+  Recipe *recipe = storage && number ? calloc(1, sizeof *recipe + (storage->size + PIECE - 1) / PIECE) : NULL;
+  bool is_left = storage && (recipe || !number) &&
+                 map_pages(pointer, storage->size, recipe ? PROT_NONE : PROT_READ | PROT_WRITE) != MAP_FAILED;
   if (is_left) {
     end_recipe(storage);
-    storage->recipe = recipe, storage->pieces = pieces, num_left += recipe != 0;
-  } else free_elsewhere(pieces);
+    storage->recipe = recipe;
+    if (recipe) recipe->number = number, num_left++;
+  } else free_elsewhere(recipe);
   pthread_mutex_unlock(&lock);
   return is_left;
 }
 /* Zeros, if that is all that the storage holds from now on. */
 bool leave_zeros(void *pointer, size_t size) { return size >= LEAST && size_asked(pointer) == size && null_gpu_leave(pointer, 0); }
 
-/* A storage's recipe, and which of its pieces hold something else by now; False where it has none. */
-EXPORT bool null_gpu_recipe(void *pointer, int64_t *recipe, unsigned char *is_written) {
+/* The number of a storage's recipe, 0 where it has none, and which of its pieces hold something else by now. */
+EXPORT int64_t null_gpu_recipe(void *pointer, unsigned char *is_written) {
   pthread_mutex_lock(&lock);
   const Storage *storage = storage_at(pointer);
-  bool is_left = storage && storage->recipe;
-  if (is_left && recipe) {
-    *recipe = storage->recipe;
-    for (size_t i = 0; i * PIECE < storage->size; i++) is_written[i] = storage->pieces[i] == WRITTEN;
-  }
+  int64_t number = recipe_of(storage);
+  for (size_t i = 0; number && is_written && i * PIECE < storage->size; i++)
+    is_written[i] = storage->recipe->pieces[i] == WRITTEN;
   pthread_mutex_unlock(&lock);
-  return is_left;
+  return number;
 }
 EXPORT size_t null_gpu_storage_size(void *pointer) { return size_asked(pointer); }
 EXPORT size_t null_gpu_num_made(void) { return num_made; }
@@ -257,14 +257,14 @@ EXPORT void null_gpu_next_piece(Wanted *wanted) {
     if (!(first_request = request->next)) last_request = &first_request;
     const Storage *storage = storage_of(request->at);
     size_t piece = storage ? (request->at - storage->at) / PIECE : 0;
-    bool is_there = !storage || !storage->recipe || storage->pieces[piece] != UNMADE;
+    bool is_there = !recipe_of(storage) || storage->recipe->pieces[piece] != UNMADE;
     void *buffer = is_there ? MAP_FAILED : map_pages(NULL, piece_size(storage, piece), PROT_READ | PROT_WRITE);
     if (buffer == MAP_FAILED) {
       answer_request(request, is_there);
       continue;
     }
     size_t left = storage->asked - piece * PIECE;
-    *wanted = (Wanted){storage->recipe, piece * PIECE, left < PIECE ? left : PIECE, buffer};
+    *wanted = (Wanted){recipe_of(storage), piece * PIECE, left < PIECE ? left : PIECE, buffer};
     current = request;
   }
   pthread_mutex_unlock(&lock);
@@ -273,11 +273,10 @@ EXPORT void null_gpu_next_piece(Wanted *wanted) {
 static void drop_oldest_clean(void) {
   uintptr_t at = clean[num_gone % MOST_NOTED].at;
   Storage *storage = storage_of(at);
-  if (!in_calls && storage && storage->recipe == clean[num_gone % MOST_NOTED].recipe) {
+  if (!in_calls && recipe_of(storage) == clean[num_gone % MOST_NOTED].recipe) {
     size_t piece = (at - storage->at) / PIECE;
-    bool is_dropped = storage->pieces[piece] == CLEAN;
-    if (is_dropped && map_pages(piece_at(storage, piece), piece_size(storage, piece), PROT_NONE) != MAP_FAILED)
-      storage->pieces[piece] = UNMADE;
+    unsigned char *state = &storage->recipe->pieces[piece];
+    if (*state == CLEAN && map_pages(piece_at(storage, piece), piece_size(storage, piece), PROT_NONE) != MAP_FAILED) *state = UNMADE;
   }
   num_gone++;
 }
@@ -285,13 +284,13 @@ static void drop_oldest_clean(void) {
 EXPORT void null_gpu_piece_made(const Wanted *wanted, bool is_made) {
   pthread_mutex_lock(&lock);
   Storage *storage = storage_of(current->at);
-  bool is_asked_for = storage && storage->recipe == wanted->recipe;
+  bool is_asked_for = recipe_of(storage) == wanted->recipe;
   size_t piece = wanted->offset / PIECE, size = round_up(wanted->size, PAGE);
   if (is_made && is_asked_for)
     is_made = !mprotect(wanted->buffer, size, PROT_READ) &&
               mremap(wanted->buffer, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, piece_at(storage, piece)) != MAP_FAILED;
   if (is_made && is_asked_for) {
-    storage->pieces[piece] = CLEAN;
+    storage->recipe->pieces[piece] = CLEAN;
     while (num_made - num_gone >= (in_calls ? MOST_NOTED : MOST_CLEAN)) drop_oldest_clean();
     clean[num_made % MOST_NOTED].at = current->at, clean[num_made++ % MOST_NOTED].recipe = wanted->recipe;
   } else munmap(wanted->buffer, size);
@@ -361,7 +360,7 @@ static void join_written(Storage *storage, size_t piece) {
   void *at = piece_at(storage, first), *buffer;
   if (in_calls || first * PIECE + size > storage->size) return;
   for (size_t i = first; i < first + JOINED; i++)
-    if (storage->pieces[i] != WRITTEN) return;
+    if (storage->recipe->pieces[i] != WRITTEN) return;
   if ((buffer = map_pages(NULL, size, PROT_READ | PROT_WRITE)) == MAP_FAILED) return;
   if (!mprotect(at, size, PROT_READ)) { /* who writes waits for the lock */
     memcpy(buffer, at, size);
@@ -378,7 +377,7 @@ static bool provide(uintptr_t at, bool writes) {
     if (!storage) return false;
     if (!storage->recipe) return true;
     size_t piece = (at - storage->at) / PIECE;
-    unsigned char *state = &storage->pieces[piece];
+    unsigned char *state = &storage->recipe->pieces[piece];
     void *begin = piece_at(storage, piece);
     if (*state == WRITTEN || (*state == CLEAN && !writes)) return true;
     if (*state == CLEAN) {
@@ -416,7 +415,7 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
   if (info->si_code > 0) {
     pthread_mutex_lock(&lock);
     const Storage *storage = storage_of(at);
-    int state = storage && storage->recipe ? storage->pieces[(at - storage->at) / PIECE] : WRITTEN;
+    int state = recipe_of(storage) ? storage->recipe->pieces[(at - storage->at) / PIECE] : WRITTEN;
     again = state == WRITTEN && at == last ? again + 1 : 0, last = at;
     /* It may be there by now, if another thread was faster; not again and again. */
     is_ours = again < 1000 && provide(at, state == CLEAN);

@@ -1,9 +1,9 @@
 """Large tensors of the host that nobody touches: they take no memory, and no time to be filled.
 
 A script makes its weights on the CPU and moves them to the device, where no number of theirs is kept. So what fills or
-copies a whole tensor is noted as a recipe; `sources/storages.c` has a piece made as soon as anybody touches it, by the
-same kernels of torch's and from the generator's state of that time. Generators advance as they would have. Whatever is
-not understood here runs as it is: this saves memory and time, and decides nothing.
+copies a whole tensor is noted as a recipe; `sources/storages.c`, whose head names the exceptions, has a piece made as
+soon as it is touched, by the same kernels of torch's and from the generator's state of that time. Generators advance as
+they would have. Whatever is not understood here runs as it is: this saves memory and time, and decides nothing.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _library() -> Any:
         ("null_gpu_own_storages", ctypes.c_bool, ()),
         ("null_gpu_leave", ctypes.c_bool, (ctypes.c_void_p, ctypes.c_int64)),
         ("null_gpu_storage_size", ctypes.c_size_t, (ctypes.c_void_p,)),
-        ("null_gpu_recipe", ctypes.c_bool, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)),
+        ("null_gpu_recipe", ctypes.c_int64, (ctypes.c_void_p, ctypes.c_void_p)),
         ("null_gpu_forgotten_recipe", ctypes.c_int64, ()),
         ("null_gpu_piece_made", None, (ctypes.c_void_p, ctypes.c_bool)),
     ):
@@ -186,12 +186,12 @@ class _Recipes:
 
     def of(self, tensor: torch.Tensor) -> tuple[Recipe, list[tuple[int, int]]] | None:
         """A storage's recipe, and the elements that have been written since; None where it has none."""
-        number, pieces = ctypes.c_int64(), (ctypes.c_ubyte * (tensor.nbytes // LEAST_BYTES + 1))()
-        if not _library().null_gpu_recipe(tensor.data_ptr(), ctypes.byref(number), pieces):
+        pieces = (ctypes.c_ubyte * (tensor.nbytes // LEAST_BYTES + 1))()
+        if not (number := _library().null_gpu_recipe(tensor.data_ptr(), pieces)):
             return None
         each = LEAST_BYTES // tensor.element_size()
         written = [(n * each, min((n + 1) * each, tensor.numel())) for n, is_written in enumerate(pieces) if is_written]
-        return self._by_number[number.value], written
+        return self._by_number[number], written
 
     def start_maker(self) -> None:
         """Start the thread that makes pieces, in this process."""
@@ -271,7 +271,7 @@ class UntouchedTensors:
         for name, make in {
             "normal_": self._draw,
             "uniform_": self._draw,
-            "zero_": self._zero,
+            "zero_": lambda *_: _left_zero,
             "fill_.Scalar": self._fill,
             "copy_": self._copy,
             "clone": self._clone,
@@ -352,9 +352,6 @@ class UntouchedTensors:
             self._draws[name, dtype] = next((draws for draws in (1, 2) if _draws_in_turn(original, dtype, draws)), 0)
         return self._draws[name, dtype]
 
-    def _zero(self, name: str, original: Kernel) -> Kernel:
-        return _left_zero
-
     def _fill(self, name: str, original: Kernel) -> Kernel:
         def kernel(tensor: torch.Tensor, number: complex) -> torch.Tensor | None:
             if str(number) in ("0", "0.0", "False"):  # and not -0.0
@@ -428,7 +425,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def _is_left(tensor: torch.Tensor) -> bool:
     """Return True if a part of a tensor's storage may be unwritten."""
-    return bool(_library().null_gpu_recipe(tensor.untyped_storage().data_ptr(), None, None))
+    return bool(_library().null_gpu_recipe(tensor.untyped_storage().data_ptr(), None))
 
 
 def _left_zero(tensor: torch.Tensor) -> torch.Tensor | None:
