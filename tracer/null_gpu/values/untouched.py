@@ -328,15 +328,12 @@ class UntouchedTensors:
 
     def _draw(self, name: str, original: Kernel) -> Kernel:
         def kernel(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None) -> torch.Tensor | None:
-            def draw(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-                result: torch.Tensor = original(values, *args, generator=generator)
-                return result
-
             if tensor.dtype not in _FLOATS or not _is_whole(tensor):
                 return None
             if (draws_each := self._draws_each(name, original, tensor.dtype)) == 0:
                 return None
             source = torch.default_generator if generator is None else generator
+            draw = _with(original, args)
             recipe = Drawn(tensor.numel(), tensor.dtype, draw, source.get_state(), draws_each)
             after = recipe.state_after()
             if not _RECIPES.leave(tensor, recipe):
@@ -356,12 +353,7 @@ class UntouchedTensors:
         def kernel(tensor: torch.Tensor, number: complex) -> torch.Tensor | None:
             if str(number) in ("0", "0.0", "False"):  # and not -0.0
                 return _left_zero(tensor)
-
-            def fill(values: torch.Tensor) -> torch.Tensor:
-                result: torch.Tensor = original(values, number)
-                return result
-
-            recipe = Filled(tensor.numel(), tensor.dtype, fill)
+            recipe = Filled(tensor.numel(), tensor.dtype, _with(original, (number,)))
             return tensor if _is_whole(tensor) and _RECIPES.leave(tensor, recipe) else None
 
         return kernel
@@ -389,18 +381,18 @@ class UntouchedTensors:
     def _truncated_draw(
         self, original: Kernel, tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        def draw(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-            result: torch.Tensor = original(values, *args, generator=generator)
-            return result
-
         source = torch.default_generator if generator is None else generator
         if tensor.device.type != "cpu" or type(tensor.data) is not torch.Tensor or not _is_whole(tensor):
             return original(tensor, *args, generator=generator)  # type: ignore[no-any-return]
-        recipe = DrawnAgain(tensor.numel(), tensor.dtype, draw, source.get_state())
+        recipe = DrawnAgain(tensor.numel(), tensor.dtype, _with(original, args), source.get_state())
         with filled_at_once():
-            result = draw(tensor, source)
+            recipe.draw(tensor, generator=source)
         _RECIPES.leave(tensor, recipe)
-        return result
+        return tensor
+
+
+def _with(kernel: Kernel, arguments: tuple[Any, ...]) -> Fill:
+    return lambda values, **options: kernel(values, *arguments, **options)
 
 
 _PLAIN: dict[str, tuple[Any, ...]] = {
