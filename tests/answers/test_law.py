@@ -199,10 +199,11 @@ def test_without_a_rule_the_peak_has_bounds() -> None:
     points = [(2, 16), (64, 25), (3, 256), (64, 256), (11, 50), (6, 129)]
     runs = [run(b, t, has) for (b, t), has in zip(points, (1, 0, 0, 1, 1, 0), strict=True)]
     law = law_of(["batch", "tokens"], [(1, 64), (16, 256)], runs)
-    assert law.peak_bytes(batch=64, tokens=256) == 68 * MIB and law.bounds_bytes(batch=64, tokens=256) == (
-        64 * MIB,
-        68 * MIB,
-    )
+    assert law.peak_bytes(batch=64, tokens=256) == 68 * MIB
+    assert law.bounds_bytes(batch=64, tokens=256) == (64 * MIB, 68 * MIB)
+    devices = Devices(Card("small", 96 * MIB + CONTEXT_BYTES))
+    fits, spread, *_ = answer_of_law(FoundLaw(law, (), tuple(points)), devices, [64, 256]).happened
+    assert fits.startswith("All of batch up to 64 fits") and spread.startswith("There the peak is between 64.00 MiB")
 
 
 def test_no_law_takes_more_than_twelve_runs_and_checks_say_how_good_it_is() -> None:

@@ -41,16 +41,16 @@ def answer_of_law(found: FoundLaw, devices: Devices, base: Sequence[int]) -> Ans
         f"{format_bytes(each)} for each one more."
         for number, (start, end, at, each) in enumerate(stretches)
     ]
-    doubts = []
+    before, behind = list[str](), list[str]()
     if found.error:
         words = "An estimate" if found.error > _ESTIMATE else "Not exact"
-        doubts.append(f"{words}: at sizes that it had not been made from, this law was up to {found.error:.2%} off.")
+        before.append(f"{words}: at sizes that it had not been made from, this law was up to {found.error:.2%} off.")
     least, greatest = law.bounds((max(low, min(largest, most)), *base[1:]))
     if greatest > (1 + _ESTIMATE) * least:
         between = f"between {format_bytes(least)} and {format_bytes(greatest)}"
-        doubts.append(f"There the peak is {between}: it asks for memory in ways that follow no order of the sizes.")
+        behind.append(f"There the peak is {between}: it asks for memory in ways that follow no order of the sizes.")
     return Answer(
-        happened=(*doubts[:1], happened, *doubts[1:], *bends[:4]),
+        happened=(*before, happened, *behind, *bends[:4]),
         remarks=tuple(_remarks(found)),
         in_use=(_table(law, low, most, base[1:]),),
     )
