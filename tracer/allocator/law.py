@@ -1,4 +1,4 @@
-"""The law of sizes: what torch's caching allocator has in use and reserves, as a function of sizes such as a batch's.
+"""The law of sizes: bytes that torch's caching allocator has in use and reserves, as a function of a batch's, say.
 
 This file needs nothing but Python: `predict --law` writes it as law.py, with the law of a program at its end.
 """
@@ -74,7 +74,7 @@ class BlockLaw:
     choice: int  # Number of the choice that says which case counts; or `LEAST` or `GREATEST`
     home: int  # Number of their stream and pool
     label: int  # Number of their label
-    is_exact: bool = True  # Whether enough runs confirm each case; else it is near
+    is_exact: bool = True  # Enough runs confirm each case; else it is near
 
     def at(self, sizes: Sizes, chosen: Sequence[int]) -> int:
         """Return their requested bytes."""

@@ -114,7 +114,7 @@ def run_of(sizes: Sizes, path: Path, allocated_bytes: int, reserved_bytes: int) 
 
 
 def in_order(events: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Order what is freed between two allocations by its age: a cache that is emptied has another order in each run."""
+    """Order the frees between two allocations by age: a cache that is emptied has another order in each run."""
 
     def is_fixed(event: tuple[int, int]) -> bool:
         return event[0] in (law.ALLOCATE, law.EMPTY_CACHE)
@@ -181,7 +181,7 @@ class _Event:
 
 
 class SharedSequence:
-    """One sequence that has the requests of all runs: what they share stands in it once, beside what some have."""
+    """One sequence with the requests of all runs: shared ones stand in it once, beside those of some runs."""
 
     def __init__(self, runs: Sequence[SizedRun]) -> None:
         self._runs, self._solver = runs, Solver([run.sizes for run in runs])
@@ -251,7 +251,7 @@ class SharedSequence:
         return at if doubt >= _LEAST_SHARE else None
 
     def _doubt(self, at: Sizes) -> float:
-        """Sum of the shares of a peak of which rules say differently."""
+        """Sum of the shares of a peak about which rules differ."""
         return sum(
             self._weights[key] * (len({rule.at(at) for rule in rules}) - 1) for key, rules in self._choices.items()
         )
@@ -306,7 +306,7 @@ class SharedSequence:
     def _shared(self, made: Sequence[int], rows: Sequence[int]) -> list[tuple[int, int]]:
         """Positions of the allocations in the sequence that are these runs' too, and theirs.
 
-        Those whose size is what is known of it come first, and between them those that it may be.
+        Those whose size is known to agree are paired first, and between them those whose size may agree.
         """
         like = self._runs[rows[0]]
         said = [self._said(slot, rows) for slot in made]

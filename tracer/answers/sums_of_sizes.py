@@ -28,7 +28,7 @@ class Solved:
 
     cases: tuple[Sum, ...]
     of_row: Values  # The case of each run
-    rule: int | None  # Whether the smallest or the largest case counts; None where a choice says which
+    rule: int | None  # `LEAST` or `GREATEST`; None where a choice says which case counts
     is_exact: bool
 
 
@@ -56,7 +56,7 @@ class Solver:
         return self._solved[values]
 
     def growth(self, row: int, other: int) -> tuple[float, float]:
-        """Return the factors between which what is a sum of products grows from one point to another."""
+        """Return the least and the largest factor by which a sum of products grows from one point to another."""
         factors = [powers[other] / powers[row] for powers in self._powers]
         return min(factors), max(factors)
 
