@@ -24,6 +24,7 @@ from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
 from tests.snapshot.explained import explain_snapshot
 from tracer.allocator.fragmentation import Fragmentation, Usable
 from tracer.allocator.reserving import OutOfMemoryError
+from tracer.answers.answer import cause_and_change
 from tracer.answers.findings import ReplayedFindings
 from tracer.answers.out_of_memory import (
     Cause,
@@ -345,3 +346,10 @@ def test_memory_in_one_piece_is_no_cure_where_little_of_it_is_left(device: int, 
     assert "expandable_segments:True" in told
     assert ("runs out of memory there" in told) == is_warned
     assert "runs out of memory there" not in advice_on(failure(device=device, serves=False))
+
+
+@pytest.mark.parametrize(("num_failed", "begins"), [(0, "A list keeps"), (1, "Where a request found no memory: A")])
+def test_the_cause_of_a_failure_that_the_program_caught_is_told_as_of_that_moment(num_failed: int, begins: str) -> None:
+    change = FirstChange("keep less", None, 9, 4, 10, 5, sentence="A list keeps results.")
+    (why, *_), _ = cause_and_change(FirstChanges((change,), num_failed))
+    assert why.startswith(begins)

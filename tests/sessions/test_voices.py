@@ -15,8 +15,9 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from tests.skips import by_default
+from tracer.capture.torch_private.torch_history import RAISED
 from tracer.commands.script import Script, run_script
-from tracer.sessions import profile_answer, script_run
+from tracer.sessions import script_run
 from tracer.sessions.profile_answer import HighestStep
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile, ScriptStage
@@ -61,18 +62,20 @@ def test_a_recorded_step_is_not_told_as_one_that_was_not() -> None:
     ("counts", "sentence"),  # Before the first step, at the end of each, and at the script's
     [
         ((2, 2, 2, 2), ""),
-        ((2, 2, 3, 3), "The allocator found no memory for 1 request, first in step 2, and the script went on."),
-        ((2, 2, 2, 4), "The allocator found no memory for 2 requests, after the recorded steps."),
+        ((2, 2, 3, 3), "Memory ran out 1 time from step 2 on, and the script went on."),
+        ((2, 2, 2, 4), "Memory ran out 2 times after the recorded steps."),
     ],
 )
-def test_requests_that_found_no_memory_are_said(
+def test_errors_out_of_memory_that_the_script_caught_are_said(
     counts: tuple[int, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profile_answer, "num_failed_requests", MagicMock(side_effect=counts))
+    before, *of_steps, at_end = counts
+    monkeypatch.setattr(RAISED, "number", before)
     found = highest(0, GIB, step=1, is_recorded=True)
-    for step in (1, 2):
+    for step, RAISED.number in enumerate(of_steps, 1):
         found.look(torch.device("cpu"), step, is_recorded=True)
-    assert found.of_failed_requests(counts[-1]) == sentence
+    RAISED.number = at_end
+    assert found.of_caught_errors() == sentence
 
 
 def train(profile: ScriptProfile, num_steps: int, *, fails: bool = False) -> None:

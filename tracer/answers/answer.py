@@ -44,11 +44,15 @@ def answer_values(answer: Answer) -> dict[str, Any]:
 
 
 def cause_and_change(first: FirstChanges | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The decisive cause of a peak and its change, where that saves a good part of it; else nothing."""
+    """The decisive cause of a peak and its change, where that saves a good part of it; else nothing.
+
+    Where a request found no memory and the program went on, the cause is that of this moment, which the sentence says.
+    """
     if first is None or not first.saves_much:
         return (), ()
     change = first.changes[0]
-    return (change.sentence,), (f"{change.order}: {change.effect}.",)
+    when = "Where a request found no memory: " if first.num_failed else ""
+    return (when + change.sentence,), (f"{change.order}: {change.effect}.",)
 
 
 def failure_words(event: OutOfMemory, first: FirstChanges | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

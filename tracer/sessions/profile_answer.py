@@ -11,7 +11,8 @@ import torch
 
 from tracer.answers.answer import Answer
 from tracer.capture.device.device_blocks import ASLEEP
-from tracer.capture.device.devices import num_failed_requests, peak_allocated_bytes
+from tracer.capture.device.devices import peak_allocated_bytes
+from tracer.capture.torch_private.torch_history import RAISED
 from tracer.exporters.screen.next_commands import after_run, fit_words
 from tracer.exporters.screen.terminal import say_beside_bars
 from tracer.null_gpu.job.place import RankPlace
@@ -35,25 +36,24 @@ class HighestStep:
     Attributes:
         before_bytes: The peak before the first step.
         peak_bytes: The peak until the last step that was looked at.
-        failed_step: The first step in which the allocator found no memory, though the loop went on; 0 for none.
-        num_failed_before: Requests for which it had found none before the first step.
+        failed_step: The first step in which memory ran out, though the loop went on; 0 for none.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.before_bytes = self.peak_bytes = peak_allocated_bytes(device) or 0
         self.step, self.is_recorded, self.failed_step = 0, False, 0
-        self.num_failed_before = num_failed_requests(device)
+        self._num_raised_before = RAISED.number
 
     def look(self, device: torch.device, step: int, *, is_recorded: bool) -> None:
         """Note the step that ends if it brought the allocator's peak to where it is."""
         peak_bytes = peak_allocated_bytes(device) or 0
-        if not self.failed_step and num_failed_requests(device) > self.num_failed_before:
+        if not self.failed_step and RAISED.number > self._num_raised_before:
             self.failed_step = step
         if peak_bytes != self.peak_bytes:
             self.peak_bytes, self.step, self.is_recorded = peak_bytes, step, is_recorded
 
     def of_another_time(self, results: RunResults | None, device: torch.device) -> str:
-        """Sentences if requests found no memory, or the script used more than in any recorded step; else empty.
+        """Sentences if memory ran out and that was caught, or more was used than in any recorded step; else empty.
 
         Where an engine slept nothing is said: torch's counter has what was unmapped then, and the peak does not.
         """
@@ -63,18 +63,18 @@ class HighestStep:
         if peak.device != str(device):
             return ""
         more = self.sentence(peak.allocator_peak_bytes, peak_allocated_bytes(device) or 0)
-        return " ".join(filter(None, (self.of_failed_requests(num_failed_requests(device)), more)))
+        return " ".join(filter(None, (self.of_caught_errors(), more)))
 
-    def of_failed_requests(self, count: int) -> str:
-        """A sentence on requests for which there was no memory; empty without one.
-
-        A library may have caught that and done with less, as cuDNN does where it tries algorithms.
-        """
-        if (count := count - self.num_failed_before) <= 0:
+    def of_caught_errors(self) -> str:
+        """A sentence on out-of-memory errors since the beginning; empty without one."""
+        if not (count := RAISED.number - self._num_raised_before):
             return ""
-        step = self.failed_step
-        when = f"first in step {step}, and the script went on" if step else "after the recorded steps"
-        return f"The allocator found no memory for {some(count, 'request')}, {when}."
+        since = (
+            f"from step {self.failed_step} on, and the script went on"
+            if self.failed_step
+            else "after the recorded steps"
+        )
+        return f"Memory ran out {some(count, 'time')} {since}."
 
     def sentence(self, recorded_bytes: int, at_end_bytes: int) -> str:
         """A sentence on a time at which more was allocated than at the explained peak; empty if there is none."""

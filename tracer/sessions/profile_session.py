@@ -25,6 +25,7 @@ from tracer.capture.objects.training_objects import Models, Optimizers, Training
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.sources.source_files import project_root
 from tracer.capture.torch_private import torch_tensors
+from tracer.capture.torch_private.torch_history import RAISED
 from tracer.collector import paused_gc
 from tracer.nested import leaves
 from tracer.sessions.observations import Observations, has_closure
@@ -115,6 +116,8 @@ class ProfileSession(Session):
         for watch in watches:
             self._on.callback(watch.stop)
             watch.start()
+        self._on.callback(RAISED.stop)
+        RAISED.start(with_collections=False)
         self.recorder.start()
         self._on.callback(self._first_step.stop)
         self._first_step.start(self._objects.models.values() if self._objects is not None else ())

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from tracer.capture.torch_private.torch_history import allocator_statistics
-
 _NOT_ACCELERATORS = ("cpu", "meta")
 
 
@@ -135,11 +133,6 @@ def allocated_bytes(device: torch.device) -> int | None:
 def peak_allocated_bytes(device: torch.device) -> int | None:
     """The most that the allocator of an accelerator has handed out so far; None where it does not say."""
     return _bytes(device, "max_memory_allocated")
-
-
-def num_failed_requests(device: torch.device) -> int:
-    """Requests for which an accelerator's allocator found no memory so far, in this process."""
-    return int(allocator_statistics(device).get("num_ooms", 0))
 
 
 def reserved_bytes(device: torch.device) -> int | None:

@@ -222,9 +222,8 @@ def script_sizes(
         first.built_bytes,
         has_fit=succeeded or first.peak is not None,
         num_steps=first.steps.num_steps,
-        growth_bytes=first.steps.growth_bytes
-        if first.peak is not None
-        else 0,  # a script that has ended by itself grows no more
+        # A script that has ended by itself grows no more.
+        growth_bytes=first.steps.growth_bytes if first.peak is not None else 0,
         flops=first.flops.flops,
         pinned_bytes=pinned_peak_bytes(),
     )
