@@ -246,15 +246,13 @@ class SharedSequence:
         used = {run.sizes for run in self._runs}
         shares = product([part / 12 for part in range(13)], repeat=len(ranges))
         pool = {_at(ranges, at, (unit,) * len(ranges)) for at in shares for unit in (1, 2)} - used
-        doubts = [(self._doubt(at), at) for at in sorted(pool)]
+        weighted = [(self._weights[cases], rules) for cases, rules in self._choices.items()]
+        doubts = [
+            (sum(share * (len({rule.at(at) for rule in rules}) - 1) for share, rules in weighted), at)
+            for at in sorted(pool)
+        ]
         doubt, at = max(doubts, default=(0.0, ()))
         return at if doubt >= _LEAST_SHARE else None
-
-    def _doubt(self, at: Sizes) -> float:
-        """Sum of the shares of a peak about which rules differ."""
-        return sum(
-            self._weights[key] * (len({rule.at(at) for rule in rules}) - 1) for key, rules in self._choices.items()
-        )
 
     def _set_conditions(self) -> None:
         """Give a condition to each event that is not in all runs that have its block; a run has one of a code."""
@@ -284,23 +282,20 @@ class SharedSequence:
         """Add runs of one program."""
         like = self._runs[rows[0]]
         made = [event.slot for event in self._events if event.code == law.ALLOCATE]
-        slots = [-1] * len(like.homes)
-        for known, number in self._shared(made, rows):
-            slots[number] = made[known]
-        is_new = [slot < 0 for slot in slots]
-        for number, slot in enumerate(slots):
-            if slot < 0:
-                slots[number] = slot = len(self._table)
+        slots = {number: made[known] for known, number in self._shared(made, rows)}
+        shared = set(slots.values())
+        for number, kind in enumerate(zip(like.homes, like.labels, strict=True)):
+            if number not in slots:
+                slots[number] = len(self._table)
                 self._table.append([None] * len(self._runs))
-                self._kinds.append((like.homes[number], like.labels[number]))
+                self._kinds.append(kind)
             for row in rows:
-                self._table[slot][row] = self._runs[row].requested[number]
+                self._table[slots[number]][row] = self._runs[row].requested[number]
         added, count = list[_Event](), 0
         for code, ago in like.events:
             count += code == law.ALLOCATE
             slot = -1 if code == law.EMPTY_CACHE else slots[count - (ago or 1)]
             added.append(_Event(code, slot, frozenset(rows)))
-        shared = {slot for slot, new in zip(slots, is_new, strict=True) if not new}
         self._events = _merged(self._events, added, shared)
 
     def _shared(self, made: Sequence[int], rows: Sequence[int]) -> list[tuple[int, int]]:
