@@ -32,6 +32,7 @@ from tracer.answers.watch_report import (
     failure_in_words,
     growth_sentences,
 )
+from tracer.answers.why.first_changes import FirstChange, FirstChanges
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.errors import Terminated
@@ -353,6 +354,21 @@ def test_a_failure_has_what_grew_until_then_and_no_other_change_than_to_let_go_o
     ]
     assert answer.why == said.event.why and answer.change == (LET_GO,)
     assert said.event.asked_bytes == failed.event.asked_bytes
+
+
+@pytest.mark.parametrize("is_cause", [True, False])
+def test_line_and_holder_of_what_grows_are_said_once(is_cause: bool) -> None:
+    (device,) = replay_snapshot(snapshot_in_memory(out_of_memory())).devices
+    cause = FirstChange("keep less", None, 9, 4, 10, 5, grows=is_cause, sentence="A list keeps results.")
+    event = replace(last_out_of_memory(device), why=(cause.sentence,), decisive="results kept")
+    growth = GrowthOverSteps(Trend(1.5 * MIB, 20, 400, 700 * MIB), 1000 * MIB, 600)
+    failed = FailedAllocation(event, FirstChanges((cause,), 1), None)
+    report = report_of(
+        allocated_bytes=700 * MIB, failed=failed, outlived=(LEAK,), steps=StepFindings(400, growth=growth)
+    )
+    cause_words, counted, *held = answer_of_watch(report).why
+    assert (cause_words, counted) == (cause.sentence, "In-use memory grows by 1.50 MiB a step (steps 20 to 400).")
+    assert bool(held) != is_cause
 
 
 def test_small_change_is_not_listed_beside_a_leak() -> None:

@@ -161,7 +161,10 @@ def failure_in_words(report: WatchReport) -> FailedAllocation | None:
     if failed is None:
         return None
     event = failed.event
-    growth = growth_sentences(report)[:_NUM_SAID] if report.steps.growth is not None or report.per_step_bytes else ()
+    is_counted = report.steps.growth is not None
+    growth = growth_sentences(report)[:_NUM_SAID] if is_counted or report.per_step_bytes else ()
+    if failed.first is not None and failed.first.decisive is not None and failed.first.decisive.grows:
+        growth = growth[:1] if is_counted else ()  # the cause has line and holder
     if report.per_step_bytes >= event.asked_bytes and not event.decisive:
         return replace(failed, event=replace(event, why=growth, change=LET_GO), first=None)
     why = (*event.why, *growth) if event.decisive else (*growth, *event.why)
@@ -173,19 +176,19 @@ def growth_sentences(report: WatchReport) -> tuple[str, ...]:
     growth, per_step_bytes, first = report.steps.growth, report.per_step_bytes, ""
     if growth is not None:
         unit = "In-use memory" if report.allocated_bytes is not None else "Resident memory"
-        first = _growth_sentence(growth, unit)
+        first = _growth_sentence(growth, unit, has_ended=report.failed is not None)
     elif per_step_bytes:
         first = f"Each step leaves {format_bytes(per_step_bytes)} more in use than the one before:"
     return (*([first] if first else []), *_kept_sentences(report))
 
 
-def _growth_sentence(growth: GrowthOverSteps, unit: str) -> str:
+def _growth_sentence(growth: GrowthOverSteps, unit: str, *, has_ended: bool) -> str:
     trend = growth.trend
     sentence = (
         f"{unit} grows by {format_bytes(trend.bytes_per_step)} a step (steps {trend.first_step:,} to "
         f"{trend.last_step:,})"
     )
-    if growth.end_step is None or growth.limit_bytes is None:
+    if growth.end_step is None or growth.limit_bytes is None or has_ended:
         return f"{sentence}."
     latest = ", at the latest" if growth.is_at_latest else ""
     return f"{sentence}; at this rate {format_bytes(growth.limit_bytes)} are full in step {growth.end_step:,}{latest}."

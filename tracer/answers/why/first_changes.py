@@ -133,7 +133,7 @@ class FirstChange:
     needed_bytes: int = 0  # Of these with the change, as far as the second run was followed; 0 where not known
     missing_bytes: int = 0  # Of these, more than there is; of what it needs as it is, where that is not known
     horizon: str = ""  # Words for the point up to which it was followed
-    grows: bool = False  # Whether memory grows without the change
+    grows: bool = False  # Whether its cause lets memory grow
     cause: str = ""  # Name of the cause that it removes
     sentence: str = ""  # What that cause is, with its bytes; empty where the change says it
     gives_up: str = ""  # The price of the change; empty where a line is named, and not how to change it
@@ -192,6 +192,7 @@ class FirstChanges:
     changes: tuple[FirstChange, ...]  # The most helpful first, then what a whole line comes to; `MAX_CHANGES` at most
     num_failed: int  # Requests that failed in the recording; a change then is one with which more of them are served
     is_roomy: bool = False  # Whether nothing failed, and a good part of the device is free
+    grows: bool = False  # Whether memory grows, by any cause that matters or by the steps that were counted
 
     @property
     def decisive(self) -> FirstChange | None:
@@ -287,12 +288,13 @@ def first_changes(
         if cause.gives_up is not GivesUp.UNKNOWN
     }
     changes = tuple(
-        replace(change, grows=bool(why_grows))
+        change
         for cause, change in helping
         if cause.gives_up is not GivesUp.UNKNOWN or (change.allocated_bytes, change.reserved_bytes) not in known
     )
     num_failed = len(modelled.baseline.unserved)
-    return FirstChanges(changes[:MAX_CHANGES], num_failed, is_roomy=not num_failed and taken < _ROOMY)
+    is_roomy = not num_failed and taken < _ROOMY
+    return FirstChanges(changes[:MAX_CHANGES], num_failed, is_roomy=is_roomy, grows=bool(why_grows))
 
 
 def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
@@ -305,7 +307,7 @@ def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
         return event
     # A setting comes behind the change of the program, and not where memory grows.
     is_setting, about = event.cause == "fragmentation", event.allocators_advice
-    words = (f"{change.order}: {change.effect}.", about if is_setting and not change.grows else "")
+    words = (f"{change.order}: {change.effect}.", about if is_setting and not first.grows else "")
     why = tuple(filter(None, (change.sentence, "" if is_setting else about)))
     return replace(event, why=why, change=" ".join(filter(None, words)), decisive=change.cause)
 
@@ -355,6 +357,7 @@ def _tried(cause: Cause, modelled: Modelled, case: Case) -> FirstChange | None:
         missing_bytes=max(needed - case.usable_bytes, 0) if needed else case.missing_bytes * (not cause.grows),
         horizon=case.followed.uses.horizon if case.followed is not None else "",
         serves_last=bool(before.unserved) and max(before.unserved) not in after.unserved,
+        grows=bool(cause.grows),
         cause=cause.name,
         sentence=cause.sentence,
         gives_up=_SAME if cause.name == "fragmentation" else _PRICES.get(cause.gives_up, ""),
