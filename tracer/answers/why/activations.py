@@ -178,40 +178,61 @@ def is_of_autoencoder(frame: Frame | Site) -> bool:
     return bool(_TILED.search(frame.file or ""))
 
 
+def logits_over_the_step(case: Case) -> Iterator[Cause]:
+    """Logits that a variable holds through backward, and all else that variables hold into the next iteration."""
+    rows = _over_the_step(case)
+    logits = _logits_held(case, rows)
+    if not case.is_much(held := case.held(logits)):
+        return
+    backward = case.device.kinds.phases.seen_backwards.start
+    behind = np.searchsorted(backward, case.lives.begin[logits], side="right")
+    logits, behind = logits[behind < len(backward)], behind[behind < len(backward)]
+    others = rows[~np.isin(rows, logits)]
+    yield from _held_over(
+        case,
+        np.append(others, logits),
+        np.append(_next_step(case, others), backward[behind]),
+        f"A variable keeps the logits, {case.words(held)}{case.lines(held)}, through backward and into the next "
+        "iteration, and nothing needs them once the loss is computed.",
+        "`del` the logits (the model's output) before loss.backward()",
+    )
+
+
 def variables_over_the_step(case: Case) -> Iterator[Cause]:
     """Blocks that variables hold over an optimizer's step, into the next iteration."""
+    rows = _over_the_step(case)
+    if not case.is_much(case.held(_logits_held(case, rows))):
+        yield from _held_over(
+            case,
+            rows,
+            _next_step(case, rows),
+            f"Variables keep {some(len(rows), 'block')} over the optimizer's step, into the next iteration.",
+            "let go of what variables keep over the optimizer's step (del, .item(), .detach())",
+        )
+
+
+def _over_the_step(case: Case) -> Ints:
     start, lives = case.device.kinds.phases.steps[0], case.device.replay.lives
     next_step = np.searchsorted(start, lives.begin, side="right")
     starts = np.append(start, [len(case.state.trace) + 1] * 2)
     # Over one step: what outlives a second one is kept for good, and is growth.
     has_step = (lives.end > starts[next_step]) & (lives.end <= starts[next_step + 1])
     is_held = (case.kind == Kind.HELD) | ((case.kind == Kind.ACTIVATION) & _is_freed_by_program(case))
-    rows = np.flatnonzero(is_held & has_step & case.device.kinds.facts.meets_backward)
-    if not len(rows):
-        return
-    entry = start[next_step[rows]]
-    words = f"Variables keep {some(len(rows), 'block')} over the optimizer's step, into the next iteration."
-    change = "let go of what variables keep over the optimizer's step (del, .item(), .detach())"
-    logits = _logits_held(case, rows)
-    if case.is_much(case.held(logits)):
-        backward, held = case.device.kinds.phases.seen_backwards.start, case.held(logits)
-        behind = np.searchsorted(backward, lives.begin[logits], side="right")
-        logits, behind = logits[behind < len(backward)], behind[behind < len(backward)]
-        others = ~np.isin(rows, logits)
-        rows, entry = np.append(rows[others], logits), np.append(entry[others], backward[behind])
-        words = (
-            f"A variable keeps the logits, {case.words(held)}{case.lines(held)}, through backward and into the next "
-            "iteration, and nothing needs them once the loss is computed."
-        )
-        change = "`del` the logits (the model's output) before loss.backward()"
-    if case.is_worth(end=(rows, entry)):
-        largest = rows[np.argmax(lives.requested_bytes[rows])]
+    return np.flatnonzero(is_held & has_step & case.device.kinds.facts.meets_backward)
+
+
+def _next_step(case: Case, rows: Ints) -> Ints:
+    """The entry at which the optimizer's step behind each block begins."""
+    start = case.device.kinds.phases.steps[0]
+    return start[np.searchsorted(start, case.lives.begin[rows], side="right")]
+
+
+def _held_over(case: Case, rows: Ints, entry: Ints, words: str, change: str) -> Iterator[Cause]:
+    if len(rows) and case.is_worth(end=(rows, entry)):
+        largest = rows[np.argmax(case.lives.requested_bytes[rows])]
+        site = case.sites.site(int(case.lives.stack[largest]))
         yield Cause(
-            "held over the step",
-            words,
-            change,
-            lambda modelled: with_earlier_frees(modelled, rows, entry),
-            case.sites.site(int(lives.stack[largest])),
+            "held over the step", words, change, lambda modelled: with_earlier_frees(modelled, rows, entry), site
         )
 
 

@@ -35,6 +35,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     holding.gradients_of_nobody,
     reserving.held_by_traceback,
     later.not_in_place,
+    activations.logits_over_the_step,
     later.not_read_again,
     later.read_in_part,
     later.made_before_read,
