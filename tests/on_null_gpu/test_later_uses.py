@@ -62,16 +62,18 @@ def test_the_first_use_behind_the_failure_is_known(elsewhere: Elsewhere) -> None
 
 
 def parts_that_are_read() -> dict[int, int]:
-    """Eight rows of a product, eight columns of another, and the rows of a padded tensor that are no padding."""
+    """Eight rows of two products, eight columns of a third, and the rows of a padded tensor that are no padding."""
     with UseWatch(0, 20) as watch:
-        by_rows, by_columns, padded = (torch.ones(size << 8, 1024, device="cuda") for size in (3, 4, 6))
-        weight = torch.ones(1024, 512, device="cuda")
+        by_rows, by_columns, saved, padded = (torch.ones(size << 8, 1024, device="cuda") for size in (3, 4, 5, 6))
+        weight, trained = (torch.ones(1024, 512, device="cuda", requires_grad=each) for each in (False, True))
         rows, columns = by_rows @ weight, (by_columns @ weight).T.contiguous()
+        learned = saved @ trained
         larger = torch.nn.functional.pad(padded, (0, 0, 0, 1536))
         while torch.cuda.memory_stats()["allocation.all.allocated"] < 22:
             torch.ones(5, device="cuda")
         for read in (rows[:8], columns[:8], larger[:1536]):
             read.sum()
+        learned[:8].sum().backward()
         found = watch.found(is_to_the_end=True)
     assert found is not None
     return dict(zip(found.size_bytes, found.read_bytes, strict=True))
@@ -80,6 +82,10 @@ def parts_that_are_read() -> dict[int, int]:
 def test_rows_are_followed_through_products_and_pads_and_columns_are_not(elsewhere: Elsewhere) -> None:
     read = elsewhere(parts_that_are_read)
     assert (read[3 * MIB], read[4 * MIB], read[6 * MIB]) == (8 << 12, 4 * MIB, 6 * MIB)
+
+
+def test_a_backward_needs_no_more_of_what_forward_saved_than_forward_was_read_for(elsewhere: Elsewhere) -> None:
+    assert elsewhere(parts_that_are_read)[5 * MIB] == 8 << 12
 
 
 class Marked(TorchDispatchMode):  # type: ignore[misc]

@@ -83,9 +83,9 @@ def answer_of_device(device: ReplayedFindings, *, notes: tuple[str, ...] = (), i
 
 
 def happened_on(device: ReplayedFindings) -> str:
-    """The last failure of a device, and how many there were."""
+    """The last failure of a device, and how many there were; a convolution asks several times before it gives up."""
     words, number = device.failures[-1].happened(device.peak.device), len(device.failures)
-    return words if number == 1 else f"{words} It is the last of {number} failures."
+    return words if number == 1 else f"{words} It is the last of {number} failed requests."
 
 
 def peak_sentence(device: ReplayedFindings) -> str:

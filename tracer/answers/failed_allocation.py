@@ -66,6 +66,8 @@ def failed_allocation(
         return None
     device = f"{device_type}:{index}"
     now = held_at_failure(known, device, findings)
+    if objects is not None:  # as of a model that is being made
+        now = replace(now, named={**dict.fromkeys(objects.parameters, Kind.PARAMETER), **now.named})
     (one,) = replay_snapshot(snapshot, device=index, held=last_seen(known, device), held_now={index: now}).devices
     event, first, objects = explain_failure(one, objects, device_bytes=device_bytes)
     cycles = findings.parts if findings is not None and findings.device == device else ()

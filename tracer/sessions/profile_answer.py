@@ -47,8 +47,9 @@ class HighestStep:
     def look(self, device: torch.device, step: int, *, is_recorded: bool) -> None:
         """Note the step that ends if it brought the allocator's peak to where it is."""
         peak_bytes = peak_allocated_bytes(device) or 0
-        if not self.failed_step and RAISED.number > self._num_raised_before:
-            self.failed_step = step
+        if RAISED.number > self._num_raised_before:
+            self.failed_step = self.failed_step or step
+            RAISED.forget()  # the program has caught it
         if peak_bytes != self.peak_bytes:
             self.peak_bytes, self.step, self.is_recorded = peak_bytes, step, is_recorded
 

@@ -117,7 +117,7 @@ class ProfileSession(Session):
             self._on.callback(watch.stop)
             watch.start()
         self._on.callback(RAISED.stop)
-        RAISED.start(with_collections=False)
+        RAISED.start()
         self.recorder.start()
         self._on.callback(self._first_step.stop)
         self._first_step.start(self._objects.models.values() if self._objects is not None else ())

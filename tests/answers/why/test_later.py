@@ -155,8 +155,8 @@ def test_blocks_of_other_lengths_are_the_same_where_their_lines_are() -> None:
     program.make(50, [line(3)])
     program.fail(30, [line(4)])
     known = tuple(Making("aten::mm", (), Sized((), "float32", 0), "train.py", number) for number in (2, 3))
-    for makings, is_told in ((known, True), (known[::-1], False)):
-        objects = following(second_run((41, 0), (51, NEVER)), makings=makings, making=(0, 1))
+    for size, makings, is_told in ((41, known, True), (41, known[::-1], False), (400, known, False)):
+        objects = following(second_run((size, 0), (51, NEVER)), makings=makings, making=(0, 1))
         assert ("not read again" in program.changes(objects)) == is_told
 
 
@@ -165,10 +165,36 @@ def test_blocks_of_a_line_are_the_same_though_a_thread_has_allocated_in_between(
     program.make(50, [line(3)])
     program.use(1, [line(9)])
     program.make(40, [line(2)])
-    program.fail(30, [line(4)])
+    program.fail(40, [line(2)])
     known = tuple(Making("aten::mm", (), Sized((), "float32", 0), "train.py", number) for number in (3, 2))
-    objects = following(second_run((50, NEVER), (40, 0)), makings=known, making=(0, 1))
+    objects = following(second_run((50, NEVER), (40, 0), (40, 0)), distance=(2, 1, 0), makings=known, making=(0, 1, 1))
     assert "not read again" in program.changes(objects)
+
+
+def test_two_changes_that_are_too_little_alone_are_named_together() -> None:
+    """80 MiB that nothing reads, half of it gradients, and a request of 30: each change alone leaves 70."""
+    program = Recorded(capacity=100)
+    program.make(40, [line(2)])
+    program.make(40, ACCUMULATE)
+    program.fail(30, [line(4)])
+    known = (made(1, 1, line=2), replace(made(1, 1, line=0), file=""), made(1, 1, line=4))
+    objects = following(
+        second_run((40, NEVER), (40, NEVER), (30, 0)),
+        distance=(2, 1, 0),
+        making=(0, 1, 2),
+        makings=tuple(replace(each, file=each.file and "train.py") for each in known),
+        request=12,
+        large=LargeBlocks(
+            (10, 11, 12), (13, 13, 13), (40 * _MIB, 40 * _MIB, 30 * _MIB), making=(0, 1, 2), read_bytes=(0, 0, 0)
+        ),
+    )
+    assert objects.second_run is not None
+    for missing, is_told in ((20, False), (60, True)):
+        run = replace(objects.second_run, peak_bytes=110 * _MIB, missing_bytes=missing * _MIB)
+        (device,) = replay_snapshot(snapshot_in_memory(program.snapshot())).devices
+        event, _, _ = explain_failure(device, replace(objects, second_run=run), device_bytes=None)
+        told = "With this too it fits, about 30.00 MiB in all. Nothing reads 40.00 MiB in 1 block (/home/me/train.py:2)"
+        assert (told in event.change) == is_told
 
 
 def made(*shape: int, line: int) -> Making:

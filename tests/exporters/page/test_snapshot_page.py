@@ -115,7 +115,7 @@ def test_out_of_memory_comes_first(tmp_path: Path) -> None:
     assert shown.answer.is_alarming and shorten_paths(shown.answer.happened[0]) == (
         "Out of memory on device 0 at ~/model.py:7 (forward): 48.00 MiB were asked for with 5.00 MiB in use and "
         "8.00 MiB reserved of 9.00 MiB; with all that is free in one piece, 44.00 MiB are still missing. It is "
-        "the last of 2 failures."
+        "the last of 2 failed requests."
     )
     (request,) = first.tables
     assert {row[0]: row[2] for row in request.rows} == {

@@ -36,10 +36,11 @@ _GRAPH_PERCENT: Final = 10
 _GRAPH_PARTS: Final = 4
 _STAYING: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE, Kind.GRADIENT)
 _SHRINKS: Final = {
-    Kind.ACTIVATION: "checkpoint what it calls (torch.utils.checkpoint), run it in bfloat16, or use a smaller batch: ",
+    Kind.ACTIVATION: "checkpoint what it calls (torch.utils.checkpoint){bits}, or use a smaller batch: ",
     Kind.UNKNOWN: "use a smaller batch, or let go of what this line makes: ",
     Kind.EVALUATION: "use a smaller batch: ",
 }
+_HALF: Final = ("bfloat16", "float16")
 _USE_LESS: Final = "use less at the line that fills most of the peak: "
 
 
@@ -121,6 +122,7 @@ def long_batch(case: Case) -> Iterator[Cause]:
         case.model_call(row) for row in earlier[case.inner_stack[earlier] == case.inner_stack[held[0]]][:1].tolist()
     }
     is_other = called is not None and (called not in of_old or not len(steps))
+    trains = not is_other or (case.trains_now and not case.is_without_grad(held))
     making = case.followed.making(fullest) if case.followed is not None else None
     number = making.num_rows if making is not None else 0
     yield Cause(
@@ -129,11 +131,7 @@ def long_batch(case: Case) -> Iterator[Cause]:
         f"larger than those before: of the same lines it has blocks at least {_LONGER} times as large, "
         f"{case.with_asked(held, asked)}.",
         "call the model with less at once there (a smaller batch, or shorter samples), and "
-        + (
-            "backward for each part (gradients add up)"
-            if case.trains_now and not case.is_without_grad(held)
-            else "put the results together on the host"
-        )
+        + ("backward for each part (gradients add up)" if trains else "put the results together on the host")
         if is_other
         else "make these in parts, or limit what they grow with"
         if not case.in_model[held].any()
@@ -141,7 +139,7 @@ def long_batch(case: Case) -> Iterator[Cause]:
         "together, as a number of tokens)",
         lambda modelled: with_smaller_blocks(modelled, rows, times, with_last_failure=asks),
         case.largest_site(held),
-        GivesUp.TIME_OR_SIZE,
+        GivesUp.TIME_OR_SIZE if trains else GivesUp.A_LITTLE,
         behind=lambda each, _: 1 / times if number > 1 and each.has_rows(number) else 1.0,
     )
 
@@ -283,11 +281,12 @@ def largest_line(case: Case) -> Iterator[Cause]:
     """The line whose blocks fill most of the peak, of those that do not stay from step to step."""
     lives = case.device.replay.lives
     at_peak = lives.alive_after(case.device.replay.peak_entry)
+    at_peak = at_peak[~np.isin(case.kind[at_peak], _STAYING)]
     groups, group_of_row = group_rows(case.device.blocks.take(at_peak), merged=BY_LINE)
     passing = [
         (group.bytes, number)
         for number, group in enumerate(groups)
-        if group.kind not in _STAYING and not group.is_before_recording and group.site.frame != NO_FRAMES
+        if not group.is_before_recording and group.site.frame != NO_FRAMES
     ]
     if not passing:
         return
@@ -301,7 +300,11 @@ def largest_line(case: Case) -> Iterator[Cause]:
         is_held_itself = holder is not None and holder.graph_of is None
         starts = _starts_of_calls(case)
         is_set_up = bool(len(starts)) and lives.begin[held].max(initial=0) < starts[0]  # no batch makes it smaller
+        is_set_up |= bool(has(case.facts[held], Fact.CONSTRUCTOR, Fact.MODULE_SETUP).all())
+        known = (case.followed.making(row) for row in held.tolist()) if case.followed is not None else ()
+        are_wide = all(making is None or making.result.dtype not in _HALF for making in known)
         shrinks = "keep it on the host, or in fewer bits: " if is_set_up else _SHRINKS.get(group.kind, _USE_LESS)
+        shrinks = shrinks.format(bits=", run it in bfloat16" if are_wide else "")
         yield Cause(
             "largest line",
             f"{case.words(held)}{case.lines(held, 1)} are held by {case.holder_words(held)}." if is_held_itself else "",

@@ -6,7 +6,7 @@ Shapes: blocks of the device, as its `Lives` have them [lives].
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -316,15 +316,16 @@ class Case:
         lines = [self.own_line(stack) for stack in self.lives.stack[rows].tolist()]
         return followed(second.uses, rows, distance, lines, self.lives.requested_bytes[rows], self.asked_bytes)
 
-    def needed_bytes(self, changed: Changed, behind: Behind | None = None) -> int:
-        """The bytes that the program needs at once with a change; 0 where a second run was not followed to its peak.
+    def needed_bytes(self, changes: Sequence[tuple[Changed, Behind | None]]) -> int:
+        """The bytes that the program needs at once with changes; 0 where a second run was not followed to its peak.
 
         Large blocks become smaller, as far as the second run was followed; all else counts as it is.
         """
         second = self.objects.second_run if self.objects is not None else None
         if second is None or second.uses is None or self.followed is None or not second.peak_bytes:
             return 0
-        left, asked_bytes = changed.left(self.in_use, self.entry)
+        each_left = [changed.left(self.in_use, self.entry) for changed, _ in changes]
+        left, asked_bytes = np.minimum.reduce([of for of, _ in each_left]), min(asked for _, asked in each_left)
         sizes = defaultdict[tuple[Line, int], list[int]](lambda: [0, 0])
         for stack, size, left_bytes in zip(
             [*self.lives.stack[self.in_use].tolist(), self.asked_stack],
@@ -336,7 +337,7 @@ class Case:
             both[0] += size
             both[1] += left_bytes
         shares = {key: min(after / max(before, 1), 1.0) for key, (before, after) in sizes.items()}
-        before, after = peaks_behind(second.uses, shares, behind)
+        before, after = peaks_behind(second.uses, shares, [behind for _, behind in changes if behind is not None])
         is_seen = before >= _OF_PEAK * second.peak_bytes  # else the peak is behind what was followed
         return second.peak_bytes - before + after if is_seen else 0
 

@@ -34,7 +34,7 @@ from tracer.answers.why.line_results import (
     LineResults,
     results_of_lines,
 )
-from tracer.answers.why.source import source_at
+from tracer.answers.why.source import calls_on, source_at
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import torch_file
 from tracer.blocks.from_snapshot.sites import Site
@@ -69,7 +69,7 @@ class Remedy:
     change: str | Callable[[LineResults], str]
     gives_up: GivesUp = GivesUp.A_LITTLE
     smaller: int = _PARTS  # By how much less its results take
-    goes_on: bool = False  # Whether what is computed of its results is as large as they are
+    goes_on: bool = False  # Whether what is computed of its results is as large as they are, row by row
     in_function: bool = False  # Whether results of its size on other lines of its function are of the same kind
 
 
@@ -79,7 +79,8 @@ _BITS: Final = defaultdict(
     lambda: 16, {"bool": 8, "uint8": 8, "int8": 8, "int32": 32, "float32": 32, "int64": 64, "float64": 64}
 )
 """Bits of an element, by its type; 16 for the other types."""
-_WIDENING: Final = re.compile(r"\.(?:float|double|long|int)\(\)|\.to\([^)]*(?:float32|float64|int64|torch\.float\b)")
+_WIDE: Final = frozenset({"float", "double", "long", "int", "float32", "float64", "int64"})
+"""Methods that cast, and types that a cast is given, mostly to more bits."""
 _BROADCASTS: Final = re.compile(r"\[[^\]]*\bNone\b|newaxis|unsqueeze|keepdim|\bcdist\b|\bouter\b")
 
 
@@ -191,7 +192,7 @@ def _is_cast_up(line: LineResults) -> bool:
         return not line.is_saved and is_cast and _BITS[line.making.result.dtype] > _BITS[given[0]]
     # With arithmetic on the same line it may be a number that is cast.
     is_alone = not line.makes(*BINARY)
-    return not line.is_saved and line.makes(*CAST) and is_alone and bool(_WIDENING.search(line.source))
+    return not line.is_saved and line.makes(*CAST) and is_alone and bool(calls_on(line.site) & _WIDE)
 
 
 JOINED: Final = Remedy(
@@ -216,6 +217,7 @@ REMEDIES: Final = (
         "makes a dense matrix of a sparse one",
         "keep it sparse: torch.sparse.mm, index_select and coalesce take it as it is",
         smaller=_MUCH_SMALLER,
+        goes_on=True,
     ),
     Remedy(
         "one-hot labels",
@@ -224,6 +226,7 @@ REMEDIES: Final = (
         "use the labels themselves: cross_entropy takes the classes' numbers, an embedding takes the place of a "
         "product with one-hot rows; or go over the classes one by one",
         smaller=_MUCH_SMALLER,
+        goes_on=True,
     ),
     Remedy(
         "copies of rows",
@@ -315,7 +318,14 @@ def expansion(case: Case) -> Iterator[Cause]:
             line.site,
             remedy.gives_up,
             names_bytes=much_bytes,
+            behind=partial(_computed, line.making, remedy.smaller) if remedy.goes_on and line.making else None,
         )
+
+
+def _computed(making: Making, smaller: int, later: Making, _: float) -> float:
+    """Share that is left of a later block, which may be computed of a result row by row."""
+    is_as_large = _elements(later.result) * 2 >= _elements(making.result)
+    return 1 / smaller if is_as_large and making.num_rows > 1 and later.has_rows(making.num_rows) else 1.0
 
 
 def _said(words: str | Callable[[LineResults], str], line: LineResults) -> str:

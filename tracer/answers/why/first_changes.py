@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -138,6 +138,7 @@ class FirstChange:
     cause: str = ""  # Name of the cause that it removes
     sentence: str = ""  # What that cause is, with its bytes; empty where the change says it
     gives_up: str = ""  # The price of the change; empty where a line is named, and not how to change it
+    second: str = ""  # A sentence on another change, where each is too little and both are enough
 
     @property
     def order(self) -> str:
@@ -293,6 +294,8 @@ def first_changes(
         for cause, change in helping
         if cause.gives_up is not GivesUp.UNKNOWN or (change.allocated_bytes, change.reserved_bytes) not in known
     )
+    if changes and (second := _second(helping, modelled, case)):
+        changes = (replace(changes[0], second=second), *changes[1:])
     num_failed = len(modelled.baseline.unserved)
     is_roomy = not num_failed and taken < _ROOMY
     return FirstChanges(changes[:MAX_CHANGES], num_failed, is_roomy=is_roomy, grows=bool(why_grows))
@@ -308,7 +311,7 @@ def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
         return event
     # A setting comes behind the change of the program, and not where memory grows.
     is_setting, about = event.cause == "fragmentation", event.allocators_advice
-    words = (f"{change.order}: {change.effect}.", about if is_setting and not first.grows else "")
+    words = (f"{change.order}: {change.effect}.", change.second, about if is_setting and not first.grows else "")
     why = tuple(filter(None, (change.sentence, "" if is_setting else about)))
     return replace(event, why=why, change=" ".join(filter(None, words)), decisive=change.cause)
 
@@ -341,7 +344,7 @@ def _tried(cause: Cause, modelled: Modelled, case: Case) -> FirstChange | None:
     before, after = modelled.baseline, changed.outcome(modelled)
     if after.failure is not None:
         return None
-    needed = case.needed_bytes(changed, cause.behind) if case.missing_bytes else 0
+    needed = case.needed_bytes([(changed, cause.behind)]) if case.missing_bytes else 0
     needed_before = case.missing_bytes + case.usable_bytes
     needed = max(needed, after.allocated_peak_bytes) if needed else 0
     return FirstChange(
@@ -363,6 +366,17 @@ def _tried(cause: Cause, modelled: Modelled, case: Case) -> FirstChange | None:
         sentence=cause.sentence,
         gives_up=_SAME if cause.name == "fragmentation" else _PRICES.get(cause.gives_up, ""),
     )
+
+
+def _second(helping: Sequence[tuple[Cause, FirstChange]], modelled: Modelled, case: Case) -> str:
+    """A sentence on a second change with which the program fits, where the first is too little; else empty."""
+    (cause, first), *others = helping
+    for other, change in others if first.missing_bytes and first.needed_bytes else ():
+        if change.missing_bytes and change.needed_bytes and change.sentence and other.gives_up < GivesUp.UNKNOWN:
+            needed = case.needed_bytes([(each.make(modelled), each.behind) for each in (cause, other)])
+            if needed <= case.usable_bytes:
+                return f"With this too it fits, about {format_bytes(needed)} in all. {change.sentence} {change.order}."
+    return ""
 
 
 def _settings_matter(modelled: Modelled, device_bytes: int | None) -> bool:

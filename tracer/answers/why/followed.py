@@ -95,7 +95,8 @@ def followed(
 ) -> Followed | None:
     """Match the blocks in use with those of a second run; None where these are others.
 
-    Blocks that are as many allocations before the failure are the same if their lines are, or else their sizes. Where
+    Blocks that are as many allocations before the failure are the same if their sizes are, or their lines, where data
+    has other lengths. Where
     a thread or a tool has allocated in between, those of a line and size are the same in their order.
 
     Args:
@@ -112,12 +113,15 @@ def followed(
     pairs = [
         (place, at)
         for place, at in zip(places.tolist(), own.tolist(), strict=True)
-        if size_bytes[at] == sizes[place] or (made_at[place][1] and made_at[place] == lines[at])
+        if size_bytes[at] == sizes[place]
+        or (
+            made_at[place][1] and made_at[place] == lines[at] and sizes[place] <= 2 * size_bytes[at] <= 4 * sizes[place]
+        )
     ]
     least_bytes = _LEAST_ALIKE * int(size_bytes.sum())
     if not pairs or size_bytes[[at for _, at in pairs]].sum() < least_bytes:
         pairs = _in_order(
-            np.argsort(-there).tolist(),
+            [at for at in np.argsort(-there).tolist() if there[at]],
             np.argsort(-distance).tolist(),
             made_at,
             lines,
@@ -161,12 +165,14 @@ Behind: TypeAlias = Callable[[Making, float], float]
 """Share of a block made later that a change leaves, by what makes it, and the share of it that is ever read."""
 
 
-def peaks_behind(uses: LaterUses, shares: Mapping[tuple[Line, int], float], behind: Behind | None) -> tuple[int, int]:
+def peaks_behind(
+    uses: LaterUses, shares: Mapping[tuple[Line, int], float], behind: Sequence[Behind]
+) -> tuple[int, int]:
     """The most bytes of large blocks in use from the failed request on, and where blocks keep a share of their bytes.
 
     Args:
         shares: Share of the blocks of a line and size; other blocks of that line keep the same.
-        behind: Share of each block that is made later.
+        behind: Share of each block that is made later, by each change.
     """
     made, freed, size = (
         np.array(each, np.int64) for each in (uses.large.made, uses.large.freed, uses.large.size_bytes)
@@ -176,8 +182,9 @@ def peaks_behind(uses: LaterUses, shares: Mapping[tuple[Line, int], float], behi
     share = np.ones(len(size))
     for at, (row, each) in enumerate(zip(uses.large.making, uses.large.size_bytes, strict=True)):
         share[at] = shares.get((lines[row], each), of_line.get(lines[row], 1.0))
-        if behind is not None and row < len(uses.makings) and made[at] >= uses.request:
-            share[at] = min(share[at], behind(uses.makings[row], uses.large.read_bytes[at] / each))
+        if row < len(uses.makings) and made[at] >= uses.request:
+            left = (of(uses.makings[row], uses.large.read_bytes[at] / each) for of in behind)
+            share[at] = min(share[at], *left, 1.0)
     times = np.unique(np.append(made, uses.request))
     begin = np.searchsorted(times, made)
     end = np.where(freed > 0, np.searchsorted(times, freed, side="right"), len(times))

@@ -17,7 +17,7 @@ from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.phases import FAR
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
-from tracer.capture.objects.later_uses import NextUse
+from tracer.capture.objects.later_uses import Making, NextUse
 from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 10
@@ -115,6 +115,13 @@ def read_in_part(case: Case) -> Iterator[Cause]:
         place = f" ({site.file}:{site.line})" if site is not None and site.file is not None and not len(rows) else ""
         what += f"{', and of ' if what else ''}{format_bytes(asked)} that were asked for{place},"
     stays = len(rows) > 0 and (case.stays | case.is_set_up)[rows].all()
+    share = read_bytes / (case.bytes(rows) + asked)
+    mine = (*rows.tolist(), *[None] * bool(asked))
+    shapes = {making.result.shape for row in mine if (making := followed.making(row)) is not None}
+
+    def is_gradient(making: Making) -> bool:
+        return not making.file and making.result.shape in shapes
+
     yield Cause(
         "read in part",
         f"Of {what} no more than {format_bytes(read_bytes)} are read, or used for what is read, before the failure and "
@@ -132,7 +139,7 @@ def read_in_part(case: Case) -> Iterator[Cause]:
         ),
         site,
         names_bytes=case.bytes(rows) + asked,
-        behind=lambda making, read: read if read * _SMALL_PART <= 1 else 1.0,
+        behind=lambda making, read: read if read * _SMALL_PART <= 1 else share if is_gradient(making) else 1.0,
     )
 
 

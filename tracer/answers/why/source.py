@@ -41,7 +41,10 @@ _COMPARED: Final = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", 
 
 @cache
 def calls_on(site: Site) -> frozenset[str]:
-    """Names of what a line calls, and of its operators as torch calls them: `repeat`, `mul`; a subscript is `index`."""
+    """Names of what a line calls or takes of torch, and of its operators as torch calls them: `repeat`, `mul`.
+
+    A subscript is `index`; of `x.to(torch.float32)` they are `to` and `float32`.
+    """
     if (tree := _tree_of(site.file)) is None:
         return frozenset()
     line, names = site.line or 0, set[str]()
@@ -56,6 +59,8 @@ def calls_on(site: Site) -> frozenset[str]:
             names.update(_COMPARED.get(type(op), "") for op in node.ops)
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Name, ast.Attribute)):
             names.add("index")
+        elif isinstance(node, ast.Attribute) and dotted_name(node) == f"torch.{node.attr}":
+            names.add(node.attr)
     return frozenset(names - {""})
 
 

@@ -139,10 +139,10 @@ def later_uses(seen: SeenUses, trace: Sequence[Mapping[str, Any]], count: int, *
     if not number and seen.requested_bytes:
         seen.find_request(trace)
     needed: _Needed = {}
-    blocks = []
+    blocks, backward = [], {row for use, row in seen.uses.items() if use.in_backward}
     # A result before what it is made of
     for life in sorted(_lives(seen, trace, number), key=lambda life: -life.number):
-        blocks.append(_block(seen, life, needed, is_whole=is_whole))
+        blocks.append(_block(seen, life, needed, backward, is_whole=is_whole))
         needed.setdefault(life.address, []).append(blocks[-1])
     request = seen.until + 1
     there = [block for block in blocks[::-1] if block.life.number <= request]
@@ -190,17 +190,20 @@ def _lives(seen: SeenUses, trace: Sequence[Mapping[str, Any]], number: int) -> I
     yield from (_Life(address, *block, None) for address, block in alive.items())
 
 
-def _block(seen: SeenUses, life: _Life, needed: _Needed, *, is_whole: bool) -> _Block:
+def _block(seen: SeenUses, life: _Life, needed: _Needed, backward: set[int], *, is_whole: bool) -> _Block:
     """Describe a block.
 
     Args:
         needed: Blocks that were made after it.
+        backward: Rows of `uses` that are of a backward. Of a block that forward has looked at, a derivative needs no
+            more than forward did: what forward's result was read for.
         is_whole: Whether all that reads the block was seen, where it is never freed.
     """
     looks_behind = [read for read in seen.reads.get(life.address, ()) if life.has(read)]
     reads = [read for read in looks_behind if read.count >= seen.behind]
     before = [read for read in seen.before.get(life.address, {}).values() if read.count >= life.number]
     looks = [*before, *looks_behind]
+    looks = [read for read in looks if read.row not in backward] or looks
     shares = [_share(read, needed) for read in looks]
     parts: dict[object, int] = {}
     for read, (share, _) in zip(looks, shares, strict=True):
