@@ -16,7 +16,7 @@ import pytest
 
 from tracer.errors import Terminated
 from tracer.sessions.jobs import child_processes
-from tracer.sessions.jobs.child_processes import ChildProcesses, IdleLimit, end_with_parent, processor_time_s
+from tracer.sessions.jobs.child_processes import ChildProcesses, IdleLimit, asked_of_processors_s, end_with_parent
 from tracer.sessions.termination import Termination, signals_deferred
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
@@ -42,7 +42,7 @@ def test_one_that_waits_for_what_does_not_come_is_ended(
 ) -> None:
     monkeypatch.setattr(child_processes, "IDLE_LIMIT_S", 0.1)
     assert ChildProcesses().run(starts(WAITS)) == -signal.SIGTERM
-    assert capfd.readouterr().err.startswith("Note: A process used no processor for 0 s and is ended")
+    assert capfd.readouterr().err.startswith("Note: A process asked for no processor for 0 s and is ended")
 
 
 def test_one_with_a_reason_to_wait_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,23 +59,30 @@ def test_one_with_a_reason_to_wait_is_not(monkeypatch: pytest.MonkeyPatch) -> No
     assert next(asked) > 3
 
 
-@pytest.mark.parametrize(("used_s", "is_over"), [(0.0, True), (0.5, True), (30.0, False)])
+@pytest.mark.parametrize(
+    ("asked", "is_over"),
+    [
+        ([{1: 5.0}, {1: 5.0}], True),
+        ([{1: 5.0}, {1: 5.5}], True),  # of 100 s, half a second is what polling takes
+        ([{1: 5.0}, {1: 35.0}], False),
+        ([{1: 5.0, -2: 0.0}, {1: 5.0, -2: 30.0}], False),  # ready to run, on a busy machine
+        ([{1: 5.0, 3: 90.0}, {1: 7.0}], False),  # a child is gone, and its time with it
+    ],
+)
 def test_a_process_that_polls_is_idle_and_one_that_works_is_not(
-    used_s: float, is_over: bool, monkeypatch: pytest.MonkeyPatch
+    asked: list[dict[int, float]], is_over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 100 s, half a second is what polling takes."""
-    used, now = iter([0.0, used_s, used_s]), iter([0.0, 100.0, 100.0])
-    monkeypatch.setattr(child_processes, "processor_time_s", lambda process: next(used))
+    looks, now = iter([*asked, asked[-1]]), iter([0.0, 100.0, 100.0])
+    monkeypatch.setattr(child_processes, "asked_of_processors_s", lambda process: next(looks))
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     assert IdleLimit(1, limit_s=90.0).is_over() == is_over
 
 
 def test_the_time_of_children_counts() -> None:
-    before_s = processor_time_s(os.getpid())
     with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as child:
-        while processor_time_s(os.getpid()) < before_s + 0.2:
+        while asked_of_processors_s(os.getpid()).get(child.pid, 0.0) < 0.2:
             pass
-        assert processor_time_s(child.pid) > 0
+        assert asked_of_processors_s(child.pid)[-child.pid] > 0
         child.kill()
 
 

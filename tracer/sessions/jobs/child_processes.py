@@ -20,7 +20,9 @@ from tracer.exporters.screen.terminal import say
 from tracer.sessions.termination import SIGNALS, signals_deferred
 
 IDLE_LIMIT_S: Final = 300.0
-"""Longest time that a process may use no processor."""
+"""Longest time that a process may ask for no processor."""
+_LOOKS: Final = 10
+"""Looks at a process in that time: what a thread or a child asks for that ends between two of them is not seen."""
 _IDLE_SHARE: Final = 0.01
 """Share of a processor that polling takes at most."""
 END_LIMIT_S: Final = 20.0
@@ -36,7 +38,7 @@ def end_with_parent() -> None:
 
 
 class IdleLimit:
-    """Tells when a process and those that it has started have not used a processor for too long."""
+    """Tells when a process and those that it has started have asked for no processor for too long."""
 
     def __init__(self, process: int, limit_s: float | None = None) -> None:
         self._process, self._limit_s = process, IDLE_LIMIT_S if limit_s is None else limit_s
@@ -44,22 +46,25 @@ class IdleLimit:
 
     def reset(self) -> None:
         """Begin anew: the process has a reason to wait."""
-        self._since, self._used_s = time.monotonic(), processor_time_s(self._process)
+        self._since = self._looked = time.monotonic()
+        self._asked_s, self._before = 0.0, asked_of_processors_s(self._process)
 
     def is_over(self) -> bool:
         """Return whether it has waited for longer than the limit."""
-        waited_s = time.monotonic() - self._since
-        if waited_s <= self._limit_s:
+        now = time.monotonic()
+        if now - self._looked <= self._limit_s / _LOOKS:
             return False
-        if processor_time_s(self._process) - self._used_s <= _IDLE_SHARE * waited_s:
-            return True
-        self.reset()
-        return False
+        self._looked, before, self._before = now, self._before, asked_of_processors_s(self._process)
+        self._asked_s += sum(max(0.0, asked_s - before.get(key, 0.0)) for key, asked_s in self._before.items())
+        if self._asked_s > _IDLE_SHARE * self._limit_s:
+            self.reset()
+        return now - self._since > self._limit_s
 
     @property
     def sentence(self) -> str:
         """Return the sentence that is said when it is over."""
-        return f"A process used no processor for {self._limit_s:.0f} s and is ended: it waits for what does not come."
+        asked = f"A process asked for no processor for {self._limit_s:.0f} s"
+        return f"{asked} and is ended: it waits for what does not come."
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +187,19 @@ def end_child(child: subprocess.Popen[bytes]) -> int:
         return child.wait()
 
 
-def processor_time_s(process: int) -> float:
-    """Return the time of a processor that a process and all below it have used so far."""
-    parents: dict[int, list[int]] = {}
-    used_s: dict[int, float] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError, ValueError):
-            number = int(folder.name)
-            fields = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-            parents.setdefault(int(fields[1]), []).append(number)
-            used_s[number] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    total_s, left = 0.0, [process]
+def asked_of_processors_s(process: int) -> dict[int, float]:
+    """Seconds that a process and all below it have used a processor, by their numbers, or were ready to.
+
+    The latter are by a thread's number below zero: on a busy machine others run in that time.
+    """
+    asked_s: dict[int, float] = {}
+    left = [process]
     while left:
-        number = left.pop()
-        total_s += used_s.get(number, 0.0)
-        left += parents.get(number, [])
-    return total_s
+        folder = Path(f"/proc/{left.pop()}")
+        with suppress(OSError, IndexError, ValueError):
+            fields = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            asked_s[int(folder.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+            for thread in (folder / "task").iterdir():
+                left += map(int, (thread / "children").read_text("ascii").split())
+                asked_s[-int(thread.name)] = int((thread / "schedstat").read_text("ascii").split()[1]) / 1e9
+    return asked_s
