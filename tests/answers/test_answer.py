@@ -1,4 +1,4 @@
-"""An answer's short form in 42 cases: 24 lines of 100 columns, no sentence twice, the same on screen, page and JSON."""
+"""An answer's short form in 45 cases: 24 lines of 100 columns, no sentence twice, the same on screen, page and JSON."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tests.training_steps import ONE_OF_EACH, recorded_workload
 from tests.watched import report_of
-from tracer.answers.allocator.explained import with_allocator
+from tracer.answers.allocator.explained import Explanation, with_allocator
 from tracer.answers.answer import Answer, answer_values
+from tracer.answers.answer_of_fit import answer_of_fit
 from tracer.answers.answer_of_job import answer_of_job, answer_of_null_job
 from tracer.answers.answer_of_prediction import answer_of_prediction
 from tracer.answers.answer_of_snapshot import answer_of_snapshot, answers_of_devices
 from tracer.answers.difference import diff_peaks, diff_snapshots
 from tracer.answers.findings import SnapshotFindings
 from tracer.answers.paths import shorten_paths
-from tracer.answers.prediction import OutOfMemoryAt, Prediction, Sizes
+from tracer.answers.prediction import FitReport, FitTrial, OutOfMemoryAt, Prediction, Sizes
 from tracer.answers.ranks import explain_job
 from tracer.answers.recording_findings import combine_cycles
 from tracer.answers.run_results import RunResults
@@ -37,6 +38,7 @@ from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
 from tracer.answers.step_findings import GrowthOverSteps, StepFindings, Trend
 from tracer.answers.watch_report import OutlivedMemory, answer_of_watch
 from tracer.capture.sources.source_line import SourceLine
+from tracer.changes.script_changes import SCRIPT_CHANGES, change_sentences
 from tracer.engines.answer import engine_page
 from tracer.engines.start import StartStage
 from tracer.exporters.diff import answer_of_diffs
@@ -145,6 +147,17 @@ def diffs() -> Iterator[Answer]:
     yield answer_of_diffs(diff_snapshots(growing(), failing(FORWARD)), **names)
 
 
+def fitted(*, fits: bool, is_each: bool = False) -> Answer:
+    names = [(), *((name,) for name in SCRIPT_CHANGES), tuple(SCRIPT_CHANGES)]
+    trials = tuple(
+        FitTrial(apply, fits and bool(apply), 9 * GIB, 9 * GIB, (f"{apply}: not made.",), flops=9) for apply in names
+    )
+    why = Explanation("Activations of 12 calls of Block are kept for backward. Checkpoint each. " * 3, "repeated parts")
+    base = replace(trials[0], failed_in=2, failed_at_bytes=8 * GIB, explanation=why)
+    best, changes = (trials[-1], change_sentences(trials[-1].apply)) if fits and not is_each else (None, ())
+    return answer_of_fit(FitReport("an H100", 8 * GIB, ("t.py",), (base, *trials[1:]), best, changes, is_each))
+
+
 NO_CACHE = replace(
     READY, stage=StartStage.PROFILE, weights_bytes=75 * GIB, available_bytes=-6 * GIB, cache_bytes=0, cache_tokens=None
 )
@@ -167,6 +180,9 @@ OTHERS: dict[str, Callable[[], Answer]] = {
     "fits": partial(predicted, fits=True),
     "does not fit": partial(predicted, fits=False),
     "needs": partial(predicted, fits=None),
+    "the least that fits": partial(fitted, fits=True),
+    "nothing fits": partial(fitted, fits=False),
+    "each change": partial(fitted, fits=True, is_each=True),
     "an engine that starts": lambda: engine_page(start(READY), command="vllm serve m", computed=True).answer,
     "an engine without a cache": lambda: (
         engine_page(start(NO_CACHE, failure="ValueError"), command="", computed=False).answer
@@ -227,7 +243,7 @@ def test_every_other_answer_fits(name: str) -> None:
 
 def test_there_are_more_than_forty_cases() -> None:
     """Beside the recordings of others."""
-    assert len(RUNS) + len(SNAPSHOTS) - len(FILES) + len(OTHERS) == 42
+    assert len(RUNS) + len(SNAPSHOTS) - len(FILES) + len(OTHERS) == 45
 
 
 def test_memory_that_ran_out_is_the_headline() -> None:

@@ -105,7 +105,7 @@ def test_a_loss_that_was_imported_before_the_choice_follows_it(changes: tuple[st
         applied.decide()
         assert (functional.cross_entropy is original) is not bool(changes)
         own(torch.zeros(1024, 1024), torch.zeros(1024, dtype=torch.int64))
-        applied._after_step(torch.optim.SGD([torch.zeros(1)]), (), {})
+        applied.step_ended()
         assert applied.notes == ()
         assert applied._all["chunked-loss"].num_made == len(changes)
     assert functional.cross_entropy is original

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 import main
 from tracer.answers.allocator.explained import Explanation
-from tracer.answers.answer_of_prediction import command_words, trial_words
-from tracer.answers.prediction import FitTrial
+from tracer.answers.answer_of_fit import answer_of_fit, command_words, trial_words
+from tracer.answers.prediction import FitReport, FitTrial
 from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
-from tracer.commands.fit import combinations, each_alone
-from tracer.commands.fit_trials import ScriptTrials
+from tracer.commands.fit import _Search, combinations
+from tracer.commands.fit_trials import NoTimeLeftError, ScriptTrials
 from tracer.errors import TracerError, UsageError
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.nccl_buffers import NcclBuffers
@@ -34,7 +34,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def make(trials: ScriptTrials, changes: Sequence[str] = ()) -> FitTrial:
+    def make(trials: ScriptTrials, changes: Sequence[str], arguments: object) -> FitTrial:
         names = tuple(changes)
         asked.append(names)
         if names == ("checkpoint",):
@@ -45,17 +45,73 @@ def test_each_change_is_told_beside_the_script_as_it_is(
         return FitTrial(names, fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB, notes=notes, flops=1000)
 
     monkeypatch.setattr(ScriptTrials, "make", make)
-    with ScriptTrials(DEVICES.card.usable_bytes) as trials:
-        made = each_alone(trials)
+    search = _Search(ScriptTrials(DEVICES.card.usable_bytes))
+    best = search.each()
     alone = [(name,) for name in changes_of(is_job=False)]
-    assert asked == [trial.apply for trial in made] == [(), *alone]
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "as it is: 1.00 GiB allocated, 2.00 GiB reserved; fits with 5.32 GiB left."
-    row = "checkpoint: 960.00 MiB allocated, 1.00 GiB reserved, 64.00 MiB less at the peak"
-    assert f"{row}, +33.3 % FLOPs; fits with 6.32 GiB left." in lines
-    assert sum("FLOPs" in line for line in lines) == 1
-    assert "bf16: the script ended before a step was done on the GPU." in lines and "  ValueError: no" in lines
-    assert "  chunked-loss: no large loss over classes was computed." in lines
+    assert best is search.made[0] and asked == [trial.apply for trial in search.made] == [(), *alone]
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "Tried as it is: fits." and "Tried bf16: ends before its first step." in said
+    report = FitReport("an H100", DEVICES.card.usable_bytes, ("train.py",), tuple(search.made), best, is_each=True)
+    answer = answer_of_fit(report)
+    assert answer.happened == ("as it is: 1.00 GiB allocated, 2.00 GiB reserved; fits with 5.32 GiB left.",)
+    rows = {row[0]: row[1:] for row in answer.in_use[0].rows}
+    left_bytes = DEVICES.card.usable_bytes - GIB
+    assert rows["as it is"] == (GIB, 2 * GIB, left_bytes - GIB, "")
+    assert rows["checkpoint"] == (GIB - 64 * MIB, GIB, left_bytes, "+33.3 %")
+    assert rows["bf16"] == ("ended", None, None, "")
+    assert answer.remarks == ("chunked-loss: no large loss over classes was computed.", "bf16: ValueError: no")
+
+
+def test_a_search_that_takes_too_long_ends_with_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials, used_s = ScriptTrials(GIB), iter([10.0, 40.0, 79.5, 80.0])
+    monkeypatch.setattr(ScriptTrials, "used_s", lambda self: next(used_s))
+    limits: list[int] = []
+
+    def attempt(trials: ScriptTrials, *args: object, is_limited: bool, limit_s: int = 0) -> FitTrial:
+        limits.append(limit_s)
+        return FitTrial(("checkpoint",), fits=True)
+
+    monkeypatch.setattr(ScriptTrials, "_attempt", attempt)
+    trials.limit()
+    trials.make(("checkpoint",))
+    trials.make(("checkpoint",))
+    with pytest.raises(NoTimeLeftError):
+        trials.make(("checkpoint",))
+    assert limits == [40, 1]  # of 8 times 10 s
+
+
+def test_of_what_fits_what_gives_up_least_is_the_answer_of_a_search_that_was_ended() -> None:
+    search = _Search(ScriptTrials(GIB))
+    sets = [("chunked-loss", "checkpoint"), ("bf16",), ("checkpoint",), ("chunked-loss",)]
+    search.made += [FitTrial(names, fits=names != ("chunked-loss",)) for names in sets]
+    best = search.cheapest()
+    assert best is not None and best.apply == ("checkpoint",)
+    report = FitReport("an H100", GIB, ("train.py",), tuple(search.made), best, is_whole=False)
+    assert answer_of_fit(report).remarks == ("The search was ended before all changes were tried: fewer may do.",)
+    none = replace(report, best=None, trials=(FitTrial((), fits=False), *report.trials[3:]))
+    assert answer_of_fit(none).happened[0].endswith(" not all were tried.")
+
+
+@pytest.mark.usefixtures("usual_signals")
+@pytest.mark.parametrize(("end", "status"), [(NoTimeLeftError(), 0), (KeyboardInterrupt(), 1)])
+def test_what_was_tried_is_the_answer_of_a_search_that_ends_early(
+    end: BaseException, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("import torch\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    full = FitTrial((), fits=False, allocated_bytes=9 * GIB, reserved_bytes=9 * GIB, failed_in=0)
+    made = iter([full, FitTrial(("checkpoint",), fits=True, allocated_bytes=GIB, reserved_bytes=GIB)])
+
+    def make(trials: ScriptTrials, changes: Sequence[str], arguments: object) -> FitTrial:
+        if (trial := next(made, None)) is None:
+            raise end
+        return trial
+
+    monkeypatch.setattr(ScriptTrials, "make", make)
+    ended = CliRunner().invoke(main.app, ["fit", "--on", "h100:8GiB", "train.py"])
+    assert ended.exit_code == status and ("Interrupted" in ended.stderr) == bool(status)
+    assert "fewer may do." in ended.stdout
+    assert ended.stdout.splitlines()[-1].endswith(" run --apply checkpoint train.py")
 
 
 LONG = """Traceback (most recent call last):
@@ -133,7 +189,7 @@ def test_what_a_trial_asks_of_the_null_gpu(
     ran: list[str] = []
 
     def attempt(
-        trials: ScriptTrials, changes: object, more: object, *, is_limited: bool, is_explained: bool = False
+        trials: ScriptTrials, *_: object, is_limited: bool, is_explained: bool = False, limit_s: int = 0
     ) -> FitTrial:
         ran.append("card" if is_limited else "without end")
         return WHOLE if not is_limited or trials.usable_bytes >= 3 * GIB else FULL
@@ -240,12 +296,11 @@ def test_what_does_not_fit_says_how_much_more_it_needs() -> None:
         "as it is: out of memory in step 1 (a.py:3), with 1.00 GiB allocated.",
         "With enough memory it needs 5.00 GiB allocated, 6.00 GiB reserved: 3.00 GiB more than there is.",
     )
-    changed = FitTrial(("bf16",), False, 3 * GIB, 3 * GIB, ("bf16: a note.",), flops=1)
+    changed = FitTrial(("bf16",), False, 3 * GIB, 3 * GIB, flops=1)
     assert trial_words(changed, 2 * GIB, base) == (
         "bf16: needs 3.00 GiB allocated, 3.00 GiB reserved, 2.00 GiB less at the peak; 1.00 GiB more than there is.",
-        "  bf16: a note.",
     )
-    in_pieces = replace(changed, allocated_bytes=GIB, notes=())
+    in_pieces = replace(changed, allocated_bytes=GIB)
     assert trial_words(in_pieces, 2 * GIB, base)[0].endswith("; the reserved bytes are 1.00 GiB more than there is.")
     built = replace(base, failed_in=-1, is_whole=False, explanation=None)
     assert trial_words(built, 2 * GIB) == ("as it is: out of memory before the first step, with 1.00 GiB allocated.",)

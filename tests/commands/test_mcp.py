@@ -183,22 +183,8 @@ def test_an_error_is_the_commands_sentence_and_hint(folder: Path) -> None:
         assert result.is_error and result.content[0].text.endswith(shown) and "step 0" not in result.content[0].text
 
 
-def test_a_document_that_is_a_file_is_read(folder: Path) -> None:
-    """fit.json, from a folder that is gone afterwards unless it was asked for; `check --update` has none."""
-
-    class Fitting(Commands):
-        async def __call__(self, words: Sequence[str]) -> Ended:
-            (save_dir,) = [word.removeprefix("--save-dir=") for word in words if word.startswith("--save-dir=")]
-            (folder / save_dir / "fit.json").write_text('{"format": "torch-timeline fit"}')
-            return Ended(3)
-
-    (folder / "out").mkdir()
-    for asked_for in ({}, {"save_dir": "out"}):
-        result = asked(folder, "fit", Fitting(), on="h100", script="train.py", **asked_for)
-        assert result.structured_content == {"format": "torch-timeline fit"}
-        assert result.content[1].text.startswith("Exit status 3: ")
-    assert (folder / "out" / "fit.json").exists()
-    assert asked(folder, "fit", Commands(Ended(0)), on="h100", script="train.py").is_error
+def test_without_a_document_it_is_done(folder: Path) -> None:
+    """As `check --update` prints none."""
     updated = asked(folder, "check", Commands(Ended(0)), on="h100", script="train.py", update=True)
     assert not updated.is_error and updated.content[0].text == "Done."
 

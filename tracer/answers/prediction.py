@@ -73,6 +73,14 @@ class FitReport:
     script: tuple[str, ...]
     trials: tuple[FitTrial, ...]  # The trials, in the order in which they were made
     best: FitTrial | None  # The trial with which it fits; None where nothing fits
+    changes: tuple[str, ...] = ()  # What the changes of that one do, a sentence each
+    is_each: bool = False  # Whether each change was tried alone, and the least is not asked for
+    is_whole: bool = True  # Whether the search came to its end
+
+    @property
+    def base(self) -> FitTrial | None:
+        """The script as it is; None where values of its options were tried."""
+        return next((trial for trial in self.trials if not trial.apply and not trial.arguments), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
-import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -97,7 +96,7 @@ class AppliedChanges:
         self._around = self._with("before_call", "after_call")
         if self._is_on_modules():
             self._end.callback(hook_every_module(self._before_call, self._after_call))
-        self._end.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        self._end.callback(register_optimizer_step_post_hook(self.step_ended).remove)
         for hooks in self.hooks.values():
             self._end.enter_context(hooks.entered())
         # The first that makes a step leaves the optimizer without parameters for the others, and gives them back last.
@@ -135,5 +134,6 @@ class AppliedChanges:
             self._in_call.close()
         return output
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def step_ended(self, *_: object) -> None:
+        """Take a change that was not made by now as one that cannot be; called after each step of an optimizer, too."""
         self._reached = Reached.STEP

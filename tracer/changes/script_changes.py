@@ -98,6 +98,13 @@ def changes_against(cause: str) -> tuple[str, ...]:
     return tuple(name for name, change in SCRIPT_CHANGES.items() if cause in change.against)
 
 
+def change_sentences(names: Sequence[str]) -> tuple[str, ...]:
+    """What changes do and give up, a sentence each."""
+    changes = [(name, SCRIPT_CHANGES[name]) for name in names]
+    groups = [change.group.words[0].lower() + change.group.words[1:] for _, change in changes]
+    return tuple(f"{name}: {change.words} ({group})." for (name, change), group in zip(changes, groups, strict=True))
+
+
 def changes_of(*, is_job: bool) -> tuple[str, ...]:
     """Return the changes that `fit` tries of a job, or of a script of one process: those for which all is installed."""
     there = SCRIPT_CHANGES.items()

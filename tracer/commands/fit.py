@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tracer.answers.answer_of_prediction import command_words, trial_words
+from tracer.answers.answer_of_fit import outcome_words
 from tracer.answers.files import FIT_JSON
-from tracer.answers.paths import shorten_paths
 from tracer.answers.prediction import FitReport, FitTrial
 from tracer.command_line import role
 from tracer.commands import options as opt
 from tracer.commands.common import THRESHOLD_EXCEEDED, errors_for_people, kept_import_path
 from tracer.commands.engines import engine_command, fit_engine, numbers_of_gpus
-from tracer.commands.fit_trials import ScriptTrials, answer_trial
+from tracer.commands.fit_trials import NoTimeLeftError, ScriptTrials, answer_trial
 from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.options import option
 from tracer.commands.script import no_card_named
-from tracer.errors import UsageError
-from tracer.exporters.screen.console import SHORT
+from tracer.errors import Terminated, UsageError
+from tracer.exporters.screen.console import SHORT, Console
 from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say, show
 from tracer.null_gpu.cards import devices_of
-from tracer.units import format_bytes
 
 MAX_COMBINATIONS = 64
 _HINT = 'Write --try "--batch-size 8,4,2", or --try --compile for an option without a value.'
@@ -51,6 +50,7 @@ def fit(
     save_dir: Annotated[
         Path | None, option("Folder for fit.json, for run --apply.", opt.OUTPUTS, metavar="<path>")
     ] = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Find the least change with which a script fits.
 
@@ -76,6 +76,8 @@ def fit(
             )
         tried = combinations(values or ())
         if (engine := engine_command(script, arguments, is_module=module)) is not None:
+            if as_json:
+                raise UsageError("--json works only with a script.", hint="--save-dir keeps engine.json of each start.")
             if each:
                 raise UsageError(
                     "An inference engine is tried with its own options.",
@@ -94,99 +96,102 @@ def fit(
         if (asked := role("trial")) is not None:
             answer_trial(asked, on, place, named)
             return
-        with ScriptTrials(devices.card.usable_bytes, job) as trials:
-            made: list[FitTrial] = []
-            told = partial(_told, trials, made)
-            if each:
-                made += each_alone(trials)
-                best = _first_that_fits(made)
-            elif values:
-                best = _first_that_fits([told((), arguments) for arguments in tried])
-            else:
-                best = _least(told, trials)
-        report = FitReport(devices.words, trials.usable_bytes, named.words, tuple(made), best)
+        from tracer.answers.answer_of_fit import answer_of_fit, command_words
+        from tracer.changes.script_changes import change_sentences
+        from tracer.exporters.json_documents.prediction import fit_values
+        from tracer.exporters.screen.answer import print_answer
+        from tracer.sessions.termination import Termination
+
+        search = _Search(ScriptTrials(devices.card.usable_bytes, job))
+        ended: BaseException | None = None
+        try:
+            with closing(Termination()) as termination, search.trials:
+                termination.watch()
+                best = search.each() if each else search.values(tried) if values else search.least()
+        except (NoTimeLeftError, KeyboardInterrupt, Terminated) as error:
+            best, ended = search.cheapest(), error
+            if not search.made:
+                raise
+        report = FitReport(
+            devices.words,
+            search.trials.usable_bytes,
+            named.words,
+            tuple(search.made),
+            best,
+            changes=change_sentences(best.apply if best is not None and not each else ()),
+            is_each=each,
+            is_whole=ended is None,
+        )
         if save_dir is not None:
             from tracer.exporters.files import write_json
-            from tracer.exporters.json_documents.prediction import fit_values
 
             write_json(save_dir / FIT_JSON, fit_values(report))
-        if best is None:
-            if not each:
-                say(_nothing_fits(report, is_of_values=bool(values)))
-            raise typer.Exit(THRESHOLD_EXCEEDED)
-        if not each and (best.apply or best.arguments):
+        command = ""
+        if best is not None and not each and (best.apply or best.arguments):
             ranks = {} if job is None else {"num_ranks": job.per_node, "num_nodes": -(-devices.count // job.per_node)}
-            show(command_words((*named.words, *best.arguments), best.apply, program_name(), **ranks))
+            command = command_words((*named.words, *best.arguments), best.apply, program_name(), **ranks)
+        console = Console.of(as_json=as_json)
+        console.answer(lambda: fit_values(report), lambda rich: print_answer(answer_of_fit(report), rich, below=1))
+        if command and not as_json:
+            show(command)
+        if isinstance(ended, KeyboardInterrupt | Terminated):
+            raise ended
+        if best is None:
+            raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
-def each_alone(trials: ScriptTrials) -> list[FitTrial]:
-    """Try the script as it is, then each change alone, the one that costs least first; print each trial at once."""
-    from tracer.changes.script_changes import changes_of
+@dataclass
+class _Search:
+    trials: ScriptTrials
+    made: list[FitTrial] = field(default_factory=list)
 
-    made = [trials.make()]
-    show("\n".join(trial_words(made[0], trials.usable_bytes)))
-    for change in changes_of(is_job=trials.job is not None):
-        made.append(trials.make((change,)))
-        show("\n".join(trial_words(made[-1], trials.usable_bytes, made[0])))
-    return made
+    def make(self, changes: Sequence[str] = (), arguments: tuple[str, ...] = ()) -> FitTrial:
+        """Make a trial, and say whether it fits."""
+        trial = self.trials.make(changes, arguments)
+        self.made.append(trial)
+        say(outcome_words(trial))
+        return trial
 
+    def each(self) -> FitTrial | None:
+        """Try the script as it is, then each change alone, the one that costs least first."""
+        from tracer.changes.script_changes import changes_of
 
-def _first_that_fits(trials: Iterable[FitTrial]) -> FitTrial | None:
-    """Return the first trial that fits; None if none does."""
-    return next((trial for trial in trials if trial.fits), None)
+        self.make()
+        for change in changes_of(is_job=self.trials.job is not None):
+            self.make((change,))
+        return self._first()
 
+    def values(self, tried: Sequence[tuple[str, ...]]) -> FitTrial | None:
+        """Try each of some arguments behind the script's own."""
+        for arguments in tried:
+            self.make((), arguments)
+        return self._first()
 
-def _told(
-    trials: ScriptTrials,
-    made: list[FitTrial],
-    changes: Sequence[str],
-    arguments: tuple[str, ...] = (),
-    base: FitTrial | None = None,
-) -> FitTrial:
-    """Make a trial, and print its result beside that of the script as it is."""
-    made.append(trials.make(changes, arguments))
-    say("\n".join(trial_words(made[-1], trials.usable_bytes, base)))
-    return made[-1]
+    def _first(self) -> FitTrial | None:
+        return next((trial for trial in self.made if trial.fits), None)
 
+    def least(self) -> FitTrial | None:
+        """Return the trial with the least change that fits; None if no change from outside makes it fit."""
+        from tracer.changes.script_changes import changes_against
+        from tracer.sessions.trials.searches import least_that_fits
 
-def _least(told: Callable[..., FitTrial], trials: ScriptTrials) -> FitTrial | None:
-    """Return the trial with the least change that fits; None if no change from outside makes it fit."""
-    from tracer.changes.script_changes import SCRIPT_CHANGES, changes_against
-    from tracer.sessions.trials.searches import least_that_fits
+        base = self.make()
+        if base.growth_bytes or (not base.fits and base.built_bytes > self.trials.usable_bytes):
+            return None
+        if base.fits:
+            return base
+        self.trials.limit()
+        likely = changes_against(base.explanation.cause) if base.explanation is not None else ()
+        return least_that_fits(self.make, is_job=self.trials.job is not None, likely=likely)
 
-    base = told(())
-    if (why := base.explanation) is not None and why.cause and (not base.fits or base.growth_bytes):
-        say(shorten_paths(why.sentences))
-    if base.growth_bytes or (not base.fits and base.built_bytes > trials.usable_bytes):
-        return None
-    if base.fits:
-        return base
-    likely = changes_against(why.cause) if why is not None else ()
-    best = least_that_fits(partial(told, base=base), is_job=trials.job is not None, likely=likely)
-    for name in best.apply if best is not None else ():
-        change = SCRIPT_CHANGES[name]
-        say(f"{name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
-    return best
+    def cheapest(self) -> FitTrial | None:
+        """Of the trials made so far, one that fits and gives up least, with the fewest changes."""
+        from tracer.changes.script_changes import SCRIPT_CHANGES
 
+        def cost(trial: FitTrial) -> tuple[int, int]:
+            return max((SCRIPT_CHANGES[name].group for name in trial.apply), default=-1), len(trial.apply)
 
-def _nothing_fits(report: FitReport, *, is_of_values: bool) -> str:
-    if all(trial.has_ended_before for trial in report.trials):
-        return "The script made no step on the GPU in any trial, so that whether it fits is not known."
-    if is_of_values:
-        return f"The script fits on {report.device} with none of these values. `fit` without --try tries other changes."
-    if (base := report.trials[0]).growth_bytes:
-        return "No change that needs no edit ends that: the line that keeps memory from step to step has to change."
-    if base.built_bytes > report.usable_bytes:
-        return (
-            f"{format_bytes(base.built_bytes)} are allocated before the first step: no change of the training helps. "
-            "What does is fewer weights, weights made in bfloat16 at once, or a part of them on each of several GPUs."
-        )
-    has_cause = base.explanation is not None and base.explanation.cause
-    edit = "what the cause above asks for, " if has_cause else ""
-    return (
-        f"No change that needs no edit makes the script fit on {report.device}. What is left is {edit}a smaller batch, "
-        "sharding over several GPUs, or a larger GPU."
-    )
+        return min((trial for trial in self.made if trial.fits), key=cost, default=None)
 
 
 def combinations(texts: Sequence[str]) -> list[tuple[str, ...]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,8 +41,14 @@ _MOST_SHARED = 8
 """Ranks whose processes wait for the next trial: each keeps what it has loaded in memory."""
 _NEED_LIMIT_S = 300
 """Seconds of a processor for the run of the script as it is without a limit of memory."""
+_MOST_TIMES = 8
+"""Times that all trials together take what the script as it is takes, at most."""
 _TRACEBACK, _NOTHING_PRINTED = "Traceback (", "It printed nothing."
 _OWN_LINES = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded")
+
+
+class NoTimeLeftError(Exception):
+    """Trials have taken what they may of a processor."""
 
 
 @dataclass
@@ -49,6 +57,7 @@ class ScriptTrials:
 
     usable_bytes: int  # Memory of the card without the context
     job: Job | None = None  # The job that the script is, if it is one
+    _most_s: float = 0.0  # Seconds of a processor for all trials; 0 for as many as there are
     _end: ExitStack = field(default_factory=ExitStack)
     _starts: dict[int, TrialServer] = field(default_factory=dict)  # By rank; a script of one process is rank 0
     _beginning: ThreadPoolExecutor | None = None  # Begins the processes of ranks, which end with its thread
@@ -71,6 +80,9 @@ class ScriptTrials:
 
         The script as it is runs on the card first, where it may make do with less, and its failure is explained. With
         changes it does so where the allocator could serve it by giving back what it has cached.
+
+        Raises:
+            NoTimeLeftError: Trials have taken what they may.
         """
         more = tuple(arguments)
         if not changes:
@@ -90,13 +102,31 @@ class ScriptTrials:
                 failed_at_bytes=on_card.failed_at_bytes,
                 explanation=on_card.explanation,
             )
-        need = self._attempt(changes, more, is_limited=False)
+        need = self._attempt(changes, more, is_limited=False, limit_s=self._left_s())
         room_bytes = self.usable_bytes - need.beside_bytes
         if need.has_ended_before or (need.fits and need.reserved_bytes <= room_bytes):
             return need
         if need.allocated_bytes > room_bytes:
             return replace(need, fits=False)
         return replace(need, fits=self._attempt(changes, more, is_limited=True).fits)
+
+    def used_s(self) -> float:
+        """Seconds of a processor that trials have taken so far."""
+        times = os.times()
+        return times.children_user + times.children_system + sum(start.used_s for start in self._starts.values())
+
+    def limit(self) -> None:
+        """Have all trials together take no more than some times as long as those so far, and look for what fits alone.
+
+        Then one that does not fit ends with the step that shows it.
+        """
+        self._most_s = _MOST_TIMES * self.used_s()
+
+    def _left_s(self) -> int:
+        left_s = math.ceil(self._most_s - self.used_s()) if self._most_s else 0
+        if self._most_s and left_s <= 0:
+            raise NoTimeLeftError
+        return left_s
 
     def need(self, limit_s: int = 0, *, follow: tuple[int, int, int] | None = None) -> FitTrial:
         """Run the script as it is where memory does not end: it may never come to the end of a step.
@@ -125,11 +155,14 @@ class ScriptTrials:
         from tracer.changes.script_changes import allocator_variables
 
         names = tuple(changes)
+        room_bytes = self.usable_bytes if self._most_s else sys.maxsize
         limit_s = limit_s or (0 if is_limited or names else _NEED_LIMIT_S)
         with tempfile.TemporaryDirectory(prefix="fit-") as name:
             folder = Path(name)
             is_recorded = read is not None
-            request = TrialRequest(names, name, more, is_limited, limit_s, follow, is_explained, is_recorded)
+            request = TrialRequest(
+                names, name, more, is_limited, limit_s, follow, is_explained, is_recorded, room_bytes
+            )
             said: tuple[str, ...] = ()
             error: TracerError | None = None
             done: NullJob | None = None
@@ -139,8 +172,10 @@ class ScriptTrials:
                 job = replace(self.job, shared=shared, role=parts, variables=variables)
                 said, error, done = _run_ranks(job, is_limited=is_limited)
             elif more or (start := self._starts.get(0)) is None or not start.answers(request):
-                ended = ChildProcesses().run_again({**os.environ, **variables, **in_role(**parts)})
-                said, error = _said(ended.lines) if ended.status else ((), None)
+                if more or start is None or (output := start.output(request)) is None:
+                    ended = ChildProcesses().run_again({**os.environ, **variables, **in_role(**parts)})
+                    output = ended.text if ended.status else ""
+                said, error = _said(output.splitlines())
             ranks = {int(path.stem): json.loads(path.read_bytes()) for path in folder.glob("*.json")}
             worst = _worst(ranks, done) if ranks else 0
             history = folder / history_name(worst)
@@ -216,6 +251,7 @@ def _of_worst(worst: int, ranks: Mapping[int, dict[str, Any]], job: NullJob | No
         flops=values["flops"],
         pinned_bytes=max(rank["pinned"] for rank in ranks.values()),
         built_bytes=values["allocated"] if values["built"] is None else values["built"],
+        is_whole=not values["cut"],
         num_steps=values["steps"],
         growth_bytes=values["growth"],
         failed_in=failed_in,
@@ -288,7 +324,15 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
     def tried(applied: AppliedChanges, more: Sequence[str]) -> dict[str, Any]:
         with_more = script._replace(arguments=[*script.arguments, *more])
         at_end = memory.keep if asked.get("is_recorded") else None
-        counted = script_trial(with_more, at_growth=memory.keep, at_end=at_end, uses=uses)
+        counted = script_trial(
+            with_more,
+            at_growth=memory.keep,
+            at_end=at_end,
+            uses=uses,
+            room_bytes=lambda: memory.room_bytes,
+        )
+        if counted.num_steps:  # the hook that ends the script may be before that of the changes
+            applied.step_ended()
         return {
             "fits": counted.has_fit,
             "allocated": counted.sizes.peak_allocated_bytes,
@@ -298,6 +342,7 @@ def answer_trial(asked: Mapping[str, Any], card: str, on: OnOptions, script: Scr
             "growth": counted.growth_bytes,
             "flops": counted.flops,
             "pinned": counted.pinned_bytes,
+            "cut": counted.is_cut,
             "notes": applied.notes,
         }
 
@@ -360,5 +405,5 @@ def answer_workload_trial(
         memory.keep_whole()
         sizes = sizes_of("cuda:0")
         peaks = {"allocated": sizes.peak_allocated_bytes, "reserved": sizes.peak_reserved_bytes, "steps": num_steps}
-        unknown: dict[str, Any] = {"built": 0, "growth": 0, "flops": None, "pinned": 0, "notes": []}
+        unknown: dict[str, Any] = {"built": 0, "growth": 0, "flops": None, "pinned": 0, "cut": False, "notes": []}
         _leave({"fits": True, **peaks, **unknown}, memory, Path(request.folder))

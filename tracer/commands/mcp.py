@@ -16,8 +16,8 @@ def mcp() -> None:
     """Answer coding assistants, by the Model Context Protocol.
 
     An assistant starts this in the folder of a project, and speaks over stdin and
-    stdout. Its tools are the commands that have --json, and fit. Files outside
-    the folder are refused. Needs the extra `mcp`.
+    stdout. Its tools are the commands that have --json. Files outside the folder
+    are refused. Needs the extra `mcp`.
 
     torch-timeline mcp
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,15 +19,12 @@ from mcp.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
 
-from tracer.answers.files import FIT_JSON
 from tracer.command_line import program
 from tracer.commands.app import Program
 from tracer.commands.common import THRESHOLD_EXCEEDED
 from tracer.errors import UsageError
 from tracer.sessions.jobs.child_processes import ChildProcesses, Ended
 
-_WRITTEN: Final = {"fit": FIT_JSON}
-"""Files in --save-dir that are a command's document, where it has no --json."""
 _LEFT_OUT: Final = {"as_json", "quiet", "open_", "full", "module", "dask"}
 """Parameters of the screen, and those that name what is in no file of the folder."""
 _PATHS: Final = ("<path>", "<file>")
@@ -90,11 +86,7 @@ def _commands() -> dict[str, Any]:
     """Return the commands that have a document, by name."""
     group = Program(name="torch-timeline")
     loaded = {name: group.get_command(None, name) for name in group.list_commands(None)}
-    return {
-        name: command
-        for name, command in loaded.items()
-        if name in _WRITTEN or any(parameter.name == "as_json" for parameter in command.params)
-    }
+    return {name: command for name, command in loaded.items() if any(one.name == "as_json" for one in command.params)}
 
 
 def _parameters(command: Any) -> dict[str, Any]:
@@ -141,13 +133,11 @@ class _Words:
         options = [name for name in values if known[name].param_type_name == "option"]
         self.options = [word for name in options for word in self._of_option(name, known[name], values[name])]
         self.behind = list(self._of_arguments([one for one in command.params if one.name in known], values))
-        self.save_dir = values.get("save_dir")
-        self.prints = any(one.name == "as_json" for one in command.params)
 
-    def all(self, *more: str) -> list[str]:
+    def all(self) -> list[str]:
         """Return them; no option of a command is read behind `--`."""
         behind = ["--", *self.behind] if self.behind else []
-        return [*self.options, *more, *(["--json"] if self.prints else []), *behind]
+        return [*self.options, "--json", *behind]
 
     def _of_option(self, name: str, parameter: Any, value: Any) -> Iterator[str]:
         """`--batch-size=4`, `--inference`, `--answer=a --answer=b`: no value begins an option, whatever it is."""
@@ -203,21 +193,14 @@ class _Words:
 
 
 async def _answer(name: str, words: _Words, run: RunCommand) -> CallToolResult:
-    """Run a command and return its document: the one that it prints, or the file that it has written."""
-    with tempfile.TemporaryDirectory(prefix="torch-timeline-") as empty:
-        needs_folder = name in _WRITTEN and words.save_dir is None
-        ended = await run([name, *words.all(*[f"--save-dir={empty}"] * needs_folder)])
-        if ended.status not in (0, THRESHOLD_EXCEEDED):
-            return _failure(_complaint(name, ended))
-        text = ended.text
-        if name in _WRITTEN:
-            file = (Path(empty) if needs_folder else words.folder / str(words.save_dir)) / _WRITTEN[name]
-            text = file.read_text("utf-8") if file.is_file() else ""
-    if not text.strip():
-        is_done = ended.status == 0 and name not in _WRITTEN
-        return CallToolResult(content=[TextContent(text="Done.")]) if is_done else _failure(_complaint(name, ended))
+    """Run a command and return the document that it prints."""
+    ended = await run([name, *words.all()])
+    if ended.status not in (0, THRESHOLD_EXCEEDED) or (ended.status and not ended.text.strip()):
+        return _failure(_complaint(name, ended))
+    if not ended.text.strip():
+        return CallToolResult(content=[TextContent(text="Done.")])
     left_out: dict[str, int] = {}
-    shown = _cut(json.loads(text), words.rows, "", left_out)
+    shown = _cut(json.loads(ended.text), words.rows, "", left_out)
     if left_out:
         shown["left_out"] = left_out
     texts = [json.dumps(shown), *[_OVER] * (ended.status == THRESHOLD_EXCEEDED)]

@@ -197,7 +197,7 @@ class _Again:
 
     def __call__(self, device: torch.device, num_allocations: int) -> SecondRun | None:
         """Find how much it needs, and how it uses later what was in use as its memory ran out."""
-        from tracer.answers.answer_of_prediction import need_words
+        from tracer.answers.answer_of_fit import need_words
         from tracer.capture.objects.later_uses import SecondRun
         from tracer.capture.torch_private.torch_history import RAISED
 
@@ -211,7 +211,7 @@ class _Again:
 
     def need(self) -> tuple[str, ...]:
         """Return sentences on how much memory it needs."""
-        from tracer.answers.answer_of_prediction import need_words
+        from tracer.answers.answer_of_fit import need_words
 
         return need_words(self._trial(None), self._usable_bytes)
 

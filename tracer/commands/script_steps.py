@@ -41,8 +41,9 @@ def script_trial(
     script: Script,
     *,
     at_growth: Callable[[], None],
-    at_end: Callable[[], None] | None = None,
-    uses: UseWatch | None = None,
+    at_end: Callable[[], None] | None,
+    uses: UseWatch | None,
+    room_bytes: Callable[[], int],
 ) -> ScriptSizes:
     """Run the steps of `predict_script` without a recording; return whether they fit, and their peaks."""
     from tracer.answers.failure import is_out_of_memory
@@ -50,7 +51,8 @@ def script_trial(
 
     script.check()
     raised: list[BaseException] = []
-    sizes = script_sizes(_runner(script, raised, QUIET), at_growth=at_growth, at_end=at_end, uses=uses)
+    runner = _runner(script, raised, QUIET)
+    sizes = script_sizes(runner, at_growth=at_growth, at_end=at_end, uses=uses, room_bytes=room_bytes)
     if sizes is None or (not sizes.has_fit and any(not is_out_of_memory(error) for error in raised)):
         raise _no_answer(script, raised)
     return sizes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -206,8 +207,9 @@ def test_a_script_that_never_ends_a_step_is_ended(monkeypatch: pytest.MonkeyPatc
     limits: dict[int, int] = {}
     monkeypatch.setattr(forked_trials, "limited_to", lambda *_: nullcontext())
     monkeypatch.setattr(resource, "setrlimit", lambda what, pair: limits.update({what: pair[0]}))
+    monkeypatch.setattr(signal, "signal", lambda number, act: limits.update({-number: 0}))
     TrialMemory(1).begin(TrialRequest((), "", is_limited=False, limit_s=limit_s))
-    assert (limits.get(resource.RLIMIT_CPU, 0) >= 100) is (limit_s > 0)
+    assert (limits.get(resource.RLIMIT_CPU, 0) >= 100) is (-signal.SIGXCPU in limits) is (limit_s > 0)
 
 
 # ---- forks -----------------------------------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ import ctypes, json, os, random, sys, threading
 import torch
 from torch import nn
 from tracer.sessions.trials.forked_trials import ForkedTrials
-from tracer.sessions.trials.trial_channel import Channel
+from tracer.sessions.trials.trial_channel import Channel, output_of
 
 requests, replies, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 random.seed(7)

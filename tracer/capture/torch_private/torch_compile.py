@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from types import FunctionType
 from typing import Any
 
@@ -16,6 +17,11 @@ from tracer.loaded_modules import when_loaded
 
 _DECORATORS = "torch._dynamo.decorators"
 """Every program that compiles loads it first; it takes a second, and one that compiles nothing does without."""
+
+
+def load_compiler() -> None:
+    """Load torch.compile, as the first optimizer of a program does."""
+    import_module("torch._dynamo")
 
 
 def has_compiled() -> bool:

@@ -81,7 +81,7 @@ def _fitting(tables: Sequence[Table], num_lines: int) -> Iterator[Table]:
 
 def _height(table: Table, most: int) -> int:
     """Lines of a table's short form, with the empty one before it and the line of its columns' names."""
-    return 2 + min(len(table.rows), most + 1)
+    return 2 + (len(table.rows) if table.is_whole else min(len(table.rows), most + 1))
 
 
 def _short(table: Table, most: int) -> Table:

@@ -54,6 +54,20 @@ The dispatcher cannot hand such a tensor to a kernel in Python. So the other is 
 """
 
 
+_BEFORE_FIRST: list[Callable[[], object]] = []
+
+
+def before_first_allocation(act: Callable[[], object]) -> Callable[[], None]:
+    """Have something called once, right before an operator allocates memory of a device; what is returned ends that."""
+
+    def end() -> None:
+        if act in _BEFORE_FIRST:
+            _BEFORE_FIRST.remove(act)
+
+    _BEFORE_FIRST.append(act)
+    return end
+
+
 class _CallsOfThread(threading.local):
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -217,6 +231,8 @@ class ValueKernels:
         forget = self.values.ranges.forget
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
+            while _BEFORE_FIRST:
+                _BEFORE_FIRST.pop()()
             result = original(*args, **kwargs)
             forget(*extent(result))
             return result

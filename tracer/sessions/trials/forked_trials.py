@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import signal
 import stat
 import sys
 import threading
@@ -24,6 +25,7 @@ import torch
 from tracer.capture.device.allocator_history import MAX_ENTRIES as ALL_ENTRIES
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.forked_child import fork_to_go_on
+from tracer.capture.torch_private.torch_compile import load_compiler
 from tracer.capture.torch_private.torch_cuda import (
     before_cuda_begins,
     can_begin_in_fork,
@@ -36,20 +38,23 @@ from tracer.changes.applied import AppliedChanges
 from tracer.changes.script_changes import ALLOCATOR_SETTINGS, allocator_variables
 from tracer.command_line import flush_output
 from tracer.exporters.memory_snapshot import write_memory_snapshot
+from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.process import WITHOUT_END_BYTES, limited_to
+from tracer.null_gpu.values.kernels import before_first_allocation
 from tracer.null_gpu.writes import own_files
 from tracer.sessions.jobs.child_processes import end_with_parent
 from tracer.sessions.program_writes import WRITES
 from tracer.sessions.termination import uninterrupted
 from tracer.sessions.training_watch import MAX_ENTRIES
-from tracer.sessions.trials.trial_channel import Channel, TrialRequest
+from tracer.sessions.trials.trial_channel import Channel, TrialRequest, output_of
 
 
 class ForkedTrials:
     """Serves requests from within the script: where a change could first matter, each request is answered by a fork.
 
-    That is before CUDA begins, before a process group is made, or before a module's first call. If the process has
-    Python threads, children or connections there, which a fork would not have, it makes the first trial itself.
+    That is before memory of a device is allocated, of a job's rank before CUDA begins, before a process group is made,
+    or before a module's first call. If the process has Python threads, children or connections there, which a fork
+    would not have, it makes the first trial itself.
     """
 
     def __init__(self, channel: Channel, begin: Callable[[TrialRequest], None]) -> None:
@@ -74,7 +79,9 @@ class ForkedTrials:
     def look_out(self) -> None:
         """Look out for where a change could first matter, until the block ends."""
         self.applied.__enter__()
-        self._end.callback(before_cuda_begins(self.applied.decide))
+        # A library that is imported may begin CUDA. On a GPU that ranks share, the process with the context matters.
+        before_memory = before_first_allocation if RankPlace.here() is None else before_cuda_begins
+        self._end.callback(before_memory(self.applied.decide))
         if torch.distributed.is_available():
             self._end.callback(before_first_group(self.applied.decide))
 
@@ -112,6 +119,7 @@ class ForkedTrials:
 
     def _fork_for_each(self) -> TrialRequest | None:
         """Return, in each fork, the request it answers; None after the last."""
+        load_compiler()  # once, and not in each fork
         offsets = {number: os.lseek(number, 0, os.SEEK_CUR) for number, mode in _modes().items() if stat.S_ISREG(mode)}
         while (asked := self._channel.next()) is not None:
             flush_output()
@@ -119,6 +127,9 @@ class ForkedTrials:
             if child == 0:
                 end_with_parent()
                 self._is_fork = True
+                with own_files(), output_of(Path(asked.folder)).open("ab") as output:
+                    for number in (1, 2):
+                        os.dup2(output.fileno(), number)
                 WRITES.copy_in_fork()
                 self._children_before = set(multiprocessing.active_children())
                 can_begin_in_fork()
@@ -163,14 +174,15 @@ class TrialMemory:
         self._num_devices = num_devices
         self._end = ExitStack()
         self._history: AllocatorHistory | None = None
+        self.room_bytes = sys.maxsize  # As of `TrialRequest`
 
     def begin(self, request: TrialRequest) -> None:
         """Do as a request says from now on, before anything is allocated."""
+        self.room_bytes = request.room_bytes
         if not request.is_limited:
             self._end.enter_context(limited_to(WITHOUT_END_BYTES, self._num_devices))
         if request.limit_s:
-            _limit(resource.RLIMIT_CPU, int(time.process_time()) + request.limit_s)
-            _limit(resource.RLIMIT_CORE, 0)  # or the signal that ends it leaves one
+            _limit_processor(request.limit_s)
         if request.is_explained or request.is_recorded:
             when_cuda_has_begun(partial(self._record, ALL_ENTRIES if request.is_recorded else MAX_ENTRIES))
 
@@ -206,5 +218,15 @@ class TrialMemory:
         self._end.close()
 
 
-def _limit(what: int, most: int) -> None:
-    resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
+def _limit_processor(limit_s: int) -> None:
+    """End this process when it has used a processor for so many seconds more."""
+
+    def end(*_: object) -> None:
+        with suppress(OSError):
+            os.write(2, f"\nError: It was ended after {limit_s:,} s of a processor.\n".encode())
+        os._exit(1)
+
+    most_s = int(time.process_time()) + limit_s
+    with suppress(ValueError):  # in another thread than the main one
+        signal.signal(signal.SIGXCPU, end)
+    resource.setrlimit(resource.RLIMIT_CPU, (most_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))

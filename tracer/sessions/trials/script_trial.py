@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,13 +138,21 @@ class ScriptSizes:
     growth_bytes: int  # By how much more each of the last ones left in use; 0 where memory does not grow
     flops: int | None  # Floating point operations of a step; None where it is not known
     pinned_bytes: int = 0  # Most host memory that was pinned at once
+    is_cut: bool = False  # Whether steps were left out, since one had allocated more than there is room for
 
 
 class _FirstSteps:
-    """Counts a script's steps until its memory repeats, then its operations, or what else is asked for."""
+    """Counts a script's steps until its memory repeats, then what else is asked for, such as its operations."""
 
-    def __init__(self, at_growth: Callable[[], None], at_end: Callable[[], None] | None, uses: UseWatch | None) -> None:
-        self._at_growth, self._at_end, self._uses = at_growth, at_end, uses
+    def __init__(
+        self,
+        at_growth: Callable[[], None],
+        at_end: Callable[[], None] | None,
+        uses: UseWatch | None,
+        room_bytes: Callable[[], int],
+    ) -> None:
+        self._at_growth, self._at_end, self._uses, self._room_bytes = at_growth, at_end, uses, room_bytes
+        self.is_cut = False  # Whether a step allocated more than there is room for
         self.steps, self.flops = StepRequests(), StepFlops()
         self.peak: Sizes | None = None  # When memory had repeated: what counting takes is no part of it
         self.built_bytes: int | None = None  # See `ScriptSizes`
@@ -164,7 +173,9 @@ class _FirstSteps:
         is_followed = self._uses is not None and self._uses.step_ended()
         if self.peak is not None:
             return not is_followed
-        if not self.steps.are_enough():
+        is_repeated = self.steps.are_enough()
+        self.is_cut = fullest_sizes().peak_allocated_bytes > self._room_bytes()
+        if not (is_repeated or self.is_cut):
             return False
         self.peak = fullest_sizes()
         if self.steps.growth_bytes:
@@ -174,8 +185,9 @@ class _FirstSteps:
             return True
         if self._uses is not None:
             return not (is_followed and self._uses.is_reached_in(_MOST_FURTHER_STEPS))
-        self.flops.begin()
-        return False
+        if self.peak.peak_reserved_bytes <= self._room_bytes():
+            self.flops.begin()
+        return not self.flops.is_on
 
 
 def script_sizes(
@@ -184,6 +196,7 @@ def script_sizes(
     at_growth: Callable[[], None] = lambda: None,
     at_end: Callable[[], None] | None = None,
     uses: UseWatch | None = None,
+    room_bytes: Callable[[], int] = lambda: sys.maxsize,
 ) -> ScriptSizes | None:
     """Run a script until its memory repeats, or has run out, and a step further to count its operations.
 
@@ -196,11 +209,13 @@ def script_sizes(
         at_end: Called when memory has repeated, in place of counting operations.
         uses: Told of each step's end, in place of counting operations; further steps run until it has seen enough. A
             program without steps counts as a whole then.
+        room_bytes: Asked after each step: one that has allocated more is the last, and where more is reserved no
+            operations are counted.
 
     Returns:
         What was counted; None if no step was found in it.
     """
-    first = _FirstSteps(at_growth, at_end, uses)
+    first = _FirstSteps(at_growth, at_end, uses, room_bytes)
     profile = ScriptProfile(first.begins, is_enough=first.is_enough, at_first_call=first.is_called)
     fill_again = leave_unfilled(
         lambda tensor: tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.nbytes >= _QUICK_BYTES
@@ -226,4 +241,5 @@ def script_sizes(
         growth_bytes=first.steps.growth_bytes if first.peak is not None else 0,
         flops=first.flops.flops,
         pinned_bytes=pinned_peak_bytes(),
+        is_cut=first.is_cut,
     )

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 from tracer.command_line import again, in_role
 from tracer.exporters.screen.terminal import say
-from tracer.sessions.jobs.child_processes import IdleLimit, end_child
+from tracer.sessions.jobs.child_processes import IdleLimit, asked_of_processors_s, end_child
 
 _ONE_THREAD = "OMP_NUM_THREADS"
 _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -38,6 +39,7 @@ class TrialRequest:
     follow: tuple[int, int, int] | None = None
     is_explained: bool = False  # Whether it also leaves the allocator's history where memory runs out, or grows
     is_recorded: bool = False  # Whether it leaves the allocator's history until memory repeats
+    room_bytes: int = sys.maxsize  # It ends with the step that allocates more
 
     @property
     def text(self) -> str:
@@ -64,6 +66,11 @@ def uses_name(rank: int) -> str:
 def history_name(rank: int) -> str:
     """File of a rank's allocator history, where it is asked for and there is one."""
     return f"{rank}.pickle"
+
+
+def output_of(folder: Path) -> Path:
+    """File in the request's folder with what a fork prints."""
+    return folder / "output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +120,35 @@ class TrialServer:
         self._told, self._variables, self._rank, self._may_wait = told, variables, rank, may_wait
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = self._replies = -1
-        self._is_over = False
+        self._is_over = self._is_busy = self._has_answered = False
+
+    @property
+    def used_s(self) -> float:
+        """Seconds of a processor that its process, forks of that and all below these have used so far."""
+        used_s = asked_of_processors_s(self._process.pid) if self._process is not None else {}
+        return sum(seconds for number, seconds in used_s.items() if number > 0)
 
     def answers(self, request: TrialRequest) -> bool:
         """True if a trial left an answer; it leaves none if the script fails, or if nothing can be shared."""
         if self._is_over:
             return False
         self.begin()
+        self._is_busy = True
         with suppress(BrokenPipeError):
             os.write(self._requests, f"{request.text}\n".encode())
-        if not self._is_answered():  # it has ended, with an answer if this was its own trial
+        goes_on = self._is_answered()
+        self._is_busy = False
+        if not goes_on:  # it has ended, with an answer if this was its own trial
             self.close()
-        return (Path(request.folder) / answer_name(self._rank)).exists()
+        is_answered = (Path(request.folder) / answer_name(self._rank)).exists()
+        self._has_answered |= is_answered
+        return is_answered
+
+    def output(self, request: TrialRequest) -> str | None:
+        """What a trial without an answer printed; None if another process may bear what this one's forks do not."""
+        file = output_of(Path(request.folder))
+        is_told = self._has_answered and not self._is_over and file.exists()
+        return file.read_text("utf-8", "replace") if is_told else None
 
     def _is_answered(self) -> bool:
         """Wait for the trial's end, unless it waits for what does not come; False where the process has ended."""
@@ -166,5 +190,7 @@ class TrialServer:
             return
         os.close(self._requests)
         os.close(self._replies)
+        if self._is_busy:
+            end_child(self._process)
         self._process.wait()
         self._process = None
