@@ -238,11 +238,6 @@ def test_the_profile_function_of_a_script_is_given_back(tmp_path: Path) -> None:
 
 
 SHORT_TRAIN = TRAIN.replace("range(20)", "range(3)")
-BEGINS_ANEW = """
-import os, sys
-if "ANEW" not in os.environ:
-    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "ANEW": "1"})
-"""
 
 
 @pytest.mark.slow
@@ -250,22 +245,6 @@ def test_a_script_that_ends_at_once_is_explained(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, SHORT_TRAIN + "import os; os._exit(5)"))
     assert done.returncode == 5, done.stderr
     assert "Peak: " in done.stdout and "Traceback" not in done.stderr
-    assert peak(tmp_path)["peak_bytes"] > 0
-
-
-def test_a_program_that_a_script_puts_in_its_place_runs_behind_the_answer(tmp_path: Path) -> None:
-    other = "import os; os.execv(sys.executable, [sys.executable, '-c', 'print(7 * 6)'])"
-    done = run(tmp_path, script(tmp_path, SHORT_TRAIN + other))
-    assert done.returncode == 0, done.stderr
-    assert "Note: The script has put another program in its place, which is not followed: " in done.stderr
-    assert "Peak: " in done.stdout and done.stdout.endswith("42\n")
-
-
-@pytest.mark.slow  # a process that loads torch; a rank of a job is followed below
-def test_a_script_that_begins_anew_before_it_trains_is_followed(tmp_path: Path) -> None:
-    done = run(tmp_path, script(tmp_path, BEGINS_ANEW + TRAIN), "--epochs", "3")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("arguments ['--epochs', '3'] __main__\n")
     assert peak(tmp_path)["peak_bytes"] > 0
 
 
@@ -477,22 +456,6 @@ def test_of_two_threads_that_train_at_once_one_is_recorded(tmp_path: Path) -> No
     done = run(tmp_path, script(tmp_path, BESIDE))
     assert done.returncode == 0 and "internal fault" not in done.stderr, done.stderr
     assert done.stdout.startswith("trained trained\n") and peak(tmp_path)["peak_bytes"] > 0
-
-
-STARTS = """
-import os, subprocess, sys
-subprocess.run(args=[sys.executable, "-c", "pass"])
-os.system("ls")
-"""
-
-
-@pytest.mark.slow
-def test_other_processes_are_counted_by_how_they_were_started(tmp_path: Path) -> None:
-    """`ls` trains nothing."""
-    done = run(tmp_path, script(tmp_path, STARTS))
-    assert "No training was found in the script's own process" in done.stderr
-    assert "The script started 1 other Python program. Whether training ran there is not known" in done.stderr
-    assert f"The first was: {Path(sys.executable).name} -c pass\n" in done.stderr
 
 
 @pytest.mark.slow

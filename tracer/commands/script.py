@@ -147,9 +147,7 @@ def run_script(
     has_begun = False
     with _pythons_hook(), ExitStack() as ended:
         try:
-            words = (script.path, *script.arguments)
-            noticed = ends_noticed(profile, words, console, is_module=script.is_module)
-            with profile, _as_main(script), noticed, _told_of_end(profile.script_ended, script):
+            with profile, _as_main(script), ends_noticed(profile), _told_of_end(profile.script_ended, script):
                 has_begun = True
                 try:
                     if script.is_module:

@@ -114,7 +114,7 @@ class ScriptProfile:
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
         self._on.callback(in_forked_child(self._leave_to_parent))
-        self._on.callback(self.facts.started.begin())
+        self._on.callback(self.facts.count_started())
         self._steps.hook_calls(self._called)
         self._looking.enter_context(ParameterOrigins())
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
