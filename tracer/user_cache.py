@@ -67,21 +67,17 @@ def build_once(build: Path, name: str, make: Callable[[Path], None], *, family: 
         make_private(build.parent)
         with locked(build):
             if not path.is_file():
-                _make_whole(build, make)
+                temporary = Path(tempfile.mkdtemp(prefix=f".{build.name}-", dir=build.parent))
+                try:
+                    make(temporary)
+                    close_to_others(temporary)
+                    if build.exists():
+                        shutil.rmtree(build)
+                    temporary.rename(build)
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
                 prune(build.parent, family)
     return path
-
-
-def _make_whole(build: Path, make: Callable[[Path], None]) -> None:
-    temporary = Path(tempfile.mkdtemp(prefix=f".{build.name}-", dir=build.parent))
-    try:
-        make(temporary)
-        close_to_others(temporary)
-        if build.exists():
-            shutil.rmtree(build)
-        temporary.rename(build)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager

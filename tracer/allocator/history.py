@@ -231,16 +231,13 @@ class _Pools:
         if len(self.numbers) > 1:
             self.of_entry[:] = [index_of_text[text] for text in state.trace.pool.tolist()]
             if not self.of_entry.any():
-                self._guess_entries(state)
-
-    def _guess_entries(self, state: DeviceState) -> None:
-        """Older entries did not name their pool: it is that of the segment at the end, once that was there."""
-        trace = state.trace
-        at = segment_of(state, trace.addr)
-        inside = at >= 0
-        self.of_entry[inside] = self.of_segment[at[inside]]
-        for entry in trace.where(Action.SEGMENT_FREE).tolist():
-            self.of_entry[:entry][at[:entry] == at[entry]] = 0
+                # Older entries did not name their pool: it is that of the segment at the end, once that was there.
+                trace = state.trace
+                at = segment_of(state, trace.addr)
+                inside = at >= 0
+                self.of_entry[inside] = self.of_segment[at[inside]]
+                for entry in trace.where(Action.SEGMENT_FREE).tolist():
+                    self.of_entry[:entry][at[:entry] == at[entry]] = 0
 
 
 def _pool_number(text: str, place: int) -> PoolId:

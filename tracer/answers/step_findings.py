@@ -71,7 +71,10 @@ def find_trend(step: PerSteps[Int], size_bytes: PerSteps[Int], *, least_bytes: i
         or medians[-1] - medians[_NUM_WINDOWS // 2 - 1] < _LATE_SHARE * total
     ):
         return None
-    slope = _median_slope(step, size_bytes)
+    chosen = np.unique(np.linspace(0, len(step) - 1, _MAX_POINTS).astype(np.int64))
+    x, y = step[chosen].astype(np.float64), size_bytes[chosen].astype(np.float64)
+    first, second = np.triu_indices(len(x), k=1)
+    slope = float(np.median((y[second] - y[first]) / (x[second] - x[first])))
     if slope <= 0:  # a stair that is flat nearly everywhere
         slope = float(total) / float((step[-1] - step[0]) * (_NUM_WINDOWS - 1) / _NUM_WINDOWS)
     return Trend(slope, int(step[0]), int(step[-1]), int(size_bytes[-1]))
@@ -88,13 +91,6 @@ def _windows(size_bytes: Ints) -> tuple[Floats, float]:
 def _middles(parts: list[Ints]) -> Floats:
     ends = np.cumsum([len(part) for part in parts])
     return np.array([end - (len(part) + 1) / 2 for end, part in zip(ends, parts, strict=True)])
-
-
-def _median_slope(step: Ints, size_bytes: Ints) -> float:
-    chosen = np.unique(np.linspace(0, len(step) - 1, _MAX_POINTS).astype(np.int64))
-    x, y = step[chosen].astype(np.float64), size_bytes[chosen].astype(np.float64)
-    first, second = np.triu_indices(len(x), k=1)
-    return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
 
 
 LEAST_RESIDENT_BYTES: Final = 48 << 20
@@ -157,18 +153,12 @@ def _growth(columns: StepColumns, limit_bytes: int | None, least_bytes: int) -> 
         return None
     if limit_bytes is None:
         return GrowthOverSteps(trend, None, None)
-    above = _above_the_end(columns, trend)
-    return GrowthOverSteps(trend, limit_bytes, trend.step_at(limit_bytes - (above or 0)), is_at_latest=above is None)
-
-
-def _above_the_end(columns: StepColumns, trend: Trend) -> int | None:
-    """Usual distance of a step's peak from its end, of the steps in the later half of a trend with a new peak.
-
-    None where no step has a new peak: that of long ago says nothing of these.
-    """
+    # A step's peak lies so far above its end: of the steps in the later half with a new peak, since that of long ago
+    # says nothing of these.
     late = columns.step > (trend.first_step + trend.last_step) // 2
     late &= np.diff(columns.peak_bytes, prepend=columns.peak_bytes[:1]) > 0
-    return max(0, int(np.median((columns.peak_bytes - columns.end_bytes)[late]))) if late.any() else None
+    above = max(0, int(np.median((columns.peak_bytes - columns.end_bytes)[late]))) if late.any() else None
+    return GrowthOverSteps(trend, limit_bytes, trend.step_at(limit_bytes - (above or 0)), is_at_latest=above is None)
 
 
 def _fragmenting(columns: StepColumns) -> Fragmenting | None:

@@ -35,7 +35,6 @@ from tracer.units import format_bytes, some
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
 
     from tracer.answers.peak import Peak
     from tracer.sessions.profile_session import ProfileSession
@@ -107,7 +106,10 @@ def doctor(
             checks.append(check)
             if not as_json:
                 with screen() as console:
-                    _print_check(check, console)
+                    console.print(f"{check.status}", style=_STYLES[check.status], end="", markup=False)
+                    console.print(f"  {check.name:{_WIDTH}}  {check.sentence}", soft_wrap=True, markup=False)
+                    if check.mend and check.status != "PASS":
+                        console.print(f"{'':{_WIDTH + 8}}{check.mend}", soft_wrap=True, markup=False)
         with screen() as console:
             if as_json:
                 print_json(doctor_json(checks), console)
@@ -141,14 +143,6 @@ def _asked(name: str, ask: Callable[[], Outcome]) -> Check:
         mend = error.hint if isinstance(error, TracerError) and error.hint else _SEND
         outcome = Outcome("FAIL", f"{type(error).__name__}: {sentence}", mend)
     return Check(name, outcome.status, outcome.sentence, outcome.mend, round(time.perf_counter() - begin, 2))
-
-
-# ------------------------------------------------------------------------------------------ the screen, and for scripts
-def _print_check(check: Check, console: Console) -> None:
-    console.print(f"{check.status}", style=_STYLES[check.status], end="", markup=False)
-    console.print(f"  {check.name:{_WIDTH}}  {check.sentence}", soft_wrap=True, markup=False)
-    if check.mend and check.status != "PASS":
-        console.print(f"{'':{_WIDTH + 8}}{check.mend}", soft_wrap=True, markup=False)
 
 
 def doctor_json(checks: Sequence[Check]) -> dict[str, Any]:

@@ -97,7 +97,15 @@ def snapshot(
             lambda rich: print_answer(answer_of_snapshot(found, file=str(path)), rich, full=full, last=last, top=10),
         )
         if html is not None and open_:
-            _show_page(html)
+            import webbrowser
+
+            address = html.resolve().as_uri()
+            # A browser in text would take the terminal, and runs no scripts.
+            has_window = sys.platform in ("darwin", "win32") or any(
+                map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))
+            )
+            if not (has_window and webbrowser.open(address)):
+                say(f"No browser can be started here. Open {address}")
         say_all(last)
     # Each device of the recording has to run on the GPU of --gpu-memory.
     if not all(one.what_if is None or one.what_if.runs for one in tried):
@@ -182,16 +190,3 @@ def _write_page(found: SnapshotFindings, page: Path, file: Path) -> None:
     run = {"file": str(file), "devices": devices, "entries": f"{num_entries:,}"}
     with signals_deferred():
         write_snapshot_page(found, page, run=run)
-
-
-def _show_page(page: Path) -> None:
-    """Show a page in the browser; without one, print its address."""
-    import webbrowser
-
-    address = page.resolve().as_uri()
-    # A browser in text would take the terminal, and runs no scripts.
-    has_window = sys.platform in ("darwin", "win32") or any(
-        map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))
-    )
-    if not (has_window and webbrowser.open(address)):
-        say(f"No browser can be started here. Open {address}")

@@ -68,22 +68,20 @@ def check_folder(folder: Path) -> None:
         OutputError: They cannot.
     """
     with own_files():
-        _check_folder(folder)
-
-
-def _check_folder(folder: Path) -> None:
-    nearest = working_folder() / folder
-    while not nearest.exists():
-        if nearest.is_symlink():
-            raise OutputError(f"{nearest} is a link that leads nowhere.", hint="Name another folder with --save-dir.")
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        raise OutputError(f"{nearest} is a file, not a folder.", hint="Name another folder with --save-dir.")
-    try:
-        with tempfile.TemporaryFile(dir=nearest) as file:
-            file.write(bytes(_BLOCK_BYTES))  # a full disk takes an empty file
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
+        nearest = working_folder() / folder
+        while not nearest.exists():
+            if nearest.is_symlink():
+                raise OutputError(
+                    f"{nearest} is a link that leads nowhere.", hint="Name another folder with --save-dir."
+                )
+            nearest = nearest.parent
+        if not nearest.is_dir():
+            raise OutputError(f"{nearest} is a file, not a folder.", hint="Name another folder with --save-dir.")
+        try:
+            with tempfile.TemporaryFile(dir=nearest) as file:
+                file.write(bytes(_BLOCK_BYTES))  # a full disk takes an empty file
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
 
 
 def _cannot_write(path: Path, error: OSError) -> OutputError:

@@ -137,7 +137,15 @@ def environment(
     """
     from tracer.null_gpu.build import INDUCTOR, TRITON, VLLM, libraries, library, torch_folder
 
-    _check_address_space(cards)
+    # An allocation that finds no address space would look like a card that is full.
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    needed = sum(card.memory_bytes for card in cards)
+    if limit != resource.RLIM_INFINITY and limit < needed + _OF_THE_PROGRAM_BYTES:
+        raise NullGpuError(
+            f"This process may use {format_bytes(limit)} of address space, and the null GPU's memory alone is "
+            f"{format_bytes(needed)} of it.",
+            hint="Run `ulimit -v unlimited` before.",
+        )
     variables = dict(os.environ if base is None else base)
     path = library(torch_folder())
     variables.update(_of_cards(cards))
@@ -154,18 +162,6 @@ def environment(
     if SAMPLER_VARIABLE not in variables:  # which nvcc compiles when it is first called
         variables |= {SAMPLER_VARIABLE: "0", LEFT_OUT_VARIABLE: "1"}
     return variables
-
-
-def _check_address_space(cards: Sequence[Card]) -> None:
-    """An allocation that finds no address space would look like a card that is full."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    needed = sum(card.memory_bytes for card in cards)
-    if limit != resource.RLIM_INFINITY and limit < needed + _OF_THE_PROGRAM_BYTES:
-        raise NullGpuError(
-            f"This process may use {format_bytes(limit)} of address space, and the null GPU's memory alone is "
-            f"{format_bytes(needed)} of it.",
-            hint="Run `ulimit -v unlimited` before.",
-        )
 
 
 def _of_cards(cards: Sequence[Card]) -> dict[str, str]:

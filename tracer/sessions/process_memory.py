@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -49,7 +49,14 @@ class SeenInTraining:
         self._unhook = hook_every_module(self._module_is_called)
         self._steps = CallHooks(before_step=self._step_begins, after_step=self._step_has_ended)
         self._steps.start()
-        self._unpatch = _after_each_backward(self._look_at_gradients)
+        torchs = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> None:  # `Tensor.backward` calls it too
+            torchs(*args, **kwargs)
+            self._look_at_gradients()
+
+        torch.autograd.backward = backward
+        self._unpatch = partial(setattr, torch.autograd, "backward", torchs)
 
     @property
     def tensors(self) -> tuple[SeenTensor, ...]:
@@ -109,18 +116,6 @@ def _address(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError, ValueError):
         return 0
-
-
-def _after_each_backward(look: Callable[[], None]) -> Callable[[], None]:
-    """Have a function called after each `torch.autograd.backward`, which `Tensor.backward` calls too."""
-    torchs = torch.autograd.backward
-
-    def backward(*args: Any, **kwargs: Any) -> None:
-        torchs(*args, **kwargs)
-        look()
-
-    torch.autograd.backward = backward
-    return partial(setattr, torch.autograd, "backward", torchs)
 
 
 def allocations_of(

@@ -138,7 +138,12 @@ class ProfileSession(Session):
         # would record its many calls.
         with paused_gc() if ran_out is not None else nullcontext():
             if ran_out is not None:
-                self._look_at_end_of_memory(ran_out, is_recorded=is_recorded)
+                self._guarded(lambda: self.cycles.dump_at_failure(is_recorded=is_recorded))
+                self._guarded(lambda: self.cycles.look_where_memory_ran_out(ran_out))
+                self.device = self.cycles.device
+                if not is_recorded:
+                    batch = self.observed.living_arguments()
+                    self._guarded(lambda: self.observed.look(self.device, is_walk=True, batch=batch))
             self._guarded(lambda: self.recorder.stop(error))
             if ran_out is not None:
                 self._guarded(lambda: self.cycles.look_at_objects(ran_out, self._is_evaluating, self.voice.run_again))
@@ -148,14 +153,6 @@ class ProfileSession(Session):
             self._guarded(lambda: history.dump(self.cycles.number - 1))
         self._guarded(history.stop)
         self._guarded(self._on.close)
-
-    def _look_at_end_of_memory(self, error: BaseException, *, is_recorded: bool) -> None:
-        self._guarded(lambda: self.cycles.dump_at_failure(is_recorded=is_recorded))
-        self._guarded(lambda: self.cycles.look_where_memory_ran_out(error))
-        self.device = self.cycles.device
-        if not is_recorded:
-            batch = self.observed.living_arguments()
-            self._guarded(lambda: self.observed.look(self.device, is_walk=True, batch=batch))
 
     def _switch_off_in_child(self) -> None:
         self._of_parent = self.recorder.leave_to_parent()
@@ -174,7 +171,15 @@ class ProfileSession(Session):
         if self.stages.now is not Stage.DONE:
             with self._never_the_loops_fault():
                 self.recorder.step_ended()
-                self._look_at_end_of_step()
+                self._note_mode()
+                self._first_step.stop()
+                self.cycles.driver.look()
+                self.hooks.renew()
+                self._note_transforms()
+                self.observed.moved_parameters()
+                if self.stages.is_recording and not self.observed.has_stepped:
+                    self.observed.all_gradients(are_due=False)
+                self.observed.step_begins()
                 self.recorder.begin_next()
 
     def end_last_step(self) -> None:
@@ -183,17 +188,6 @@ class ProfileSession(Session):
             self.step()
         else:
             self.stages.num_steps += 1
-
-    def _look_at_end_of_step(self) -> None:
-        self._note_mode()
-        self._first_step.stop()
-        self.cycles.driver.look()
-        self.hooks.renew()
-        self._note_transforms()
-        self.observed.moved_parameters()
-        if self.stages.is_recording and not self.observed.has_stepped:
-            self.observed.all_gradients(are_due=False)
-        self.observed.step_begins()
 
     def _note_transforms(self) -> None:
         """torch.profiler, if it records shapes, keeps what torch.func wraps alive: from now on it records none."""

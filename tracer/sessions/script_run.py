@@ -145,7 +145,13 @@ class ScriptProfile:
         with signals_deferred(error):
             self._on.close()
             if self._steps.are_of_calls and error is None:
-                self._end_last_step()
+                # The last call's step ends with the script.
+                is_recorded = self.stage is ScriptStage.RECORDING and self.sessions.recorder is not None
+                if self.session is not None and is_recorded:
+                    self.facts.has_stepped = True
+                    self.session.end_last_step()
+                else:
+                    self._end_step()
             self._look_no_longer()
             if error is not None:
                 # Memory that ends before anything was trained: the allocator's history has it from the start.
@@ -265,26 +271,14 @@ class ScriptProfile:
         self.session.step()
         is_enough = self._is_enough is not None and self._is_enough()
         if is_enough or self.session.is_complete:
-            self._all_is_recorded()
-
-    def _end_last_step(self) -> None:
-        """End the step of the last call, with which the script ends."""
-        if self.session is not None and self.stage is ScriptStage.RECORDING and self.sessions.recorder is not None:
-            self.facts.has_stepped = True
-            self.session.end_last_step()
-        else:
-            self._end_step()
-
-    def _all_is_recorded(self) -> None:
-        assert self.session is not None
-        # A loop without an optimizer has no steps that could be counted on; a CPU's allocator tells nothing.
-        can_go_on = not self._steps.are_by_hand and is_accelerator(self.session.device)
-        is_watched = can_go_on and self.sessions.can_watch_later
-        if not is_watched:
-            self._look_no_longer()
-        self._close(None)
-        if self._is_enough is not None:
-            raise FirstStepsDone
-        self.session.tell_meanwhile()
-        if is_watched and not self.sessions.watch_later(self.session.num_steps_done):
-            self._look_no_longer()
+            # A loop without an optimizer has no steps that could be counted on; a CPU's allocator tells nothing.
+            can_go_on = not self._steps.are_by_hand and is_accelerator(self.session.device)
+            is_watched = can_go_on and self.sessions.can_watch_later
+            if not is_watched:
+                self._look_no_longer()
+            self._close(None)
+            if self._is_enough is not None:
+                raise FirstStepsDone
+            self.session.tell_meanwhile()
+            if is_watched and not self.sessions.watch_later(self.session.num_steps_done):
+                self._look_no_longer()

@@ -204,21 +204,18 @@ class Session(ScriptSession):
         self._termination.watch()
         try:
             with numpys_own_names():
-                self._end_and_finish(error)
+                had_fault = self.fault is not None
+                self._guarded(lambda: self._end(error))
+                if self.fault is not None and not had_fault:
+                    _tell_at_the_end(self.fault, error)
+                try:
+                    self._finish(error)
+                except Exception as fault:
+                    self.fault = self.fault or fault
+                    _tell_at_the_end(fault, error)
         finally:
             self._release()
             self._termination.close()
-
-    def _end_and_finish(self, error: BaseException | None) -> None:
-        had_fault = self.fault is not None
-        self._guarded(lambda: self._end(error))
-        if self.fault is not None and not had_fault:
-            _tell_at_the_end(self.fault, error)
-        try:
-            self._finish(error)
-        except Exception as fault:
-            self.fault = self.fault or fault
-            _tell_at_the_end(fault, error)
 
     def _note_mode(self) -> None:
         """At the end of a step: whether what is trained is in training mode then, as it is in some loops only."""

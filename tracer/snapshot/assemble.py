@@ -84,7 +84,12 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
             # -1 stands for regions that name no device.
             annotations=all_notes.take(np.isin(annotations["device"], (device, -1))),
         )
-        _check_total(state, path)
+        sizes = (state.trace.size, state.segments.total_size, state.blocks.size, state.blocks.requested_size)
+        if sum(float(size.sum(dtype=np.float64)) for size in sizes) > _MAX_TOTAL_BYTES:
+            raise SnapshotError(
+                f"{path}: the sizes of device {state.device} sum to more than any device ever held.",
+                hint="The file is damaged.",
+            )
         devices.append(state)
     # A process of a job sees the GPUs of all others; torch notes on each of them that a snapshot was taken.
     used = [state for state in devices if len(state.segments.address) or (state.trace.action != Action.SNAPSHOT).any()]
@@ -161,12 +166,3 @@ def _check_range(name: str, column: NDArray[Any], path: Path) -> None:
         f"{row} has {'an' if key[0] == 'a' else 'a'} {key} of {int(column[index])}, which no allocator writes.",
         hint=f"{path.name} is damaged.",
     )
-
-
-def _check_total(state: DeviceState, path: Path) -> None:
-    sizes = (state.trace.size, state.segments.total_size, state.blocks.size, state.blocks.requested_size)
-    if sum(float(size.sum(dtype=np.float64)) for size in sizes) > _MAX_TOTAL_BYTES:
-        raise SnapshotError(
-            f"{path}: the sizes of device {state.device} sum to more than any device ever held.",
-            hint="The file is damaged.",
-        )

@@ -52,7 +52,16 @@ def _decode(file: IO[bytes], path: Path) -> Any:
         if head.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"["):
             what, hint = _json_words(file.read(_JSON_BYTES))
             raise SnapshotError(f"{path} is {what}, not an allocator snapshot.", hint=hint)
-        return _unpickled(file)
+        # Of what torch.save wrote before its zip archives, the fourth pickle holds the data: `torch/serialization.py`.
+        content = DataOnlyUnpickler(file).load()
+        if type(content) is int and content == _TORCHS_MAGIC:
+            for _ in ("protocol", "system", "data"):
+                content = DataOnlyUnpickler(file).load()
+        elif file.read(1):
+            raise SnapshotError(
+                "More follows the first pickle of the file.", hint="Write each snapshot to its own file."
+            )
+        return content
     except (SnapshotError, OSError):
         raise
     except MemoryError as error:
@@ -80,17 +89,6 @@ def _json_words(content: bytes) -> tuple[str, str]:
 def _beside(path: Path) -> str:
     snapshot = path.with_name("memory_snapshot.pkl")
     return f"Name {snapshot}." if path != snapshot and snapshot.is_file() else ""
-
-
-def _unpickled(file: IO[bytes]) -> Any:
-    """The first pickle of the file; of what torch.save wrote before its zip archives, the one that holds the data."""
-    content = DataOnlyUnpickler(file).load()
-    if is_torchs_magic(content):
-        for _ in ("protocol", "system", "data"):
-            content = DataOnlyUnpickler(file).load()
-    elif file.read(1):
-        raise SnapshotError("More follows the first pickle of the file.", hint="Write each snapshot to its own file.")
-    return content
 
 
 def _complaint(head: bytes, error: Exception) -> str:
@@ -127,15 +125,6 @@ class DataOnlyUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: object) -> Any:
         """Refuse a reference to an object outside of the file."""
         raise SnapshotError("The pickle refers to objects outside of the file, which a snapshot never does.")
-
-
-def is_torchs_magic(value: object) -> bool:
-    """Return True for the number with which torch.save began a file before it wrote zip archives.
-
-    Source:
-        `MAGIC_NUMBER` in `torch/serialization.py`.
-    """
-    return type(value) is int and value == _TORCHS_MAGIC
 
 
 # ---- containers ------------------------------------------------------------------------------------------------------

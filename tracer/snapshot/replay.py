@@ -130,7 +130,10 @@ class _Matching:
 
     def __init__(self, trace: Trace, blocks: StateBlocks, live: Ints) -> None:
         self._trace, self._blocks, self._live = trace, blocks, live
-        freeing, self.frees_by_request = _completing_action(trace)
+        # `free_completed` frees memory, or `free_requested` if the former was not recorded.
+        has_completed = (trace.action == Action.FREE_COMPLETED).any()
+        self.frees_by_request = bool((trace.action == Action.FREE_REQUESTED).any() and not has_completed)
+        freeing = Action.FREE_REQUESTED if self.frees_by_request else Action.FREE_COMPLETED
         entry = trace.where(Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
         entry = entry[np.argsort(trace.addr[entry], kind="stable")]
         requests = self._preceding_requests(entry, freeing)
@@ -270,14 +273,6 @@ class _Matching:
             frees_by_request=self.frees_by_request,
             num_unknown_actions=int(np.count_nonzero(trace.action == Action.UNKNOWN)),
         )
-
-
-def _completing_action(trace: Trace) -> tuple[Action, bool]:
-    """Return the action that frees memory: `free_completed`, or `free_requested` if the former was not recorded."""
-    has_completed = (trace.action == Action.FREE_COMPLETED).any()
-    has_requested = (trace.action == Action.FREE_REQUESTED).any()
-    by_request = bool(has_requested and not has_completed)
-    return (Action.FREE_REQUESTED if by_request else Action.FREE_COMPLETED), by_request
 
 
 def _reserved_curve(state: DeviceState) -> Ints:

@@ -72,7 +72,12 @@ def load_factory(name_of_factory: str) -> Any:
     if not module_name or not name:
         raise WrongValueError(f"{name_of_factory} does not name a factory.", hint=_NAME_HINT)
     is_file = module_name.endswith(".py") or "/" in module_name
-    _make_importable([Path(module_name).absolute().parent, Path.cwd()] if is_file else [Path.cwd()])
+    # Modules in these folders are found first, as Python does for what it runs.
+    for folder in map(str, (Path.cwd(), *([Path(module_name).absolute().parent] if is_file else []))):
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
     module = _load_file(Path(module_name)) if is_file else _load_module(module_name)
     attribute: Any = module
     for part in name.split("."):
@@ -89,15 +94,6 @@ def _callables(module: ModuleType) -> list[str]:
     public = [key for key, value in vars(module).items() if not key.startswith("_") and callable(value)]
     own = [key for key in public if getattr(vars(module)[key], "__module__", None) == module.__name__]
     return own or public
-
-
-def _make_importable(folders: Sequence[Path]) -> None:
-    """Let modules in these folders be imported, the first folder before the others, as Python does for what it runs."""
-    for folder in reversed([str(folder) for folder in folders]):
-        if folder in sys.path:
-            sys.path.remove(folder)
-        sys.path.insert(0, folder)
-    importlib.invalidate_caches()
 
 
 def _load_module(name: str) -> ModuleType:

@@ -39,26 +39,22 @@ def build_hf_workload(
     config = _config(path, model_args)
     model = _model(config)
     if tokens is not None:
-        _check_tokens(tokens, config, options)
+        most = getattr(_of_text(config), "max_position_embeddings", None)
+        least = _NUM_GENERATED + 1 if options.inference else 1
+        if options.inputs:
+            raise WrongValueError("--tokens and --input both say how long a sample is.", hint="Leave one out.")
+        if tokens < least:
+            raise WrongValueError(f"--tokens {tokens} is too few.", hint=f"Use {least} or more.")
+        if most is not None and tokens > most:
+            raise UserModelError(
+                f"--tokens {tokens} is more than the {most} positions of the model.",
+                hint=f"Use at most {most}, or --model-arg max_position_embeddings={tokens}.",
+            )
     if tokens is not None and options.inference:
         return _generation(model, tokens, device, options)
     if not options.inputs:
         options = replace(options, inputs=_inputs(config, tokens, is_training=not options.inference))
     return as_workload(model, device=device, options=options, without_memory=True)
-
-
-def _check_tokens(tokens: int, config: Any, options: StepOptions) -> None:
-    most = getattr(_of_text(config), "max_position_embeddings", None)
-    least = _NUM_GENERATED + 1 if options.inference else 1
-    if options.inputs:
-        raise WrongValueError("--tokens and --input both say how long a sample is.", hint="Leave one out.")
-    if tokens < least:
-        raise WrongValueError(f"--tokens {tokens} is too few.", hint=f"Use {least} or more.")
-    if most is not None and tokens > most:
-        raise UserModelError(
-            f"--tokens {tokens} is more than the {most} positions of the model.",
-            hint=f"Use at most {most}, or --model-arg max_position_embeddings={tokens}.",
-        )
 
 
 _NUM_GENERATED = 8

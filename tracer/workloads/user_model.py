@@ -115,7 +115,14 @@ def _module_workload(
         raise UserModelError("The factory brings an optimizer, and --optimizer names another.", hint="Leave one out.")
     options.check_inference()
     if optimizer is not None and not options.inference:
-        _check_optimizer(model, optimizer)
+        own = {id(parameter) for parameter in model.parameters()}
+        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if own and not own & updated:
+            raise UserModelError(
+                f"The factory's {type(optimizer).__name__} updates none of the {some(len(own), 'parameter')} of "
+                f"{type(model).__name__}.",
+                hint="Make it of `model.parameters()` of the model that is returned.",
+            )
     inputs = [parse_input(text) for text in options.inputs]
     _check_inputs(model, inputs)
     if not (without_memory and is_on_meta(model)):
@@ -144,17 +151,6 @@ def _module_workload(
         inference=options.inference,
         scaler=None if options.inference else gradient_scaler(options.amp, device),
     )
-
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    own = {id(parameter) for parameter in model.parameters()}
-    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if own and not own & updated:
-        raise UserModelError(
-            f"The factory's {type(optimizer).__name__} updates none of the {some(len(own), 'parameter')} of "
-            f"{type(model).__name__}.",
-            hint="Make it of `model.parameters()` of the model that is returned.",
-        )
 
 
 def _check_inputs(model: nn.Module, inputs: Sequence[InputSpec]) -> None:

@@ -163,7 +163,9 @@ def _model(device: ReplayedDevice) -> Modelled | None:
     with paused_gc():
         history = read_history(snapshot, state, replayed)
         start = find_start(state, history, settings)
-        peak_entry = reserved_peak_entry(replayed)
+        # After it the most was reserved, and of those entries the most in use; -1 for the start.
+        at_peak = np.flatnonzero(replayed.reserved_bytes == replayed.reserved_bytes.max())
+        peak_entry = int(at_peak[np.argmax(replayed.requested_bytes[at_peak])]) - 1
         moments = sorted({peak_entry, replayed.peak_entry})
         reproduction = _best_reproduction(state, history, start, settings, moments)
     return Modelled(
@@ -213,12 +215,6 @@ def _best_reproduction(
             history.num_entries if reproduction.first_difference is None else reproduction.first_difference
         )
     return under(max(reached, key=lambda version: reached[version]), to_the_end=True)
-
-
-def reserved_peak_entry(replayed: Replay) -> int:
-    """The entry after which the most was reserved, and of those the one with the most in use; -1 for the start."""
-    at_peak = np.flatnonzero(replayed.reserved_bytes == replayed.reserved_bytes.max())
-    return int(at_peak[np.argmax(replayed.requested_bytes[at_peak])]) - 1
 
 
 def agreement(modelled: Modelled) -> list[str]:

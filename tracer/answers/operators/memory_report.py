@@ -234,7 +234,11 @@ def weights(
     own size if a step accumulated as many gradients as there are such parameters; fewer cannot be told apart.
     """
     listed = tuple(parameters)
-    observed = _observed_gradients(known)
+    observed: dict[str, int] = {}
+    if known is not None:
+        for row in np.flatnonzero(known.role == Role.GRADIENT).tolist():
+            name = known.names[known.name[row]]
+            observed[name] = max(observed.get(name, 0), int(known.size_bytes[row]))
     wanting = sum(parameter.wants_gradient for parameter in listed)
     all_have = not observed and wanting > 0 and _most_accumulated(cycles) >= wanting
     return tuple(
@@ -250,15 +254,6 @@ def weights(
         )
         for parameter in listed
     )
-
-
-def _observed_gradients(known: KnownStorages | None) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    if known is not None:
-        for row in np.flatnonzero(known.role == Role.GRADIENT).tolist():
-            name = known.names[known.name[row]]
-            sizes[name] = max(sizes.get(name, 0), int(known.size_bytes[row]))
-    return sizes
 
 
 def _most_accumulated(cycles: Sequence[tuple[Recording, Attribution]]) -> int:

@@ -219,7 +219,10 @@ class _OriginFinder:
 
     def _taken_over(self, graph: CompiledGraph, function: Function, name: str, made_ns: int) -> Origin | None:
         """Find what the compiled backward has put into a saved buffer by the moment, as it reuses memory."""
-        saved = _saved_as(graph, function, name)
+        # The compiled backward's name of a buffer that forward hands to it is that of the returned node.
+        shown = function.shown_by(name)
+        outputs = enumerate(zip(function.returned, graph.outputs, strict=False))
+        saved = next((node for at, (output, node) in outputs if at >= graph.num_outputs and output in shown), "")
         for path, (number, backward) in self.graphs.items():
             if not backward.is_backward or backward.compile_id != graph.compile_id:
                 continue
@@ -265,13 +268,6 @@ class _OriginFinder:
                 rows = np.flatnonzero((calls.parent == invocation) & (calls.start_ns <= self.time_ns))
                 self.now[invocation] = int(frames.line[calls.frame[rows[-1]]]) if len(rows) else 0
         return self.now[invocation]
-
-
-def _saved_as(graph: CompiledGraph, function: Function, name: str) -> str:
-    """Return the compiled backward's name of a buffer that forward hands to it: that of the returned node."""
-    shown = function.shown_by(name)
-    outputs = enumerate(zip(function.returned, graph.outputs, strict=False))
-    return next((node for at, (output, node) in outputs if at >= graph.num_outputs and output in shown), "")
 
 
 def _described(graph: CompiledGraph, number: int, function: Function, name: str, *, is_scratch: bool) -> Origin:

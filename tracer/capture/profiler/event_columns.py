@@ -70,7 +70,12 @@ def to_columns(
     Args:
         frames_of: Says whose the places in the code are; by default as the files of this process are.
     """
-    _number_places(tables)
+    # Where the profiler did not number allocations, they are in order of time, and storages refer to these numbers.
+    if tables.places:
+        rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _WIDTH)
+        numbered, places = _number_in_time(rows)
+        tables.allocations = bytearray(numbered.tobytes())
+        tables.storages = {number: tables.storages[place] for number, place in enumerate(places.tolist())}
     _number_renamed_frees(tables)
     allocations = _columns(tables.allocations, _WIDTH)
     keys, key_of = _keys(tables, *allocations[:4])
@@ -94,15 +99,6 @@ def to_columns(
         num_events=tables.num_events,
     )
     return place_inline_operators(recording, text_of)
-
-
-def _number_places(tables: EventTables) -> None:
-    """Number allocations in order of time, if the profiler did not: storages refer to these numbers then."""
-    if tables.places:
-        rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _WIDTH)
-        numbered, places = _number_in_time(rows)
-        tables.allocations = bytearray(numbered.tobytes())
-        tables.storages = {number: tables.storages[place] for number, place in enumerate(places.tolist())}
 
 
 def _number_renamed_frees(tables: EventTables) -> None:
@@ -161,9 +157,12 @@ def _number_in_time(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64],
 
 
 def _frame_columns(tables: EventTables) -> Frames:
+    def has_path(file: str) -> bool:
+        return is_package_code(file) or is_generated(file)
+
     user = [is_user_code(file) for file, *_ in tables.frames]
     rows = [
-        (tables.strings[whole_path(file) if mine or _has_path(file) else file], line, tables.strings[function])
+        (tables.strings[whole_path(file) if mine or has_path(file) else file], line, tables.strings[function])
         for (file, line, function), mine in zip(tables.frames, user, strict=True)
     ]
     file, line, function = _table(rows, 3)
@@ -240,11 +239,6 @@ def _flow(tables: EventTables, key_of: dict[int, int]) -> DataFlow:
         # An operator without a matching schema counts as a writer only where no known one touched the storage.
         edge_mutated=((touched & WRITTEN) > 0) | (touched == UNKNOWN),
     )
-
-
-def _has_path(file: str) -> bool:
-    """True if a file that is not the user's is shown with its whole path."""
-    return is_package_code(file) or is_generated(file)
 
 
 def _columns(packed: bytearray | array[int], width: int) -> tuple[Ints, ...]:

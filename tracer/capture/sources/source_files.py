@@ -292,17 +292,13 @@ def project_root(model: nn.Module | None) -> Path:
     for module in model.modules() if model is not None else ():
         file = class_file(type(module))
         if file is not None and is_user_code(str(file)):
-            return _import_folder(file, type(module).__module__)
+            # The folder above the module's package, which may be one without an `__init__.py`.
+            depth = type(module).__module__.count(".") + (file.name == "__init__.py")
+            folder = file.parents[min(depth, len(file.parents) - 1)]
+            while (folder / "__init__.py").is_file():
+                folder = folder.parent
+            return folder
     return working_folder()
-
-
-def _import_folder(file: Path, module: str) -> Path:
-    """The folder above a module's package, which may be one without an `__init__.py`."""
-    depth = module.count(".") + (file.name == "__init__.py")
-    folder = file.parents[min(depth, len(file.parents) - 1)]
-    while (folder / "__init__.py").is_file():
-        folder = folder.parent
-    return folder
 
 
 def class_file(cls: type) -> Path | None:

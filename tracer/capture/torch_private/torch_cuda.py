@@ -111,7 +111,11 @@ class PeakCounters:
     def follow(self) -> None:
         """Notice resets by the program from now on, also before CUDA begins."""
         if not self._original:
-            self._put_around_torchs()
+            names = [name for name in (*_READERS, *_RESETTERS) if hasattr(torch._C, name)]
+            self._original = {name: getattr(torch._C, name) for name in names}
+            for name, function in self._original.items():
+                own = self._read_by_program if name in _READERS else self._reset_by_program
+                setattr(torch._C, name, partial(own, function))
 
     def reset(self, device: int) -> None:
         """Begin a new stretch for `peak_bytes`."""
@@ -126,13 +130,6 @@ class PeakCounters:
             return int(torch._C._cuda_memoryStats(device)[counter]["all"][_PEAK])
         key = (counter, "all")
         return max(self._peaks(device).get(key, 0), self._own.get(device, {}).get(key, 0))
-
-    def _put_around_torchs(self) -> None:
-        names = [name for name in (*_READERS, *_RESETTERS) if hasattr(torch._C, name)]
-        self._original = {name: getattr(torch._C, name) for name in names}
-        for name, function in self._original.items():
-            own = self._read_by_program if name in _READERS else self._reset_by_program
-            setattr(torch._C, name, partial(own, function))
 
     def _peaks(self, device: int) -> _Peaks:
         return {key: counter[_PEAK] for key, counter in _counters(self._original[_READERS[0]](device))}

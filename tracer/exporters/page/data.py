@@ -194,7 +194,11 @@ def _long_columns(page: Page, origin: int, num_pages: int) -> tuple[dict[str, An
     """Stack, lines and blocks at the finest reduction that fits, and the rows of the stack that are kept."""
     num_buckets = _MOST_BUCKETS
     while True:
-        rows = _kept_rows(page, origin, num_buckets)
+        values = np.stack([np.zeros(len(page.times), np.int64), *page.series.values()], axis=1)[:, 1:]
+        marked = [mark.row for mark in page.marks if mark.row is not None]
+        if page.peak_row is not None:
+            marked.append(page.peak_row)
+        rows = _rows_to_draw(_drawn(page.times, origin), values, num_buckets, marked)
         timeline = _timeline(page, origin, rows, num_buckets)
         size = sum(len(table["packed"]) for table in (timeline["stack"], *timeline["lines"]))
         fits = size * num_pages <= MAX_TIMELINE_CHARS
@@ -207,14 +211,6 @@ def _long_columns(page: Page, origin: int, num_pages: int) -> tuple[dict[str, An
         if fits or num_buckets <= _FEWEST_BUCKETS:
             return timeline, blocks, rows
         num_buckets //= 2
-
-
-def _kept_rows(page: Page, origin: int, num_buckets: int) -> Rows:
-    values = np.stack([np.zeros(len(page.times), np.int64), *page.series.values()], axis=1)[:, 1:]
-    marked = [mark.row for mark in page.marks if mark.row is not None]
-    if page.peak_row is not None:
-        marked.append(page.peak_row)
-    return _rows_to_draw(_drawn(page.times, origin), values, num_buckets, marked)
 
 
 def _drawn(times: Ints, origin: int) -> Ints:

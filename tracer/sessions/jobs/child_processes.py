@@ -132,18 +132,15 @@ class ChildProcesses:
         except BaseException:
             self.end()
             if child is not None:
-                self._wait_or_kill(child)
+                try:
+                    self._wait(child, lambda: True)
+                except BaseException:  # a second Ctrl-C
+                    child.kill()
+                    raise
             raise
         finally:
             with self._lock:
                 self._running = [one for one in self._running if one is not child]
-
-    def _wait_or_kill(self, child: subprocess.Popen[bytes]) -> None:
-        try:
-            self._wait(child, lambda: True)
-        except BaseException:  # a second Ctrl-C
-            child.kill()
-            raise
 
     def end(self) -> None:
         """Ask all to end, and start no other one. A second Ctrl-C does not disturb one that it has reached already."""
