@@ -27,7 +27,6 @@ from tracer.answers.caveats import (
     graph_sentences,
     left_out,
     not_recorded,
-    room_sentences,
     share_sentence,
     unseen,
 )
@@ -548,31 +547,9 @@ def test_graphs_are_told() -> None:
     assert with_lines == f"{first} Their buffers have the lines of the operators that they stand for."
 
 
-def test_what_is_computed_again_is_counted() -> None:
-    again, other = (CompiledNode("gelu", (), -1, "", is_recomputed=one) for one in (True, False))
-    graphs = (CompiledGraph("a", "", nodes=(other,)), CompiledGraph("b", "", is_backward=True, nodes=(again, other)))
-    (_, said, _) = compiled_sentences(found(CompiledCode(graphs)))
-    assert said == "Compiled backward computes 1 operator of forward again; 0 B of the peak hold the results."
-
-
-@pytest.mark.parametrize(
-    ("left_out", "words"),
-    [
-        (("",), "this device has none"),
-        (("mutated inputs.",), "mutated inputs"),
-        (tuple("abcde"), "a; b; c; 2 more reasons"),
-    ],
-)
-def test_cuda_graphs_that_were_not_made_are_told(left_out: tuple[str, ...], words: str) -> None:
-    said = compiled_sentences(found(CompiledCode(GRAPHS, cuda_graphs_left_out=left_out)))[1]
-    assert said.startswith(f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {words}. ")
-
-
 def test_what_cuda_graphs_have_reserved_is_told() -> None:
-    code = CompiledCode(GRAPHS, cuda_graphs_left_out=("a.",), cuda_graphs_bytes=3 << 20)
-    reserved, left_out = compiled_sentences(found(code))[1:3]
+    reserved = compiled_sentences(found(CompiledCode(GRAPHS, cuda_graphs_bytes=3 << 20)))[1]
     assert reserved.startswith("3.00 MiB are reserved for CUDA graphs, which nothing else may use. ")
-    assert left_out.startswith("CUDA graphs were asked for, as mode=reduce-overhead does, and not made: a. ")
 
 
 def test_what_came_too_late_says_how_to_get_it() -> None:
@@ -581,7 +558,7 @@ def test_what_came_too_late_says_how_to_get_it() -> None:
     assert "torch.compiler.reset()" in last
 
 
-# ---- A run that takes little of its device says so, and what of its peak a larger batch leaves as it is.
+# ---- A run says how much of its device it takes.
 def peak(**sizes: int) -> Peak:
     findings = on_cpu().findings
     assert findings is not None
@@ -593,29 +570,7 @@ def peak(**sizes: int) -> Peak:
     return dataclasses.replace(report, rows=rows, peak_bytes=size, allocator_peak_bytes=size, reserved_bytes=size)
 
 
-@pytest.mark.parametrize(
-    ("device_mib", "words"),
-    [
-        (None, ()),
-        (3000, ()),
-        (
-            3200,
-            (
-                "Parameters, buffers and optimizer state, 200.00 MiB of the peak, stay the same with a larger batch. "
-                "To see how the rest grows, run it with another batch and compare the two by `diff`.",
-            ),
-        ),
-    ],
-)
-def test_a_share_below_a_tenth_is_said_with_what_any_batch_needs(
-    device_mib: int | None, words: tuple[str, ...]
-) -> None:
-    size = None if device_mib is None else device_mib * MIB
-    assert room_sentences(peak(PARAMETER=150, OPTIMIZER_STATE=50, ACTIVATION=100), size) == words
-
-
-def test_nothing_is_said_of_a_batch_where_all_may_grow_with_it() -> None:
-    assert room_sentences(peak(ACTIVATION=100), 100 << 30) == ()
+def test_the_share_of_the_device_that_is_taken_is_said() -> None:
     assert share_sentence(peak(ACTIVATION=100), 100 << 30) == (
         "100.00 MiB are reserved then, 0.1 % of the GPU's 100.00 GiB.",
     )

@@ -334,26 +334,6 @@ def test_a_node_of_torchs_own_modules_is_made_for_the_line_that_called_the_graph
     assert (found.lines, found.module, found.has_stack) == ((), "0", True)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        ((0, []), (0, []), ()),
-        ((0, []), (2, []), ("",)),
-        ((1, ["old"]), (1, ["old"]), ()),
-        ((1, ["old"]), (4, ["old", "new\n more", "new", "other"]), ("new", "other")),
-    ],
-)
-def test_cuda_graphs_that_were_not_made_are_those_of_the_run(
-    monkeypatch: pytest.MonkeyPatch, before: tuple[int, list[str]], after: tuple[int, list[str]], told: tuple[str, ...]
-) -> None:
-    watch = CompileWatch()
-    monkeypatch.setattr(torch_compile, "cuda_graphs_left_out", lambda: before)
-    watch.start()
-    monkeypatch.setattr(torch_compile, "cuda_graphs_left_out", lambda: after)
-    watch.stop()
-    assert watch._cuda_graphs_left_out() == told
-
-
 def test_it_is_said_in_a_note() -> None:
     model = Pieces().model
     session = ProfileSession(nn.Sequential(model), schedule=Schedule(0, 1, 1, 1))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import main
 from tracer.answers.null_run import values_lines
-from tracer.capture.run_facts import ValuesRead
+from tracer.capture.run_facts import LeftOut, ValueRead, ValuesRead
 from tracer.errors import NullGpuError
 from tracer.exporters.document import Document
 from tracer.exporters.recording_file.kept_run_file import RECORDING
@@ -22,10 +22,7 @@ from tracer.null_gpu import process
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.values import switch
 from tracer.null_gpu.values.answers import Answer
-from tracer.null_gpu.values.device_reads import DeviceRead, Line
-from tracer.null_gpu.values.device_values import Known
-from tracer.null_gpu.values.switch import ValuesReport
-from tracer.sessions.on_null_gpu import read_by_program, values_read
+from tracer.sessions.on_null_gpu import by_program, values_read
 
 GPT = ("--model", "models.gpt:build")
 
@@ -153,16 +150,14 @@ class FakeValues:
         self.answers, self.is_closed = dict(answers), False
         self.made.append(self)
 
-    def report(self) -> ValuesReport:
-        ours = Line(str(Path(main.__file__).parent / "tracer" / "runs" / "workload_run.py"), 7, "run_step")
+    def report(self) -> ValuesRead:
+        ours = str(Path(main.__file__).parent / "tracer" / "runs" / "workload_run.py")
         reads = (
-            DeviceRead(Line("train.py", 9, "pick"), "aten::nonzero", 3, "0", Known.DRAWN, False, True, 2),
-            DeviceRead(
-                Line("train.py", 12, "step"), "aten::_local_scalar_dense", 4, "0.56", Known.DRAWN, False, False, 0
-            ),
-            DeviceRead(ours, "aten::_local_scalar_dense", 5, "0.56", Known.DRAWN, False, False, 0),
+            ValueRead("train.py", 9, "pick", "aten::nonzero", 3, "0", "drawn", False, True, 2),
+            ValueRead("train.py", 12, "step", "aten::_local_scalar_dense", 4, "0.56", "drawn", False, False, 0),
+            ValueRead(ours, 7, "run_step", "aten::_local_scalar_dense", 5, "0.56", "drawn", False, False, 0),
         )
-        return ValuesReport(reads, (("aten::mm: too large", 2),), 6, (("train.py", 99),))
+        return ValuesRead(reads, (LeftOut("aten::mm: too large", 2),), 6, ("train.py:99",))
 
     def close(self) -> None:
         self.is_closed = True
@@ -186,7 +181,7 @@ def test_values_are_on_while_a_script_runs(
 
 
 def test_what_was_read_is_said_and_no_loss_is() -> None:
-    values = read_by_program(FakeValues({}).report())
+    values = by_program(FakeValues({}).report())
     assert list(values_lines(values)) == [
         "The program read 7 values of the device; the sizes at train.py:9 were decided by 3 of them. Set one with "
         "--answer train.py:9=VALUE.",
@@ -200,7 +195,7 @@ def test_what_was_read_is_said_and_no_loss_is() -> None:
 
 
 def test_what_was_read_is_kept() -> None:
-    values = read_by_program(FakeValues({}).report())
+    values = by_program(FakeValues({}).report())
     assert Document(json.loads(json.dumps(asdict(values))), RECORDING).record(ValuesRead) == values
 
 

@@ -6,7 +6,6 @@ from tracer.answers.findings import RunFindings
 from tracer.answers.growth import Growth
 from tracer.answers.peak import Peak
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
-from tracer.blocks.kinds import Kind
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
 from tracer.units import format_bytes, some
@@ -137,9 +136,6 @@ def left_out(findings: RunFindings) -> tuple[str, ...]:
     return (f"{cycles} cut short by the end of the run: means (max_mem.txt) leave that out{of_peak}.",)
 
 
-_NUM_SHOWN = 3
-
-
 def compiled_sentences(findings: RunFindings) -> tuple[str, ...]:
     """Sentences on compiled code; none where nothing compiled ran."""
     code = findings.compiled
@@ -154,42 +150,17 @@ def compiled_sentences(findings: RunFindings) -> tuple[str, ...]:
         # As with torch 2.7 and the backend aot_eager.
         f"Compiled code ran{ran if code.graphs else ', and torch recorded no call of its graphs.'}",
         *_cuda_graphs(code, is_explained=bool(findings.graph_pools)),
-        *_recomputed(findings),
         *_without_line(findings),
     )
 
 
 def _cuda_graphs(code: CompiledCode, *, is_explained: bool) -> list[str]:
-    """Return sentences on CUDA graphs (`mode="reduce-overhead"`): their cost, and the reasons for those not made."""
-    left_out, size_bytes = code.cuda_graphs_left_out, 0 if is_explained else code.cuda_graphs_bytes
-    reserved = [
-        f"{format_bytes(size_bytes)} are reserved for CUDA graphs, which nothing else may use. While a graph is "
-        "replayed, torch counts what it works with as free: so it is in what is reserved, and in no row."
-    ]
-    if not left_out:
-        return reserved if size_bytes else []
-    reasons = [reason.rstrip(".") for reason in left_out if reason] or ["this device has none"]
-    more = [f"{_count(len(reasons) - _NUM_SHOWN, 'more reason')}"] if len(reasons) > _NUM_SHOWN else []
-    why = "; ".join([*reasons[:_NUM_SHOWN], *more])
-    missing = (
-        f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {why}. "
-        "What is not in one allocates in every step, as it does without that mode."
-    )
-    return [*reserved, missing] if size_bytes else [missing]
-
-
-def _recomputed(findings: RunFindings) -> list[str]:
-    """Return sentences on what backward computes again: by checkpointing, or by torch's own choice."""
-    backward = [node for graph in findings.compiled.graphs if graph.is_backward for node in graph.nodes]
-    again = sum(node.is_recomputed for node in backward)
-    if not again:
+    """Return a sentence on the cost of CUDA graphs (`mode="reduce-overhead"`) where their pools are not explained."""
+    if is_explained or not code.cuda_graphs_bytes:
         return []
-    blocks = findings.worst.peak.blocks
-    origins = zip(map(blocks.value, blocks.origin.tolist()), blocks.size_bytes.tolist(), strict=True)
-    recomputed_bytes = sum(size_bytes for origin, size_bytes in origins if origin is not None and origin.is_recomputed)
     return [
-        f"Compiled backward computes {_count(again, 'operator')} of forward again; "
-        f"{format_bytes(recomputed_bytes)} of the peak hold the results."
+        f"{format_bytes(code.cuda_graphs_bytes)} are reserved for CUDA graphs, which nothing else may use. While a "
+        "graph is replayed, torch counts what it works with as free: so it is in what is reserved, and in no row."
     ]
 
 
@@ -212,9 +183,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
-_OF_ANY_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
-
-
 def share_sentence(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
     """Return the share of the device that is taken at the peak."""
     reserved = peak.reserved_then_bytes
@@ -223,22 +191,3 @@ def share_sentence(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
     share = 100 * max(peak.peak_bytes, reserved) / device_bytes
     words = f"{format_bytes(reserved)} are reserved then, " if reserved else "It is "
     return (f"{words}{share:.{1 if share < 10 else 0}f} % of the GPU's {format_bytes(device_bytes)}.",)
-
-
-def room_sentences(peak: Peak, device_bytes: int | None) -> tuple[str, ...]:
-    """Return what of a peak that leaves most of the device free stays as it is with a larger batch."""
-    if device_bytes is None or not peak.rows:
-        return ()
-    from tracer.answers.why.first_changes import is_small
-
-    taken = max(peak.peak_bytes, peak.reserved_then_bytes)
-    if not is_small(taken, device_bytes):
-        return ()
-    fixed = {kind.name for kind in _OF_ANY_BATCH}
-    fixed_bytes = sum(row.bytes for row in peak.rows if row.category in fixed)
-    if not fixed_bytes:
-        return ()
-    return (
-        f"Parameters, buffers and optimizer state, {format_bytes(fixed_bytes)} of the peak, stay the same with a "
-        "larger batch. To see how the rest grows, run it with another batch and compare the two by `diff`.",
-    )

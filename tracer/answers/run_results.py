@@ -13,7 +13,7 @@ from tracer.answers.answer import Answer, cause_and_change, failure_words
 from tracer.answers.answer_of_findings import finding_sentences, headline, peak_sections
 from tracer.answers.answer_tables import blocks_table, in_use_tables, parts_tables, timings_table
 from tracer.answers.beside_torch import BesideTorch, beside_section, beside_sentences, beside_torch
-from tracer.answers.caveats import growth_sentences, room_sentences, share_sentence
+from tracer.answers.caveats import growth_sentences, share_sentence
 from tracer.answers.failure import Failure
 from tracer.answers.findings import RunFindings
 from tracer.answers.history_sections import failure_section, first_changes_sections, host_sections
@@ -76,13 +76,6 @@ class RunResults(RunFacts):
     def beside(self) -> BesideTorch | None:
         """Memory of the device beside torch's allocator; None where no driver counts it."""
         return None if self.driver is None else beside_torch(self.driver)
-
-    @property
-    def room(self) -> tuple[str, ...]:
-        """Sentences on a device that is mostly free; none for any other, or after a failure."""
-        if self.findings is None or self.failed_allocation is not None:
-            return ()
-        return room_sentences(self.findings.worst.peak, self.origin.device_bytes)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -205,7 +198,7 @@ def _sections(results: RunResults) -> Iterator[Section]:
     if first is not None and (first.changes or failed is not None):
         yield from first_changes_sections(first)
     if findings is not None:
-        yield from peak_sections(findings, has_parts=not is_peak, room=results.room)
+        yield from peak_sections(findings, has_parts=not is_peak)
     if results.beside is not None:
         yield beside_section(results.beside, results.device)
     yield from host_sections(results.history.pinned_bytes)

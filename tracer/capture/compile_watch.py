@@ -43,11 +43,9 @@ class CompileWatch:
         self._graphs: dict[str, CompiledGraph] = {}
         self._ends: list[Callable[[], None]] = []
         self._is_watching = False
-        self._left_out_before: tuple[int, list[str]] = (0, [])
 
     def start(self) -> None:
         """Wait for the first compilation."""
-        self._left_out_before = torch_compile.cuda_graphs_left_out()
         self._ends.append(torch_compile.on_compile_start(self._compilation_begins))
 
     def _compilation_begins(self) -> None:
@@ -84,12 +82,7 @@ class CompileWatch:
             return NOTHING_COMPILED
         known = _run_as_they_are(named) | self._graphs
         graphs = (known.get(path) or CompiledGraph(path, source_text(path)) for path in sorted(named))
-        return CompiledCode(tuple(graphs), self._cuda_graphs_left_out(), cuda_graphs_bytes())
-
-    def _cuda_graphs_left_out(self) -> tuple[str, ...]:
-        (count, reasons), (before, known) = torch_compile.cuda_graphs_left_out(), self._left_out_before
-        new = [reason.strip().split("\n", 1)[0].strip() for reason in reasons[len(known) :]]
-        return tuple(dict.fromkeys(new)) or ("",) * (count > before)
+        return CompiledCode(tuple(graphs), cuda_graphs_bytes())
 
 
 def cuda_graphs_bytes() -> int:

@@ -88,27 +88,6 @@ _COLLECTIVES = {
 }
 # Those of DDP, whose buckets C++ makes: no Python is between.
 _DDP_FILE, _DDP_FUNCTIONS = "torch/nn/parallel/distributed.py", ("_ddp_init_helper", "_pre_forward")
-# What is in such a buffer, by the function that made it.
-GRADIENT_BUCKETS = "buckets of gradients"
-_IN_BUFFERS = {
-    "gathered parameters": (
-        "foreach_all_gather",
-        "foreach_all_gather_copy_out",
-        "alloc_all_gather_outputs",
-        "init_all_gather_outputs",
-        "init_unsharded_param",
-        "all_gather_inputs",
-        "_all_gather_flat_param",
-        "_alloc_padded_unsharded_flat_param",
-        "_use_low_precision_shard",
-        "_all_gather_dtype",
-        "_all_gather_coalesced",
-        "_all_gather_sequential",
-    ),
-    "gradients to be reduced": ("foreach_reduce", "_reduce_grad", "_reduce_grad_no_shard"),
-    GRADIENT_BUCKETS: (*_DDP_FUNCTIONS, "setup_buckets"),
-    "what a stage receives": ("allocate_buffer", "_create_act_recv_info", "_create_grad_recv_info"),
-}
 # What DDP's reducer calls its own work, which fills and reads its buckets; and operators that are given the buffers of
 # collectives, or fill them.
 REDUCER_PREFIXES = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
@@ -172,13 +151,6 @@ def makes_collectives_buffers(file: str, function: str) -> bool:
 def makes_buckets(file: str, function: str) -> bool:
     """True if the blocks that a function allocates itself, not in Python functions that it calls, are DDP's buckets."""
     return function in _DDP_FUNCTIONS and file.endswith(_DDP_FILE)
-
-
-def in_buffers_of(file: str, function: str) -> str | None:
-    """Return the contents of the collectives' buffers that a function allocates, in words; None if none or unknown."""
-    if not (makes_collectives_buffers(file, function) or makes_buckets(file, function)):
-        return None
-    return next((words for words, functions in _IN_BUFFERS.items() if function in functions), None)
 
 
 def modules_of_collective(span: str) -> tuple[str, ...] | None:

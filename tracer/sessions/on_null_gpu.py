@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ from tracer.sessions.program_writes import WRITES
 if TYPE_CHECKING:
     from tracer.capture.run_facts import ValuesRead
     from tracer.null_gpu.values.answers import Answer
-    from tracer.null_gpu.values.switch import HostValues, ValuesReport
+    from tracer.null_gpu.values.switch import HostValues
 
 
 _TRACER_FOLDER = Path(__file__).parents[1]
@@ -62,35 +63,13 @@ class _Values:
 
     def read(self) -> ValuesRead | None:
         """Return the values that the program has read so far; None where values are off."""
-        return read_by_program(self._on.report()) if self._on is not None else None
+        return by_program(self._on.report()) if self._on is not None else None
 
 
-def read_by_program(report: ValuesReport) -> ValuesRead:
-    """The report without what this program itself reads, such as a step's loss."""
-    from tracer.capture.run_facts import LeftOut, ValueRead, ValuesRead
-
-    reads = [
-        ValueRead(
-            file=read.line.file,
-            line=read.line.number,
-            function=read.line.function,
-            operator=read.operator,
-            count=read.count,
-            value=read.value,
-            known=read.known.name.lower(),
-            answered=read.answered,
-            decides_size=read.decides_size,
-            num_empty=read.num_empty,
-        )
-        for read in report.reads
-        if read.decides_size or not Path(read.line.file).is_relative_to(_TRACER_FOLDER)
-    ]
-    return ValuesRead(
-        reads=tuple(reads),
-        left_out=tuple(LeftOut(reason, count) for reason, count in report.left_out),
-        num_compiled_buffers=report.num_compiled_buffers,
-        unused_answers=tuple(f"{file}:{number}" for file, number in report.unused_answers),
-    )
+def by_program(values: ValuesRead) -> ValuesRead:
+    """The values without those that this program itself reads, such as a step's loss."""
+    reads = [read for read in values.reads if read.decides_size or not Path(read.file).is_relative_to(_TRACER_FOLDER)]
+    return replace(values, reads=tuple(reads))
 
 
 _VALUES: Final = _Values()  # One, since kernels are replaced for the whole process

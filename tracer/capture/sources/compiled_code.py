@@ -64,9 +64,6 @@ class CompiledCode:
 
     # The generated files that were run; one that was compiled before the run has no nodes.
     graphs: tuple[CompiledGraph, ...] = ()
-    # Why CUDA graphs, which were asked for, were not made, each reason once; "" where torch does not say, as on a
-    # device that has none.
-    cuda_graphs_left_out: tuple[str, ...] = ()
     cuda_graphs_bytes: int = 0  # Reserved at the end for the pools in which CUDA graphs work, of all devices
 
 

@@ -211,16 +211,6 @@ def compile_id() -> str:
     return "" if current is None else str(current)
 
 
-def cuda_graphs_left_out() -> tuple[int, list[str]]:
-    """Return how often CUDA graphs were asked for and not made, and torch's reasons, as far as it gives them."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None:
-        return 0, []
-    reasons = (getattr(metric, "cudagraph_skip_reason", None) for metric in utils.get_compilation_metrics())
-    count = utils.counters.get("inductor", {}).get("cudagraph_skips", 0)
-    return int(count), [str(reason) for reason in reasons if reason]
-
-
 def cuda_graph_pool(device_index: int) -> tuple[int, int] | None:
     """The private pool of the allocator in which torch.compile's CUDA graphs of a device work; None without one."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import torch
 
+from tracer.capture.run_facts import ValueRead
 from tracer.errors import TracerError
 from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.device_values import Known
@@ -22,31 +22,12 @@ MAX_READS = 100_000
 """By one line with one operator, at which a program is ended. A step that only reads takes 0.1 ms, a model's some."""
 
 
+_Line = tuple[str, int, str]
+"""File, number and function of a line of the program."""
+
+
 class EndlessLoopError(TracerError):
     """A loop that waits for a device value to change does not end where nothing is computed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of the program; empty and 0 where no Python called."""
-
-    file: str = ""
-    number: int = 0
-    function: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRead:
-    """Values that one line read from the device with one operator."""
-
-    line: Line  # Innermost line outside torch
-    operator: str  # Such as `aten::nonzero`
-    count: int  # How often
-    value: str  # The last one, as text; of an operator that decides a size, that size
-    known: Known  # How well the worst known of them is known
-    answered: bool  # Whether the value was given from outside
-    decides_size: bool  # Whether the value was the size of a result
-    num_empty: int  # How many of those results were empty
 
 
 class ReadLog:
@@ -61,23 +42,23 @@ class ReadLog:
         self._answers = dict(answers)
         self._unused = dict.fromkeys(answers)
         self._max_reads = max_reads
-        self._reads: dict[tuple[Line, str], DeviceRead] = {}
+        self._reads: dict[tuple[_Line, str], ValueRead] = {}
 
-    def reads(self) -> tuple[DeviceRead, ...]:
+    def reads(self) -> tuple[ValueRead, ...]:
         """Return the values that were read so far, in the order in which they were first read."""
         return tuple(self._reads.values())
 
-    def unused_answers(self) -> tuple[tuple[str, int], ...]:
-        """Lines for which a value was given, and that have read nothing yet."""
-        return tuple(self._unused)
+    def unused_answers(self) -> tuple[str, ...]:
+        """Lines for which a value was given, and that have read nothing yet, such as `train.py:12`."""
+        return tuple(f"{file}:{number}" for file, number in self._unused)
 
     def answer(self) -> Answer | None:
         """The value that was given for the line that reads now, or for one that called it."""
         if not self._answers:
             return None
-        for line in _program_lines():
+        for path, line, _ in _program_lines():
             for (file, number), value in self._answers.items():
-                if line.number == number and _is_file(line.file, file):
+                if line == number and _is_file(path, file):
                     self._unused.pop((file, number), None)
                     return value
         return None
@@ -88,33 +69,36 @@ class ReadLog:
         Raises:
             EndlessLoopError: The same line has read too often.
         """
-        line = next(_program_lines(), Line())
-        before = self._reads.get((line, operator))
-        self._reads[line, operator] = read = DeviceRead(
+        place = file, line, function = next(_program_lines(), ("", 0, ""))
+        before = self._reads.get((place, operator))
+        known = min(known, Known[before.known.upper()]) if before else known
+        self._reads[place, operator] = read = ValueRead(
+            file=file,
             line=line,
+            function=function,
             operator=operator,
             count=1 + (before.count if before else 0),
             value=value,
-            known=min(known, before.known) if before else known,
+            known=known.name.lower(),
             answered=answered or (before is not None and before.answered),
             decides_size=size is not None,
             num_empty=(before.num_empty if before else 0) + (size == 0),
         )
         if read.count >= self._max_reads:
             raise EndlessLoopError(
-                f"{line.file}:{line.number} has read a value of the null GPU {read.count:,} times, which looks like a "
+                f"{file}:{line} has read a value of the null GPU {read.count:,} times, which looks like a "
                 "loop without end.",
-                hint=f"Give the value that ends it: --answer {Path(line.file).name}:{line.number}=VALUE.",
+                hint=f"Give the value that ends it: --answer {Path(file).name}:{line}=VALUE.",
             )
 
 
-def _program_lines() -> Iterator[Line]:
+def _program_lines() -> Iterator[_Line]:
     """The lines outside torch that are being executed by this thread, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_NOT_THE_PROGRAM):
-            yield Line(file, frame.f_lineno, frame.f_code.co_qualname)
+            yield file, frame.f_lineno, frame.f_code.co_qualname
         frame = frame.f_back
 
 

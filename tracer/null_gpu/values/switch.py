@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from tracer.capture.run_facts import LeftOut, ValuesRead
 from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.errors import NullGpuError
 from tracer.null_gpu.values.answers import Answer
-from tracer.null_gpu.values.device_reads import MAX_READS, DeviceRead, ReadLog
+from tracer.null_gpu.values.device_reads import MAX_READS, ReadLog
 from tracer.null_gpu.values.device_values import DeviceValues
 from tracer.null_gpu.values.kernels import ValueKernels
 from tracer.null_gpu.values.untouched import UntouchedTensors
 
 _SEED = 67_280_421_310_721
 """Seed of the device's generators in a program that sets none: torch would take another in each run."""
-
-
-@dataclass(frozen=True, slots=True)
-class ValuesReport:
-    """Values of the device that a program on the null GPU has read."""
-
-    reads: tuple[DeviceRead, ...]  # By line and operator
-    # Operators whose results could not be computed, with the reason, and how often.
-    left_out: tuple[tuple[str, int], ...]
-    num_compiled_buffers: int  # Buffers that compiled code has allocated: what its kernels leave there is unknown
-    # Lines for which a value was given, by file and number, and that have read nothing yet.
-    unused_answers: tuple[tuple[str, int], ...] = ()
 
 
 class HostValues:
@@ -58,10 +46,10 @@ class HostValues:
         self._load_library = torch.ops.load_library
         torch.ops.load_library = self._load_and_replace  # type: ignore[method-assign]
 
-    def report(self) -> ValuesReport:
+    def report(self) -> ValuesRead:
         """Return the values that were read so far."""
-        left_out = tuple(sorted(self._kernels.compute.left_out.items()))
-        return ValuesReport(self._log.reads(), left_out, self._num_compiled_buffers, self._log.unused_answers())
+        left_out = tuple(LeftOut(*counted) for counted in sorted(self._kernels.compute.left_out.items()))
+        return ValuesRead(self._log.reads(), left_out, self._num_compiled_buffers, self._log.unused_answers())
 
     def close(self) -> None:
         """End: torch's own kernels are called alone."""
