@@ -447,16 +447,6 @@ def test_notes_are_the_same_whoever_asked_for_findings_before(monkeypatch: pytes
     assert session.findings.other_devices and session.notes == first
 
 
-def test_a_model_on_meta_is_noted_before_and_after_the_block() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
-    with ProfileSession(model, schedule=Schedule(0, 0, 1, 1)) as session:
-        for _ in range(2):
-            model[0](torch.ones(1, 2)).sum().backward()
-            session.step()
-        within = session.notes
-    assert any("meta device" in note for note in within) and session.notes == within
-
-
 def test_neither_model_nor_optimizer_is_a_sentence() -> None:
     with pytest.raises(TracerError, match="neither a model nor an optimizer"):
         ProfileSession(None)

@@ -29,7 +29,6 @@ class Observations:
         module_names: Dotted names by `id()` of the models' modules, and of other models' that were alive.
         has_stepped: Whether an optimizer was seen in the step that is under way.
         are_cut: Whether more was alive than a walk examined.
-        is_on_meta: Whether a parameter was on the meta device at the last look.
     """
 
     def __init__(self, objects: Callable[[], TrainingObjects | None], is_recording: Callable[[], bool]) -> None:
@@ -37,7 +36,7 @@ class Observations:
         self.storages = StorageObserver()
         self._judged: dict[str, None] = {}  # Parameters that were looked at when their gradients had to be there
         self._with_gradient: set[str] = set()
-        self.has_stepped = self.are_cut = self.is_on_meta = False
+        self.has_stepped = self.are_cut = False
         self.module_names: dict[int, str] = {}
         self._name_modules()
         self._others_named: Set[int] = frozenset()
@@ -62,7 +61,6 @@ class Observations:
         objects = self._objects()
         if objects is None:
             return
-        self.look_for_meta()
         with paused_gc():
             held = live_tensors(objects.models) if is_walk else None
             if held is not None:
@@ -75,11 +73,6 @@ class Observations:
                 blocks={str(device): device_blocks(device, bucket_bytes=held.bucket_bytes if held else ())},
             )
             self.storages.lines.update(objects.lines())
-
-    def look_for_meta(self) -> None:
-        """Note whether a parameter is on the meta device."""
-        if (objects := self._objects()) is not None:
-            self.is_on_meta = any(parameter.is_meta for _, parameter in objects.parameters())
 
     def _name_modules(self, others: Mapping[int, str] | None = None) -> None:
         """Add names of modules that models have got since, and of those in no model of the session.

@@ -131,7 +131,6 @@ class ProfileSession(Session):
 
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
-        self._guarded(self.observed.look_for_meta)
         is_recorded = self.stages.is_recording
         ran_out = error if error is not None and is_out_of_memory(error) else None
         # The collector frees nothing until the objects have been looked at. The look comes behind the profiler, which

@@ -250,10 +250,6 @@ class RecordedCycles:
 
 _LEAST_MAPPED_BYTES = MIB
 """Mapped memory below this is not worth a sentence."""
-_ON_META = (
-    "Parameters of the model are on the meta device, where nothing is allocated: what a step takes elsewhere is not in "
-    "the peak. predict says what it would be."
-)
 _KEEPS_WRAPPED = (
     "torch.profiler keeps what grad and vmap of torch.func wrap alive until the first cycle has ended: its peak is "
     "larger by that than without a profiler. With a step before it, as by default, that is known in time and avoided."
@@ -290,8 +286,6 @@ def recording_notes(
     if storages.sees_transforms:
         yield _KEEPS_WRAPPED if cycles.shapes is Shapes.KEPT_WRAPPED else _RECORDS_NO_SHAPES
     yield from filter(None, ended)
-    if observed.is_on_meta:
-        yield _ON_META
     yield from _of_devices(cycles, findings)
     if sum(storages.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
         yield _mapped_files(storages.mapped_bytes)

@@ -26,6 +26,7 @@ from tracer.capture.objects.training_objects import Models, Optimizers, Training
 from tracer.capture.sources.source_files import forget_files
 from tracer.capture.step_columns import StepColumns
 from tracer.capture.torch_private import torch_history
+from tracer.collector import paused_gc
 from tracer.errors import Terminated
 from tracer.exporters.files import remove
 from tracer.nested import leaves
@@ -262,7 +263,8 @@ class TrainingWatch(Session):
             if with_history:
                 self._history.dump()
             snapshot = self._history.snapshot if with_history else None
-            self.report = report = self._moment(error, snapshot).explained()
+            with paused_gc():
+                self.report = report = self._moment(error, snapshot).explained()
             if report.has_growth:
                 self._found_before = report
             self._answer.has(report, is_last=is_last)
@@ -281,17 +283,14 @@ class TrainingWatch(Session):
         return ()
 
     def _moment(self, error: BaseException | None, snapshot: Mapping[str, Any] | None) -> Moment:
-        has_history, has_counters = self._history.is_offered, self._steps.has_allocator
-        missing = _missing(self.device, has_history=has_history, has_counters=has_counters)
+        missing = _missing(self.device, has_history=self._history.is_offered, has_counters=self._steps.has_allocator)
         return Moment(
             device=self.device,
             events=tuple(self._events),
             error=error,
-            columns=self.columns,
-            ends=self._steps.ends,
+            counted=self._steps,
             snapshot=snapshot,
             tensors=self._tensors,
-            earlier=self._steps.earlier,
             notes=[*self._hooks.refused, *missing],
             settings=self._settings,
             found_before=self._found_before,

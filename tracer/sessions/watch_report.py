@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,21 +21,18 @@ from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.at_failure import Holder
 from tracer.capture.objects.holders import find_holders
 from tracer.capture.objects.known_storages import KnownStorages, Role
-from tracer.capture.objects.live_tensors import Alike, live_tensors, unnamed_tensors
+from tracer.capture.objects.live_tensors import live_tensors, unnamed_tensors
 from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.capture.sources.source_files import error_line
 from tracer.capture.sources.source_line import SourceLine
-from tracer.capture.step_columns import StepColumns
-from tracer.collector import paused_gc
 from tracer.errors import SnapshotError, error_words
 from tracer.sessions.on_null_gpu import origin_of, values_read
-from tracer.sessions.watched_steps import BASELINE_STEP
+from tracer.sessions.watched_steps import BASELINE_STEP, WatchedSteps
 from tracer.snapshot.load import snapshot_in_memory
 
 if TYPE_CHECKING:
     from tracer.answers.failed_allocation import FailedAllocation
     from tracer.blocks.from_snapshot.blocks import ReplayedDevice
-    from tracer.blocks.from_snapshot.timeline import StepEnds
     from tracer.capture.objects.failure_look import RunAgain
 
 _LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE = 1 << 20, 0.005
@@ -61,25 +58,18 @@ class Moment:
     device: torch.device  # The device that is watched; in the end, the one whose memory has run out
     events: tuple[Event, ...]  # All so far; the last one is the reason
     error: BaseException | None  # The error that ends the run, or None
-    columns: StepColumns  # The counters so far
-    ends: StepEnds | None  # When steps ended, by what the allocator had served; None where it does not count
+    counted: WatchedSteps  # Of the watched device
     snapshot: Mapping[str, Any] | None  # Snapshot of the allocator, with its history; None where there is none
     # Role, name and tensor of what is known of models, optimizers and batches.
     tensors: Callable[[], Iterable[tuple[Role, str, Tensor]]]
-    # Reachable tensors outside of modules at the end of step `BASELINE_STEP`, where there is no history.
-    earlier: Mapping[str, Alike] | None = None
-    notes: list[str] = field(default_factory=list)  # Sentences on what is missing
-    settings: Mapping[str, object] = field(default_factory=dict)  # What to remember of the run
-    found_before: WatchReport | None = None  # The latest report with growth or holders before
-    is_evaluating: bool = False  # What is trained is in evaluation mode
-    run_again: RunAgain = lambda device, num_allocations: None
+    notes: list[str]  # Sentences on what is missing
+    settings: Mapping[str, object]  # What to remember of the run
+    found_before: WatchReport | None  # The latest report with growth or holders before
+    is_evaluating: bool  # What is trained is in evaluation mode
+    run_again: RunAgain
 
     def explained(self) -> WatchReport:
-        """Return the report; the collector frees nothing before it is read."""
-        with paused_gc():
-            return self._explained()
-
-    def _explained(self) -> WatchReport:
+        """Return the report; the caller has paused the collector, so that nothing is freed before it is read."""
         limit_bytes, steps = self._limit_bytes, self._steps  # of the watched device
         history = self._or_note(self._read_history) if self.snapshot is not None else None
         outlived = self._or_note(lambda: tuple(self._outlived(history)))
@@ -89,7 +79,7 @@ class Moment:
             events=self.events,
             error=error_words(error) if error is not None else "",
             error_line=error_line(error) if error is not None else None,
-            columns=self.columns,
+            columns=self.counted.columns,
             steps=steps,
             limit_bytes=limit_bytes,
             allocated_bytes=counters.allocated_bytes if counters is not None else None,
@@ -110,8 +100,8 @@ class Moment:
 
     @cached_property
     def _steps(self) -> StepFindings:
-        has_allocator = read_counters(self.device) is not None
-        return explain_steps(self.columns, limit_bytes=self._limit_bytes, has_allocator=has_allocator)
+        counted = self.counted
+        return explain_steps(counted.columns, limit_bytes=self._limit_bytes, has_allocator=counted.has_allocator)
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
         """Return the answer, or add a note in its place."""
@@ -170,14 +160,14 @@ class Moment:
 
     # ---------------------------------------------------------------------------------------------- what has stayed
     def _outlived(self, history: _History | None) -> Iterator[OutlivedMemory]:
-        if history is None or self.ends is None:
+        if history is None or (ends := self.counted.ends) is None:
             yield from self._outlived_tensors()
             return
         from tracer.blocks.from_snapshot.timeline import outlived_groups
 
         least = max(_LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE * sum(group.bytes for group in history.groups))
         grows = self._steps.growth is not None
-        groups = outlived_groups(history.device, self.ends)
+        groups = outlived_groups(history.device, ends)
         chosen = [group for group in groups if group.bytes >= least or (grows and group.bytes_per_step > 0)]
         chosen = chosen[:_MAX_NAMED]
         holders = self._holders([address for group in chosen for address in group.addresses])
@@ -197,7 +187,7 @@ class Moment:
 
     def _outlived_tensors(self) -> Iterator[OutlivedMemory]:
         """Without a history: what looks the same and has become more since the beginning, if anything grows."""
-        earlier = self.earlier
+        earlier = self.counted.earlier
         if earlier is None or self._steps.growth is None:
             return
         now = unnamed_tensors(self.device)
