@@ -17,7 +17,6 @@ from tracer.answers.caveats import (
     compiled_sentences,
     counted,
     graph_sentences,
-    growth_sentences,
     left_out,
     not_recorded,
     unseen,
@@ -40,7 +39,7 @@ def answer_of_findings(findings: RunFindings, caveat: str = "") -> Answer:
     """Return the answer on a device of a run from its recorded steps alone."""
     peak = findings.worst.peak
     return Answer(
-        happened=(headline(findings), *growth_sentences(findings.growth)),
+        happened=(headline(findings),),
         remarks=tuple(finding_sentences(findings)),
         in_use=in_use_tables(peak) if peak.rows else (),
         sections=tuple(peak_sections(findings)),
