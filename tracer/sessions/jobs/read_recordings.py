@@ -19,8 +19,7 @@ from tracer.answers.ranks import RankPeak, rank_of, rank_peak
 from tracer.errors import MissingPackageError, SnapshotError, TracerError, first_line
 from tracer.snapshot.load import load_snapshot
 
-SUFFIXES = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz", ".json", ".zst")
-_PACKED = (".gz", ".zst", ".xz", ".bz2")
+SUFFIXES = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz", ".json")
 BYTES_PER_FILE_BYTE, BYTES_PER_PACKED_BYTE = 8, 80
 """Most memory taken for reading a file, beside what every process needs. A synthetic recording of a million entries
 took 4.3 bytes for each of its own, and 28 packed by gzip; real ones pack better than its random stacks do."""
@@ -128,7 +127,7 @@ def num_processes_for(files: Sequence[Path]) -> int:
     needed_bytes = [0]
     for path in files:
         with suppress(OSError):  # its reader says why
-            is_packed = path.suffix in _PACKED
+            is_packed = path.suffix == ".gz"
             needed_bytes.append(path.stat().st_size * (BYTES_PER_PACKED_BYTE if is_packed else BYTES_PER_FILE_BYTE))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     at_once = int(_SHARE_OF_MEMORY * _free_bytes() // (_PROCESS_BYTES + max(needed_bytes)))
