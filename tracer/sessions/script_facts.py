@@ -67,12 +67,13 @@ class ScriptFacts:
             return (NO_CALL,)
         if self.children_recorded:
             return ()
-        found = NO_MODEL_HERE if self.num_started else NO_MODEL
+        of_children = tuple(self._of_children())
+        found = NO_MODEL_HERE if of_children else NO_MODEL
         if self.has_called:
             found += " It called a model without training it: with --inference, `run` explains such calls."
-        elif not self.num_started:
+        elif not of_children:
             found += " Name the script that trains, or one that only calls models behind --inference."
-        return (" ".join([found, *self._of_children()]),)
+        return (" ".join([found, *of_children]),)
 
     def _of_children(self) -> Iterator[str]:
         if number := process.num_other_processes():
