@@ -256,13 +256,13 @@ class Beside:
             for sizes in ([size for size, _ in claims], tensors)
             for instant in instants_of(self.peak, self.instants, sizes)
         ]
-        batch = knows_batch(self.name)
-        best = max(instants, key=lambda one: kinds(claims, one.blocks, knows_batch=batch).part)
+        known = {"knows_batch": knows_batch(self.name), "has_failed": entry_of(self.name).fails}
+        best = max(instants, key=lambda one: kinds(claims, one.blocks, **known).part)
         if not self.is_proved:
             sums = self._unproved(claims, best)
             of = max(1, sums.total())
             return 100 * sums[RIGHT] / of, 100 * sums[WRONG] / of
-        share = kinds(claims, best.blocks, knows_batch=batch)
+        share = kinds(claims, best.blocks, **known)
         silent = sum(size for size, kind in claims if Kind[kind] in snapshot_kinds.SILENT)
         return 100 * share.part, 100 * max(0, share.of - share.right - silent) / max(1, share.of)
 

@@ -77,6 +77,7 @@ class Block:
             list of tensors had it: memory that need not be torch's own allocator's.
         from_nothing: The operator that made it was given no tensor.
         packed: How many saved tensors of it are not released.
+        was_packed: There ever was one.
         becomes_gradient: At a later time it was some parameter's `.grad`.
         becomes_state: At the end of a step of the optimizer that made it, it was in its state.
         is_collectives: Handed to a collective, received into, or what FSDP copies into or out of for a collective.
@@ -98,6 +99,7 @@ class Block:
     line: int | None
     from_nothing: bool = False
     packed: int = 0
+    was_packed: bool = False
     becomes_gradient: bool = False
     becomes_state: bool = False
     is_collectives: bool = False
@@ -123,6 +125,7 @@ class Alive:
     becomes_gradient: bool = False
     becomes_state: bool = False
     is_collectives: bool = False
+    is_left: bool = False  # In use in a backward, made in forward, and never saved: a variable has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +353,7 @@ class Bookkeeper:
             blocks = [self._enter(storage, "(packed)", made=False) for storage in storages_in(value)]
             for block in blocks:
                 block.packed += 1
+                block.was_packed = True
             self._has_changed = True
         weakref.finalize(packed, self._release, blocks).atexit = False
         return packed
@@ -513,16 +517,17 @@ class Bookkeeper:
                 self._measure(key, block, storage)
 
     def _alive(self) -> Iterator[tuple[Alive, Block]]:
-        holders, seen = self._holders(), set[int]()
+        holders, seen, in_backward = self._holders(), set[int](), self._phase() is Phase.BACKWARD
         order = sorted(self._live.items(), key=lambda item: item[0] not in holders)
         for key, block in order:
             if block.address in seen or not block.bytes:
                 continue
             seen.add(block.address)
             holder, name = holders.get(key, (None, None))
+            is_left = in_backward and block.phase is Phase.FORWARD and not block.was_packed
             alive = Alive(
                 block.bytes, holder, name, block.packed > 0, block.phase, block.step, block.module, block.op,
-                block.file, block.line, block.from_nothing,
+                block.file, block.line, block.from_nothing, is_left=is_left,
             )  # fmt: skip
             # Most are as they were at the instant before.
             if block.seen_as != alive:

@@ -143,6 +143,6 @@ def size_there(storage: torch.UntypedStorage) -> int:
 def kinds_of(name: str, claims: Any, instants: Iterable[Instant]) -> Share:
     """Of the blocks on the device."""
     chosen = instants_of(claims.peak, instants, [size for size, _ in claims.blocks])
-    batch = knows_batch(name)
-    shares = (kinds(claims.blocks, instant.blocks, knows_batch=batch) for instant in chosen)
+    batch, fails = knows_batch(name), entry_of(name).fails
+    shares = (kinds(claims.blocks, each.blocks, knows_batch=batch, has_failed=fails) for each in chosen)
     return max(shares, key=lambda share: share.part)

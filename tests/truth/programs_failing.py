@@ -76,6 +76,21 @@ def failing_in_backward() -> Program:
     return _failing(nn.Sequential(mlp(outputs=256), _Whitening(), mlp(256)), F.mse_loss)
 
 
+@program(on_device=True, fails=True)
+def failing_in_backward_beside_the_output() -> Program:
+    """The loop has the output in a variable; the loss saves what it makes of it."""
+    model, batch = nn.Sequential(mlp(outputs=256), _Whitening(), nn.Linear(256, 1024)), Batch()
+    optimizer, sizes = torch.optim.AdamW(model.parameters()), iter([SHORT] * NUM_SHORT_BATCHES + [LONG])
+
+    def step() -> Tensor:
+        size = next(sizes)
+        x, y = batch.of((torch.randn(size, 64), torch.zeros(size, dtype=torch.long)))
+        output = model(x)
+        return descend(F.cross_entropy(output, y), optimizer)
+
+    return Program(step, model, [optimizer], batch)
+
+
 class _Preconditioned(torch.optim.SGD):
     """Momentum of what gradients are without their signs, and after some steps a number for each pair of them."""
 

@@ -76,6 +76,9 @@ def test_each_rule_of_the_verdict_can_fail() -> None:
     kept = Alive(100, None, None, True, Phase.FORWARD, 2, "a", "op", "f.py", 1)
     assert kinds([(100, "ACTIVATION")], [kept], knows_batch=True) == Share(100, 100)
     assert kinds([(100, "TEMPORARY")], [kept], knows_batch=True) == Share(0, 100)
+    left = Alive(100, None, None, False, Phase.FORWARD, 2, "a", "op", "f.py", 1, is_left=True)
+    assert kinds([(100, "ACTIVATION")], [left], knows_batch=True, has_failed=True) == Share(0, 100)
+    assert kinds([(100, "HELD")], [left], knows_batch=True, has_failed=True) == Share(100, 100)
 
 
 @pytest.mark.parametrize(

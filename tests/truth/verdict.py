@@ -28,7 +28,8 @@ from tests.truth.running import (
 
 COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
 HELD = frozenset(holder.value for holder in HeldBy)
-ACTIVATION, WORKSPACE, COMMUNICATION = "ACTIVATION", "WORKSPACE", "COMMUNICATION"
+ACTIVATION, WORKSPACE, COMMUNICATION, LEFT = "ACTIVATION", "WORKSPACE", "COMMUNICATION", "HELD"
+_OTHERS = (ACTIVATION, WORKSPACE, COMMUNICATION, LEFT)
 # What operators make for torch to keep for a library, whatever a graph keeps of it meanwhile.
 _LIBRARYS = ("aten._cudnn_init_dropout_state.default",)
 # A block that the bookkeeper proves nothing about may be called anything but these.
@@ -246,11 +247,14 @@ def instants_of(peak: Mapping[str, Any], instants: Iterable[Instant], sizes: Ite
     return [each for each in candidates if alike(each) == most]
 
 
-def proven_kind(block: Alive, *, knows_batch: bool = True) -> str | None:
+def proven_kind(block: Alive, *, knows_batch: bool = True, has_failed: bool = False) -> str | None:
     """What a block certainly is: what somebody holds it as, a gradient, or an activation if it is kept for backward.
 
     What some parameter has as its gradient later is one already, and so is what an optimizer makes for its state. Where
     a program does not say what its batch is, what it made outside of its modules and out of nothing may be that.
+
+    Args:
+        has_failed: Whether the instant is that of a failure, where no rule knows what came to be of a block later.
     """
     if block.op in _LIBRARYS:
         return WORKSPACE
@@ -264,7 +268,9 @@ def proven_kind(block: Alive, *, knows_batch: bool = True) -> str | None:
         return HeldBy.OPTIMIZER_STATE.value
     if not knows_batch and block.from_nothing and block.phase is Phase.OTHER:
         return None
-    return ACTIVATION if block.packed and block.phase is not Phase.BEFORE else None
+    if block.packed and block.phase is not Phase.BEFORE:
+        return ACTIVATION
+    return LEFT if block.is_left and has_failed else None
 
 
 def _is_anothers(block: Alive) -> bool:
@@ -272,14 +278,17 @@ def _is_anothers(block: Alive) -> bool:
     return block.holder is not None and (block.holder is not HeldBy.PARAMETER or block.phase is Phase.BEFORE)
 
 
-def kinds(claimed: Iterable[tuple[int, str]], alive: Iterable[Alive], *, knows_batch: bool) -> Share:
+def kinds(
+    claimed: Iterable[tuple[int, str]], alive: Iterable[Alive], *, knows_batch: bool, has_failed: bool = False
+) -> Share:
     """Bytes of the right kind.
 
     Blocks are compared by size: of each, as many are right as both sides have of a kind. A claim that something is
     held, such as a gradient, is wrong for every block beyond those that are. Of what only the bookkeeper has, no kind
     is judged: the two are at different instants, or the peak is wrong, which is judged elsewhere.
     """
-    proven = ((block.bytes, proven_kind(block, knows_batch=knows_batch)) for block in alive)
+    known = {"knows_batch": knows_batch, "has_failed": has_failed}
+    proven = ((block.bytes, proven_kind(block, **known)) for block in alive)
     true: Counter[tuple[int, str | None]] = Counter(proven)
     told = Counter(claimed)
     number_told = Counter[int]()
@@ -288,7 +297,7 @@ def kinds(claimed: Iterable[tuple[int, str]], alive: Iterable[Alive], *, knows_b
     false_of_others = _FALSE_OF_OTHERS if knows_batch else _FALSE_OF_OTHERS - {HeldBy.INPUT.value}
     total = Share()
     for size in {size for size, _ in true}:
-        sure = {kind: true[size, kind] for kind in (*HELD, ACTIVATION, WORKSPACE, COMMUNICATION) if true[size, kind]}
+        sure = {kind: true[size, kind] for kind in (*HELD, *_OTHERS) if true[size, kind]}
         right = sum(min(number, told[size, kind]) for kind, number in sure.items())
         absent = sum(number for (bytes_, _), number in true.items() if bytes_ == size) - number_told[size]
         missing = sum(sure.values()) - right - max(0, absent)

@@ -33,6 +33,7 @@ from tracer.snapshot.columns import Snapshot
 
 if TYPE_CHECKING:
     from tracer.blocks.from_recording.allocator_join import JoinedHistory
+    from tracer.capture.objects.at_failure import ObjectsAtFailure
 
 
 def counted_blocks(cycle: CycleFindings) -> Blocks:
@@ -168,9 +169,18 @@ def without_wrapped(findings: RunFindings) -> RunFindings:
 
 
 def with_allocator_history(
-    findings: RunFindings, snapshot: Snapshot, num_later: int = 0, *, known: KnownStorages | None = None
+    findings: RunFindings,
+    snapshot: Snapshot,
+    num_later: int = 0,
+    *,
+    known: KnownStorages | None = None,
+    objects: ObjectsAtFailure | None = None,
 ) -> RunFindings:
-    """Return the findings with the peak of one cycle as the allocator's history has it."""
+    """Return the findings with the peak of one cycle as the allocator's history has it.
+
+    Args:
+        objects: Of the moment at which the recording failed.
+    """
     from tracer.blocks.from_recording.allocator_join import join_history
 
     number = max(0, len(findings.parts) - 1 - num_later)
@@ -180,7 +190,7 @@ def with_allocator_history(
         return findings
     cycle = replace(cycle, history=history)
     failures = history.state.trace.where(Action.OOM)
-    if len(failures) and (failed := _failed_step(cycle, history, int(failures[-1]))) is not None:
+    if len(failures) and (failed := _failed_step(cycle, history, int(failures[-1]), objects)) is not None:
         parts = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes)
         peak_ns = _peak_ns(cycle.recording, cycle.lifetimes)
         blocks = blocks_of_recording(*parts, known=known, time_ns=peak_ns, failed=failed)
@@ -193,7 +203,9 @@ def with_allocator_history(
     return replace(findings, parts=(*findings.parts[:number], joined, *findings.parts[number + 1 :]))
 
 
-def _failed_step(cycle: Cycle, history: JoinedHistory, failure: int) -> FailedStep | None:
+def _failed_step(
+    cycle: Cycle, history: JoinedHistory, failure: int, objects: ObjectsAtFailure | None
+) -> FailedStep | None:
     """Return where the step failed that this entry of the history ended; None where the program went on.
 
     The stack of the failed request tells the phase: autograd's threads have no Python frame, and with C++ frames the
@@ -209,4 +221,5 @@ def _failed_step(cycle: Cycle, history: JoinedHistory, failure: int) -> FailedSt
     in_optimizer = has(facts, Fact.OPTIMIZER_STEP).any()
     phase = Phase.OPTIMIZER if in_optimizer else Phase.BACKWARD if in_backward else Phase.FORWARD
     _, position = last_events(history, cycle.lifetimes, failure)
-    return FailedStep(position, phase)
+    held = frozenset[int]() if objects is None or objects.in_graphs is None else objects.seen - objects.in_graphs
+    return FailedStep(position, phase, held)

@@ -54,12 +54,17 @@ class RunHistory:
         objects = self.snapshot
         return self._or_note(lambda: snapshot_in_memory(objects))
 
-    def joined(self, findings: RunFindings, known: KnownStorages) -> RunFindings:
+    def joined(
+        self, findings: RunFindings, known: KnownStorages, objects: ObjectsAtFailure | None = None
+    ) -> RunFindings:
         """Findings with the peak of one cycle by the allocator's own books, where there is a history of it."""
         columns, num_later = self.columns, self.num_later
         if columns is None or num_later is None:
             return findings
-        return self._or_note(lambda: with_allocator_history(findings, columns, num_later, known=known)) or findings
+        return (
+            self._or_note(lambda: with_allocator_history(findings, columns, num_later, known=known, objects=objects))
+            or findings
+        )
 
     def labelled(self, findings: RunFindings | None, known: KnownStorages) -> dict[str, Any] | None:
         """The snapshot, whose entries say what the recording knows of their blocks; None where there is none."""

@@ -92,6 +92,7 @@ class Evidence(IntEnum):
     OPTIMIZER_KEPT = 8, "made by the optimizer and kept"
     WITHIN_OPTIMIZER = 9, "made and freed by the optimizer"
     WITHIN_FAILED_STEP = 91, "made by the optimizer in the step that failed, not in its state"
+    HELD_AS_IT_FAILED = 93, "in use as its backward failed, held by Python and by no graph"
     AWAITS_BACKWARD = 92, "in use as its step failed, before a backward came to it"
     NO_TENSOR = 10, "never seen as a tensor, freed by its own operator"
     SEEN_BEFORE = 11, "allocated before the recording, role unknown"

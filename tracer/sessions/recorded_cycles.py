@@ -208,7 +208,8 @@ class RecordedCycles:
         alone, history = self._tracer.findings, self.run_history
         if self._findings is None or self._findings[:2] != (alone, history):
             known = self._observed.storages.observations()
-            found = history.joined(without_wrapped(alone) if self.shapes is Shapes.KEPT_WRAPPED else alone, known)
+            found = without_wrapped(alone) if self.shapes is Shapes.KEPT_WRAPPED else alone
+            found = history.joined(found, known, self.at_failure)
             if self._graph_pools and found.device == str(self.device):
                 from tracer.answers.graph_pools import graph_pools
 

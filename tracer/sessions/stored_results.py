@@ -94,4 +94,4 @@ def _findings(run: KeptRun, history: RunHistory) -> RunFindings | None:
         ],
         compiled=run.compiled,
     )
-    return replace(history.joined(findings, run.known), graph_pools=run.graph_pools)
+    return replace(history.joined(findings, run.known, run.at_failure), graph_pools=run.graph_pools)

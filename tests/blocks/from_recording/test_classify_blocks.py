@@ -295,6 +295,12 @@ EXAMPLES: tuple[tuple[Any, ...], ...] = (
         # A teacher's output, in a step that failed.
         ({**TRAINED, "is_without_grad": True, "awaits_backward": True}, Kind.EVALUATION),
     ),
+    # Logits that a variable keeps, and what the loop has made of them.
+    (
+        Evidence.HELD_AS_IT_FAILED,
+        ({**TRAINED, "awaits_backward": True, "is_held_alone": True}, Kind.HELD),
+        ({"awaits_backward": True, "made_with_grad": True, "is_held_alone": True}, Kind.HELD),
+    ),
     (
         Evidence.AWAITS_BACKWARD,
         # What nobody but the graph has, and what went as the exception passed.
@@ -430,6 +436,8 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
         Kind.TEMPORARY,
         Evidence.WITHIN_LOOP,
     ),
+    # What an earlier backward had come to.
+    ({**TRAINED, "freed": Phase.FORWARD, "is_held_alone": True}, Kind.TEMPORARY, Evidence.WITHIN_FORWARD),
     # In a step that failed: a result without a graph, one with a graph of before, and what the loop has made.
     ({"awaits_backward": True}, Kind.HELD, Evidence.OUTSIDE),
     ({"made_with_grad": True}, Kind.HELD, Evidence.OUTSIDE),

@@ -70,6 +70,7 @@ class FailedStep:
 
     position: int  # Of the last event until then in `BlockLifetimes.events`
     phase: Phase  # The loss is FORWARD
+    held_alone: frozenset[int] = frozenset()  # Addresses of what Python had then, and no graph; empty where unknown
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +284,12 @@ class Facts:
         since_call = (self.made_ns > max(called_ns, end_ns[-1])) & (called_ns >= 0)
         awaits = self.failed_in(Phase.BACKWARD) & of_last_pass | self.failed_in(Phase.FORWARD) & since_call
         return np.asarray(awaits, np.bool_)
+
+    @truth
+    def is_held_alone(self) -> PerBlock[Bool]:
+        """In use as a backward failed, when Python had it and no graph: forward's own variables are gone by then."""
+        held = self.failed.held_alone if self.failed is not None else ()
+        return self.failed_in(Phase.BACKWARD) & np.isin(self.lifetimes.address, np.array([*held], np.int64))
 
     @truth
     def is_of_failed_optimizer(self) -> PerBlock[Bool]:

@@ -84,6 +84,7 @@ RULES: tuple[Rule[F], ...] = (
         (AnyOf(F.used_by_backward, F.in_forward), AnyOf(F.used_by_backward, F.freed_in_backward)),
     ),
     Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, (F.in_forward, F.is_without_grad)),
+    Rule(Evidence.HELD_AS_IT_FAILED, Kind.HELD, (F.awaits_backward, F.is_held_alone)),
     # Its step failed before a backward came to it: nothing that happens later can tell that.
     Rule(Evidence.AWAITS_BACKWARD, Kind.ACTIVATION, (F.in_forward, F.awaits_backward)),
     Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, (F.in_forward, F.went_back, Not(F.outlived_backward))),
