@@ -249,10 +249,7 @@ def test_a_missing_number_is_not_zero(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kept", "is_said"), [(20, True), (19, False)])
 def test_what_an_evaluation_keeps_is_said_from_a_fifth_on(kept: int, is_said: bool, tmp_path: Path) -> None:
     (event,) = TestOutOfMemory().explain(tmp_path, asked=2 * MIB, free=0).failures
-    (group,) = event.groups
-    kinds = (("ACTIVATION", kept), ("PARAMETER", 100 - kept))
-    groups = tuple(replace(group, category=kind, bytes=size) for kind, size in kinds)
-    found = in_evaluation(replace(event, groups=groups, requested_bytes=100))
+    found = in_evaluation(replace(event, requested_bytes=100), kept)
     assert found.in_evaluation is is_said
     assert found.advice.endswith(event.advice) and ("torch.no_grad()" in found.advice) is is_said
     assert ("keeps 20 B for a backward pass" in found.advice) is is_said

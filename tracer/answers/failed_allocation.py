@@ -87,8 +87,9 @@ def explain_failure(
     grows |= second is not None and second.grows
     event = last_out_of_memory(device, missing_bytes=second.missing_bytes if second is not None else 0, grows=grows)
     if objects is not None:
-        is_idle = objects.is_evaluating and not Case(device, objects).reaches_backward
-        event = in_evaluation(event) if is_idle else event
+        case = Case(device, objects)
+        is_idle = objects.is_evaluating and not case.reaches_backward
+        event = in_evaluation(event, case.bytes(case.kept_for_backward)) if is_idle else event
         objects = replace(objects, is_evaluating=event.in_evaluation)
     first = first_changes(device, objects=objects, grows=grows)
     return beside_others(with_cause(event, first), device_bytes), first, objects

@@ -306,13 +306,12 @@ class OutOfMemory:
         )
 
 
-def in_evaluation(event: OutOfMemory) -> OutOfMemory:
+def in_evaluation(event: OutOfMemory, kept_bytes: int) -> OutOfMemory:
     """Begin the advice with the bytes that a model in evaluation mode keeps for backward, if they are many.
 
     Without gradients forward keeps nothing: a validation that fails so, or the teacher of a distillation, has no
     `torch.no_grad()` around it.
     """
-    kept_bytes = sum(group.bytes for group in event.groups if group.kind == Kind.ACTIVATION)
     if kept_bytes < _LEAST_KEPT_SHARE * event.requested_bytes:
         return event
     sentence = (

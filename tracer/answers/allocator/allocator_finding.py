@@ -12,6 +12,7 @@ from tracer.allocator.settings import AllocatorSettings, parse_settings, recorde
 from tracer.answers.allocator.modelled import LONG_HISTORY, Modelled, agreement, model_device
 from tracer.answers.allocator.reserved import Reserved, reserved_at_end, reserved_at_peak
 from tracer.answers.out_of_memory import in_evaluation, last_out_of_memory
+from tracer.answers.why.case import Case
 from tracer.answers.why.first_changes import FirstChanges, first_changes
 from tracer.block_sizes import SEGMENT_STEP_BYTES
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
@@ -184,5 +185,7 @@ def _at_failure(device: ReplayedDevice, objects: ObjectsAtFailure | None) -> Obj
     """Facts of a device's failure; its model counts as evaluating only if the evaluation holds much."""
     if objects is None or not len(device.state.trace.where(Action.OOM)):
         return None
-    evaluates = objects.is_evaluating and in_evaluation(last_out_of_memory(device)).in_evaluation
+    case = Case(device, objects)
+    kept_bytes = case.bytes(case.kept_for_backward)
+    evaluates = objects.is_evaluating and in_evaluation(last_out_of_memory(device), kept_bytes).in_evaluation
     return replace(objects, is_evaluating=evaluates)

@@ -362,6 +362,15 @@ class Case:
         return self.in_use[np.isin(self.lives.addr[self.in_use], [*addresses])]
 
     @cached_property
+    def kept_for_backward(self) -> Ints:
+        """Blocks in use that forward made and a graph keeps, as autograd freed such blocks or as its objects say."""
+        is_kept = self.kind[self.in_use] == Kind.ACTIVATION
+        if self.in_graphs is not None:
+            is_kept |= np.isin(self.in_use, self.in_graphs) & ~self.stays[self.in_use]
+        kept: Ints = self.in_use[is_kept]
+        return kept
+
+    @cached_property
     def reaches_backward(self) -> bool:
         """True if a second run showed a backward that reads much of what graphs keep, so that it is no evaluation."""
         if self.followed is None or self.in_graphs is None:

@@ -16,7 +16,6 @@ from tracer.arrays import Bools, Ints
 from tracer.blocks.from_snapshot.phases import FAR
 from tracer.blocks.from_snapshot.sizes import NOTHING
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
-from tracer.blocks.kinds import Kind
 from tracer.snapshot.actions import Action
 from tracer.snapshot.replay import BEFORE
 
@@ -47,8 +46,8 @@ def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
     if case.has_no_graph or case.reaches_backward:
         return
     if case.is_evaluating:
-        rows = case.in_use[case.kind[case.in_use] == Kind.ACTIVATION]
-        rows = rows[(case.lives.begin[rows] > BEFORE) & case.in_model[rows]]
+        rows = case.kept_for_backward[(case.lives.begin > BEFORE)[case.kept_for_backward]]
+        rows = rows[case.in_model[rows]]
     else:
         rows = _kept_for_nothing(case)
     rows = np.setdiff1d(rows, cast_weights(case))  # autocast keeps these without a graph, too

@@ -126,6 +126,11 @@ def _change_of_rows(line: LineResults) -> str:
             f"use each of the {table.shape[0]:,} rows once: loop over them, each with all of its own indices (one "
             "matrix product for each row), or compute with the table first and index the result"
         )
+    if table is not None and line.makes("embedding"):
+        return (
+            f"compute with the table first, such as products with its {table.shape[0]:,} rows, and take of the result "
+            f"what the indices say (gather), or go over {_PARTS} parts of the indices"
+        )
     return (
         "sum them up without making them: a sparse matrix product (torch.sparse.mm), or scatter_add/index_add over "
         f"{_PARTS} parts of the indices; a layer that makes the rows shorter comes first, on the table"

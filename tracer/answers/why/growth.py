@@ -185,6 +185,7 @@ def results_of_calls(case: Case) -> Iterator[Cause]:
     ends = np.full(int(call.max()) + 1, BEFORE)
     np.maximum.at(ends, call[made], lives.begin[made])
     last = int(call[made].max())
+    start = int(lives.begin[made[call[made] == last]].min())
     made = made[(lives.end[made] > ends[call[made]]) & ~np.isin(made, case.in_graphs)]
     of_line = grouped([case.inner_stack[made], lives.requested_bytes[made]], lambda *line: line).of_row
     is_old, is_left = call[made] < last, lives.end[made] > case.entry
@@ -207,7 +208,7 @@ def results_of_calls(case: Case) -> Iterator[Cause]:
         f"blocks again beside them. Among their holders is {largest.path} ({largest.variable}).",
         "let go of what nothing reads any more before the next call (del the variable, or the attribute that a hook "
         "has set), or keep it on the host (.cpu())",
-        lambda modelled: with_earlier_frees(modelled, rows, np.full(len(rows), case.entry)),
+        lambda modelled: with_earlier_frees(modelled, rows, np.full(len(rows), start)),
         case.largest_site(rows),
         names_bytes=case.bytes(rows),
     )

@@ -60,6 +60,8 @@ BINARY: Final = (
     "ge",
     "maximum",
     "minimum",
+    "max",
+    "min",
     "bitwise_and",
     "cdist",
     "outer",
