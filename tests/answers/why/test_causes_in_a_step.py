@@ -154,7 +154,7 @@ def test_a_batch_that_is_longer_than_all_before(frames: list[dict[str, Any]]) ->
     program.fail(60, frames)
     change = first(program)
     assert change.cause == "long batch"
-    assert "blocks at least 2 times as large, 300.00 MiB in 5 blocks" in change.sentence
+    assert "blocks at least 6 times as large, 300.00 MiB in 5 blocks" in change.sentence
     assert change.words.startswith("limit the length (or size) of a sample")
 
 
@@ -287,7 +287,7 @@ def test_a_call_of_the_model_with_more_than_the_training_has() -> None:
     program.fail(240, layer(7, caller=13))
     change = first(program)
     assert change.cause == "long batch"
-    assert change.sentence.startswith("The call of the model at /home/me/train.py:13 is larger than those before")
+    assert change.sentence.startswith("The call at /home/me/train.py:13 is larger than those before")
     assert (
         "with less at once there (a smaller batch, or shorter samples), and put the results together on the host"
         in change.words

@@ -92,7 +92,7 @@ def test_a_broadcast_is_told_where_its_result_is_twice_as_large_as_all_there_was
 ) -> None:
     program = Recorded(capacity=110)
     program.make(size, [line(9)])
-    program.fail(120, [line(1, "<module>", source(tmp_path, "y = x * mask[:, None]"))])
+    program.fail(120, [line(1, "<module>", source(tmp_path, "y = torch.max(x, mask[:, None])"))])
     assert (first(program).cause == "every pair") is is_said
 
 

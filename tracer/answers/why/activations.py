@@ -115,20 +115,22 @@ def long_batch(case: Case) -> Iterator[Cause]:
     asked = case.asked_bytes * asks
     if not len(held) or not case.is_much(held, asked_bytes=asked, percent=_LONG_PERCENT):
         return
-    times = max(int(np.median(lives.requested_bytes[held] / before[held])), _LONGER)
+    growth = lives.requested_bytes[held] / before[held]
+    times = max(int(np.median(growth)), _LONGER)
     fullest = int(held[np.argmax(lives.requested_bytes[held])])
-    called = case.model_call(fullest)
-    of_old = {
-        case.model_call(row) for row in earlier[case.inner_stack[earlier] == case.inner_stack[held[0]]][:1].tolist()
-    }
-    is_other = called is not None and (called not in of_old or not len(steps))
+    old = earlier[case.inner_stack[earlier] == case.inner_stack[fullest]][0]
+    # The outermost line that is not the same in the calls before.
+    ways = zip(*(case.own_lines(int(case.stack[row])) for row in (fullest, old)), strict=False)
+    apart = next((Site(frame.name, frame.file, frame.line) for frame, other in ways if frame != other), None)
+    called = apart or (case.model_call(fullest) if not len(steps) else None)
+    is_other = called is not None
     trains = not is_other or (case.trains_now and not case.is_without_grad(held))
     making = case.followed.making(fullest) if case.followed is not None else None
     number = making.num_rows if making is not None else 0
     yield Cause(
         "long batch",
-        f"{f'The call of the model at {called.file}:{called.line}' if is_other and called else 'This iteration'} is "
-        f"larger than those before: of the same lines it has blocks at least {_LONGER} times as large, "
+        f"{f'The call at {called.file}:{called.line}' if called is not None else 'This iteration'} is "
+        f"larger than those before: of the same lines it has blocks at least {int(growth.min()):,} times as large, "
         f"{case.with_asked(held, asked)}.",
         "call the model with less at once there (a smaller batch, or shorter samples), and "
         + ("backward for each part (gradients add up)" if trains else "put the results together on the host")

@@ -179,12 +179,16 @@ def peaks_behind(
     )
     of_line = {line: share for (line, _), share in shares.items() if line[1]}
     lines = _lines_of(uses)
-    share = np.ones(len(size))
+    share, of_size = np.ones(len(size)), dict[int, float]()
     for at, (row, each) in enumerate(zip(uses.large.making, uses.large.size_bytes, strict=True)):
         share[at] = shares.get((lines[row], each), of_line.get(lines[row], 1.0))
         if row < len(uses.makings) and made[at] >= uses.request:
             left = (of(uses.makings[row], uses.large.read_bytes[at] / each) for of in behind)
             share[at] = min(share[at], *left, 1.0)
+            of_size[each] = max(of_size.get(each, 0.0), share[at])
+    # An operator copies an operand that it cannot read as it lies.
+    for at in np.flatnonzero((made >= uses.request) & (np.array(uses.large.making) == len(uses.makings))).tolist():
+        share[at] = min(share[at], of_size.get(uses.large.size_bytes[at], 1.0))
     times = np.unique(np.append(made, uses.request))
     begin = np.searchsorted(times, made)
     end = np.where(freed > 0, np.searchsorted(times, freed, side="right"), len(times))

@@ -113,7 +113,9 @@ class LineResults:
 
     @property
     def operands_bytes(self) -> int:
-        """Bytes of the operands together; 0 where they are not known."""
+        """Bytes of what the request is made of, or of all that the line names; 0 where they are not known."""
+        if self.making is not None and self.making.inputs and self.making.result.size_bytes == self.asked_bytes:
+            return sum(each.size_bytes for each in self.making.inputs)
         return sum(operand.size_bytes for operand in self.operands)
 
     @property

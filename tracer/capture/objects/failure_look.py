@@ -132,10 +132,15 @@ def _asked_about(sizes: Mapping[int, int]) -> list[int]:
 
 
 def _is_inference(called: nn.Module | None, objects: Sequence[Any]) -> bool:
-    """True if a call of a model in evaluation mode failed, in a program without any optimizer or gradient."""
-    if called is None or called.training or any(isinstance(each, torch.optim.Optimizer) for each in objects):
+    """True if a call of a model in evaluation mode failed, in a program without any optimizer or gradient.
+
+    Where the error left the call before it was made, as in a thread, all modules have to be in that mode.
+    """
+    modules = objects if called is None else [module for _, module in dotted_modules("", called)]
+    models = [each for each in modules if isinstance(each, nn.Module)] if called is None else [called]
+    if any(each.training for each in models) or any(isinstance(each, torch.optim.Optimizer) for each in objects):
         return False
-    parameters = [*called.parameters()]
+    parameters = [tensor for *_, is_parameter, tensor in _own_tensors(modules) if is_parameter]
     return any(each.requires_grad for each in parameters) and all(each.grad is None for each in parameters)
 
 
