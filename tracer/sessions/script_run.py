@@ -22,6 +22,7 @@ from tracer.capture.objects.call_hooks import remove_hooks
 from tracer.capture.objects.live_tensors import FROZEN, looked_for_once
 from tracer.capture.objects.parameter_origins import ParameterOrigins
 from tracer.capture.torch_private import torch_compile
+from tracer.capture.torch_private.torch_history import RAISED
 from tracer.errors import TracerError
 from tracer.sessions.program_writes import WRITES
 from tracer.sessions.script_facts import ScriptFacts
@@ -123,6 +124,7 @@ class ScriptProfile:
         self._looking.callback(torch_compile.on_compile_start(self._compilation_begins))
         GRAPH_CAPTURES.start()
         FROZEN.start()
+        RAISED.start()
         return self
 
     def tell(self) -> tuple[str, ...]:
@@ -162,6 +164,7 @@ class ScriptProfile:
             self._close(error)
             GRAPH_CAPTURES.stop()
             FROZEN.stop()
+            RAISED.stop()
             self.sessions.end_later(kind, error, trace)
 
     def _leave_to_parent(self) -> None:

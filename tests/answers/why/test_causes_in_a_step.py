@@ -56,6 +56,18 @@ def test_the_logits_and_their_copies(failed_in: list[dict[str, Any]], change: st
     assert change in found.order
 
 
+def test_a_loss_that_ignores_tokens_needs_no_logits_of_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("loss = F.cross_entropy(logits, targets, ignore_index=-1)\n")
+    program = Recorded(capacity=380)
+    program.make(10, linear(7))
+    program.make(100, linear(9))
+    loss = [frame("cross_entropy", f"{TORCH}/nn/functional.py", 3), line(1, file=str(tmp_path / "train.py"))]
+    program.make(100, loss)
+    program.fail(200, loss)
+    words = "give the last layer the tokens alone that the loss does not ignore (ignore_index); or compute the loss"
+    assert program.changes()["logits"].words.startswith(words)
+
+
 def test_logits_of_several_calls_that_a_loop_goes_over_row_by_row() -> None:
     """The reference's call is another line's, and of modules with hooks: it is a call, too. 100 and 4 x 25 of 230."""
     program = Recorded()

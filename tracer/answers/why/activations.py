@@ -387,7 +387,10 @@ def _made_of(case: Case, rows: Ints, last: int) -> Ints:
 def _cause(case: Case, rows: Ints, sentence: str, *, has_loss: bool, asks: bool = False) -> Cause:
     forward = rows[~has(case.facts[rows], Fact.ENGINE)]
     trains = case.trains_now or case.last_learning > BEFORE or bool(has(case.facts, Fact.BACKWARD_CALL).any())
-    change = (
+    lines = [own[-1] for stack in {*case.stack[rows].tolist(), case.asked_stack} if (own := case.own_lines(stack))]
+    ignores = has_loss and any("ignore_index" in source_at(frame) for frame in lines)
+    some_alone = "give the last layer the tokens alone that the loss does not ignore (ignore_index); or " * ignores
+    change = some_alone + (
         f"compute the loss, or the log-probabilities, in {_PARTS} parts of the tokens, each recomputed in backward "
         "(torch.utils.checkpoint), or by an operator that never makes the logits whole (a fused linear cross entropy)"
         if has_loss
