@@ -375,7 +375,8 @@ def _second(helping: Sequence[tuple[Cause, FirstChange]], modelled: Modelled, ca
         if change.missing_bytes and change.needed_bytes and change.sentence and other.gives_up < GivesUp.UNKNOWN:
             needed = case.needed_bytes([(each.make(modelled), each.behind) for each in (cause, other)])
             if needed <= case.usable_bytes:
-                return f"With this too it fits, about {format_bytes(needed)} in all. {change.sentence} {change.order}."
+                fits = f"It fits with a second change, about {format_bytes(needed)} in all."
+                return f"{fits} {change.sentence} {change.order}."
     return ""
 
 
