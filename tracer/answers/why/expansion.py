@@ -68,7 +68,7 @@ class Remedy:
     makes: str | Callable[[LineResults], str]  # As a predicate of the line: `makes every pair of rows`
     change: str | Callable[[LineResults], str]
     gives_up: GivesUp = GivesUp.A_LITTLE
-    smaller: int = _PARTS  # By how much less its results take
+    smaller: int | Callable[[LineResults], int] = _PARTS  # By how much less its results take
     goes_on: bool = False  # Whether what is computed of its results is as large as they are, row by row
     in_function: bool = False  # Whether results of its size on other lines of its function are of the same kind
 
@@ -137,6 +137,11 @@ def _change_of_rows(line: LineResults) -> str:
     )
 
 
+def _less_of_rows(line: LineResults) -> int:
+    table = _table_of_copies(line)
+    return _MUCH_SMALLER if table is not None and table.shape[0] <= _FEW_ROWS else _PARTS
+
+
 _FEW_ROWS: Final = 64
 _PRODUCTS: Final = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::matmul")
 
@@ -156,15 +161,16 @@ def _is_broadcast(making: Making) -> bool:
 def _is_every_pair(line: LineResults) -> bool:
     """True if the operator broadcasts; where that is not known, the source does, or the result is as large as that."""
     if line.making is not None:
-        return _is_broadcast(line.making)  # a matrix product may be of a layer
+        return any(map(_is_broadcast, line.before))  # a matrix product may be of a layer
     least = _TWICE if _BROADCASTS.search(line.source) else _WIDEST
     return line.makes(*BINARY) and line.largest_factor >= least
 
 
 def _makes_pairs(line: LineResults) -> str:
-    if line.making is None:
+    making = next(filter(_is_broadcast, line.before), None)
+    if making is None:
         return "makes a value for every pair that two tensors broadcast to"
-    *shapes, result = [f"({', '.join(map(str, each.shape))})" for each in (*line.making.inputs[:2], line.making.result)]
+    *shapes, result = [f"({', '.join(map(str, each.shape))})" for each in (*making.inputs[:2], making.result)]
     return f"makes a value for every pair of two tensors, {' and '.join(shapes)} to {result}"
 
 
@@ -241,7 +247,7 @@ REMEDIES: Final = (
         "repeat after what is computed of them, or compute with one copy after the other",
         goes_on=True,
     ),
-    Remedy("row for each index", _is_row_for_each, _makes_rows, _change_of_rows, goes_on=True),
+    Remedy("row for each index", _is_row_for_each, _makes_rows, _change_of_rows, smaller=_less_of_rows, goes_on=True),
     Remedy(
         "contracted whole",
         lambda line: line.makes("einsum") and _is_of_several(line.source),
@@ -315,15 +321,16 @@ def expansion(case: Case) -> Iterator[Cause]:
         if remedy is JOINED:
             more = f", beside {case.words(line.parts)}{case.lines(line.parts, 1)} in the list"
         rows, change = np.union1d(line.rows, after), _said(remedy.change, line)
+        smaller = remedy.smaller if isinstance(remedy.smaller, int) else remedy.smaller(line)
         yield Cause(
             remedy.name,
             f"{_subject(line)} {_said(remedy.makes, line)}: {_bytes(case, line)}{_from(line)}{more}{_reduced(line)}.",
             change + (_AGAIN if line.is_saved and f"{_PARTS} parts" in change else ""),
-            partial(with_smaller_blocks, rows=rows, divisor=remedy.smaller, with_last_failure=asked > 0),
+            partial(with_smaller_blocks, rows=rows, divisor=smaller, with_last_failure=asked > 0),
             line.site,
             remedy.gives_up,
             names_bytes=much_bytes,
-            behind=partial(_computed, line.making, remedy.smaller) if remedy.goes_on and line.making else None,
+            behind=partial(_computed, line.making, smaller) if remedy.goes_on and line.making else None,
         )
 
 

@@ -68,6 +68,11 @@ class Followed:
             return None
         return self.uses.makings[self.uses.making[place]]
 
+    def alike(self, making: Making) -> tuple[Making, ...]:
+        """Return all that makes results of one shape at one line of the program."""
+        place = making.file, making.line, making.result.shape
+        return tuple(each for each in self.uses.makings if (each.file, each.line, each.result.shape) == place)
+
     def next_use(self, row: int | None) -> NextUse | None:
         """Return the next use of a block, or of what the failed request is for; None where there is none."""
         place = self.place(row)

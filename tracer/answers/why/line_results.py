@@ -104,6 +104,7 @@ class LineResults:
     is_saved: bool  # Whether forward saves most of it for backward
     parts: Ints  # Blocks of the list that its largest result is joined of, where it is
     making: Making | None  # What made its largest result, where a second run showed it
+    before: tuple[Making, ...]  # All that makes results of that shape at the line
     next_use: NextUse | None  # Of that result, likewise
     stands_out: bool  # Whether that is several times as large as any other line's block
 
@@ -174,6 +175,7 @@ def results_of_lines(case: Case) -> Iterator[LineResults]:
     for _, site, mine, rows, asked, stacks in sorted(found, key=lambda of: -of[0]):
         operators = _operators(case, _weighty(case, rows, stacks, asked), site)
         largest, largest_bytes = _largest(case, mine, asked)
+        making = case.followed.making(largest) if case.followed is not None else None
         yield LineResults(
             site=site,
             source=source_at(site),
@@ -185,7 +187,8 @@ def results_of_lines(case: Case) -> Iterator[LineResults]:
             factor=_factor(case, rows, asked),
             is_saved=case.bytes(mine[case.kind[mine] == Kind.ACTIVATION]) * 2 > case.bytes(mine),
             parts=_parts(case, mine, asked) if not operators.isdisjoint(JOINING) else NOTHING,
-            making=case.followed.making(largest) if case.followed is not None else None,
+            making=making,
+            before=case.followed.alike(making) if case.followed is not None and making is not None else (),
             next_use=case.followed.next_use(largest) if case.followed is not None else None,
             stands_out=largest_bytes >= _SEVERAL_TIMES * _largest(case, np.setdiff1d(held, mine), 0)[1],
         )
