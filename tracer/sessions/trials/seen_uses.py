@@ -50,6 +50,7 @@ class SeenUses:
     behind: int = 0  # Allocations when the operator that failed has ended; 0 before
     uses: dict[NextUse, int] = field(default_factory=dict)
     makings: dict[Making, int] = field(default_factory=dict)
+    row_wise: set[int] = field(default_factory=set)  # Of these, those that make each row of rows or elements
     reads: dict[int, list[Read]] = field(default_factory=dict)  # By address
     before: dict[int, dict[tuple[object, int], Read]] = field(default_factory=dict)  # Likewise, before the request
     made: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # By address: allocations, row of `makings`
@@ -195,21 +196,22 @@ def _block(seen: SeenUses, life: _Life, needed: _Needed, backward: set[int], *, 
 
     Args:
         needed: Blocks that were made after it.
-        backward: Rows of `uses` that are of a backward. Of a block that forward has looked at, a derivative needs no
-            more than forward did: what forward's result was read for.
+        backward: Rows of `uses` that are of a backward. Of a block that was made row by row, and that forward has
+            looked at, a derivative needs no more than forward did: what forward's result was read for.
         is_whole: Whether all that reads the block was seen, where it is never freed.
     """
     looks_behind = [read for read in seen.reads.get(life.address, ()) if life.has(read)]
     reads = [read for read in looks_behind if read.count >= seen.behind]
     before = [read for read in seen.before.get(life.address, {}).values() if read.count >= life.number]
     looks = [*before, *looks_behind]
-    looks = [read for read in looks if read.row not in backward] or looks
+    made = next((row for count, row in seen.made.get(life.address, ()) if count >= life.number), len(seen.makings))
+    if made in seen.row_wise:
+        looks = [read for read in looks if read.row not in backward] or looks
     shares = [_share(read, needed) for read in looks]
     parts: dict[object, int] = {}
     for read, (share, _) in zip(looks, shares, strict=True):
         whole = read.part.size_bytes
         parts[read.part.key] = min(parts.get(read.part.key, 0) + math.ceil(whole * share), whole)
-    made = (row for count, row in seen.made.get(life.address, ()) if count >= life.number)
     is_known = is_whole or life.freed is not None or seen.are_steady(reads, before)
     return _Block(
         life,
@@ -217,7 +219,7 @@ def _block(seen: SeenUses, life: _Life, needed: _Needed, backward: set[int], *, 
         is_last=len(reads) == 1,
         read_bytes=min(sum(parts.values()), life.size_bytes) if is_known else life.size_bytes,
         are_rows=all(are_rows for _, are_rows in shares),
-        making=next(made, len(seen.makings)),
+        making=made,
     )
 
 

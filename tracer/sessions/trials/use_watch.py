@@ -160,6 +160,8 @@ class UseWatch:
                 known = (each for each in inputs[:_MOST_INPUTS] if each.layout is torch.strided)
                 making = Making(name, tuple(map(_sized, known)), _sized(result), *_place())
                 row = self._seen.makings.setdefault(making, len(self._seen.makings))
+                if is_by_elements(name) or name in _KEEP_ROWS:
+                    self._seen.row_wise.add(row)
                 self._seen.made.setdefault(address, []).append((count, row))
                 if not self._seen.behind:
                     self._seen.before.pop(address, None)
