@@ -196,8 +196,10 @@ def test_a_job_that_is_sharded_from_outside_takes_what_one_does_that_shards_itse
 def test_trials_are_forks_although_the_script_asks_for_a_gpu_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asks = "import torch\nassert torch.cuda.is_available() and torch.cuda.device_count()\n"
-    (tmp_path / "train.py").write_text(asks + SCRIPT, "utf-8")
+    # What stands between CUDA's beginning, as by a library that is imported, and the first tensor on it is run once.
+    asks = "import os, torch\nassert torch.cuda.is_available() and torch.cuda.get_device_name()\nbefore = os.getpid()\n"
+    is_fork = "assert os.getpid() != before\noptimizer = "
+    (tmp_path / "train.py").write_text(asks + SCRIPT.replace("optimizer = ", is_fork), "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100", "train.py"])
     is_answered = []

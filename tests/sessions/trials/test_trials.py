@@ -97,6 +97,30 @@ def test_an_evaluation_before_the_first_step_is_no_part_of_what_was_built(
 
 
 @pytest.mark.parametrize(
+    ("room_bytes", "num_steps", "is_cut", "is_counted"),
+    [(49, 1, True, False), (50, 3, False, False), (60, 3, False, True)],
+)
+def test_a_script_for_which_there_is_no_room_ends_with_the_step_that_shows_it(
+    room_bytes: int, num_steps: int, is_cut: bool, is_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_trial, "fullest_sizes", lambda: Sizes(50, 50, 60, 0))
+    monkeypatch.setattr(script_trial, "_counted", lambda names: (1,) * len(names))
+
+    def run(profile: ScriptProfile) -> bool:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with profile, suppress(FirstStepsDone):
+            while True:
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+        return True
+
+    found = script_sizes(run, room_bytes=lambda: room_bytes)
+    assert found is not None and (found.num_steps, found.is_cut) == (num_steps, is_cut)
+    assert (found.flops is not None) == is_counted
+
+
+@pytest.mark.parametrize(
     ("in_use", "growth"),
     [
         ([5, 5, 5, 5, 5, 5, 5], 0),

@@ -223,7 +223,7 @@ def _limit_processor(limit_s: int) -> None:
 
     def end(*_: object) -> None:
         with suppress(OSError):
-            os.write(2, f"\nError: It was ended after {limit_s:,} s of a processor.\n".encode())
+            os.write(2, f"\nError: It took more than {limit_s:,} s of a processor.\n".encode())
         os._exit(1)
 
     most_s = int(time.process_time()) + limit_s

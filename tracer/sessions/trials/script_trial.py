@@ -173,10 +173,10 @@ class _FirstSteps:
         is_followed = self._uses is not None and self._uses.step_ended()
         if self.peak is not None:
             return not is_followed
-        is_repeated = self.steps.are_enough()
-        self.is_cut = fullest_sizes().peak_allocated_bytes > self._room_bytes()
-        if not (is_repeated or self.is_cut):
-            return False
+        if not self.steps.are_enough():
+            self.is_cut = fullest_sizes().peak_allocated_bytes > self._room_bytes()
+            if not self.is_cut:
+                return False
         self.peak = fullest_sizes()
         if self.steps.growth_bytes:
             self._at_growth()
