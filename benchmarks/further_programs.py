@@ -565,7 +565,7 @@ def checkpointed_blocks() -> Program:
 
 
 class _Momentum(torch.optim.Optimizer):
-    """By hand: a new tensor in the place of each parameter's."""
+    """Momentum by hand: a new tensor replaces that of each parameter."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -594,7 +594,7 @@ def optimizer_by_hand() -> Program:
 
 
 def out_of_memory_in_backward() -> Program:
-    """In the second step there is less memory than in the first."""
+    """Have less memory in the second step than in the first."""
     calls = iter((_nothing, lambda: (torch.cuda.empty_cache(), _leave(96 << 20))))
     return _of_words_on(lambda: next(calls)() and None, 8, _nothing)
 

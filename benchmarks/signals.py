@@ -216,7 +216,7 @@ def _problem(name: str, signal_name: str, trial: Trial, folder: Path, limit_s: f
 
 
 def _unreadable(folder: Path) -> str:
-    """Which file that is there cannot be read; "" if all can."""
+    """Return the file that cannot be read; "" if all can."""
     try:
         for path in folder.rglob("*.json"):
             json.loads(path.read_text())

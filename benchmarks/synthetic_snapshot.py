@@ -46,7 +46,7 @@ KEEPER = [{"name": "collect_predictions", "filename": "/srv/project/evaluate.py"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """In what a training differs from the usual one.
+    """Differences of a training from the usual one.
 
     Attributes:
         num_layers: Of the model.

@@ -41,7 +41,7 @@ _BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSettings:
-    """What all blocks of one FNO have in common; the meaning of each field is told in `FNO`."""
+    """Settings that all blocks of one FNO share; the meaning of each field is told in `FNO`."""
 
     channels: int
     n_modes: tuple[int, ...]

@@ -83,7 +83,7 @@ class SpectralConv(nn.Module):
 
 
 def _kept_modes(size: Sequence[int], modes: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Where the kept modes are: in the centred spectrum, and in the weight."""
+    """Return the slices of the kept modes: in the centred spectrum, and in the weight."""
     in_spectrum, in_weight = [slice(None)] * 2, [slice(None)] * 2
     for n, m in zip(size[:-1], modes[:-1], strict=True):
         k = min(m, n)

@@ -318,6 +318,26 @@ def test_growth_says_when_memory_ends() -> None:
     assert trial_words(full, 4 * GIB)[2] == "Memory grows: each of the last steps left 512.00 MiB more in use."
 
 
+@pytest.mark.parametrize(
+    ("fits", "growth_bytes", "is_answered", "are_more_tried"),
+    [
+        (True, 512, True, False),  # a list of losses: 2 GiB are left for 4 million steps
+        (True, 128 * MIB, False, False),  # a graph kept in each step
+        (False, 512, False, True),  # 2 GiB are missing, of which the list is 5 KiB
+        (False, 256 * MIB, False, False),
+    ],
+)
+def test_growth_is_what_to_change_where_it_fills_the_card(
+    fits: bool, growth_bytes: int, is_answered: bool, are_more_tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved_bytes = 6 * GIB if fits else 10 * GIB
+    base = FitTrial((), fits, 4 * GIB, reserved_bytes, num_steps=10, growth_bytes=growth_bytes)
+    monkeypatch.setattr(ScriptTrials, "make", lambda trials, changes, arguments: replace(base, apply=tuple(changes)))
+    search = _Search(ScriptTrials(8 * GIB))
+    assert (search.least() is not None) == is_answered
+    assert (len(search.made) > 1) == are_more_tried
+
+
 def test_what_nccl_and_other_ranks_take_is_no_room() -> None:
     tight = FitTrial(("bf16",), True, GIB, 7 * GIB // 2, worst_rank=0, nccl=NcclBuffers(1))
     said = trial_words(tight, 4 * GIB)[0]

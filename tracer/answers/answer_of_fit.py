@@ -83,7 +83,7 @@ def _nothing_fits(report: FitReport) -> str:
         return "The script made no step on the GPU in any trial, so that whether it fits is not known."
     if (base := report.base) is None or any(trial.arguments for trial in report.trials):
         return f"The script fits on {report.device} with none of these values. `fit` without --try tries other changes."
-    if base.growth_bytes:
+    if base.is_filled_by_growth(report.usable_bytes):
         return "No change that needs no edit ends that: the line that keeps memory from step to step has to change."
     if base.built_bytes > report.usable_bytes:
         return (

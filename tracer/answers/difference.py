@@ -326,7 +326,7 @@ Key = tuple[str, Stack]
 
 
 def match_stacks(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
-    """For each kind and stack of the first side, the same code's stack on the second side.
+    """Map each kind and stack of the first side to the same code's stack on the second side.
 
     Equal ones first. Then those with the same functions in other files. Then those whose inner frames are the same, at
     least half of the shorter one, the longest such part first: an outer frame more or less is no change.

@@ -46,12 +46,12 @@ class GpuSum:
 
     @property
     def least_bytes(self) -> int:
-        """With the least that NCCL takes."""
+        """Bytes with the least that NCCL takes."""
         return self.held_bytes + self.nccl.least_bytes
 
     @property
     def most_bytes(self) -> int:
-        """With the most that NCCL takes."""
+        """Bytes with the most that NCCL takes."""
         return self.held_bytes + self.nccl.most_bytes
 
     @property

@@ -107,7 +107,7 @@ class Peak:
 
     @property
     def by_kind(self) -> tuple[Share, ...]:
-        """By kind alone."""
+        """Rows by kind alone."""
         return _shares(self.blocks, lambda kind: Kind(kind).words, self.blocks.kind)
 
     def by_category(self) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import Card
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tracer.answers.findings import RunFindings
     from tracer.answers.run_results import RunResults
     from tracer.capture.objects.later_uses import LaterUses
+
+
+_MOST_STEPS: Final = 1_000_000  # No training has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,11 @@ class FitTrial:
     def not_applicable(self) -> frozenset[str]:
         """Names of changes that could not be made."""
         return frozenset(name for name in self.apply if any(note.startswith(f"{name}:") for note in self.notes))
+
+    def is_filled_by_growth(self, usable_bytes: int) -> bool:
+        """True if growth alone fills the device, by now or within `_MOST_STEPS`; losses in a list do not."""
+        room_bytes = usable_bytes - self.beside_bytes - self.reserved_bytes
+        return self.growth_bytes * (_MOST_STEPS if self.fits else self.num_steps) > abs(room_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,7 @@ NO_MODULE = "(no module)"
 
 
 def moment_words(phase: str | None, step: str = "") -> str:
-    """When a peak was: `in backward of step 3`, `at the start of the recording`; empty where nothing tells."""
+    """Return the moment of a peak: `in backward of step 3`, `at the start of the recording`; empty if not known."""
     if phase and phase.startswith("the "):
         return f"at {phase}"
     words = "the optimizer" if phase == "optimizer" else phase

@@ -106,7 +106,7 @@ class Keys(ColumnTable):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataFlow:
-    """Which operator read, wrote, made and freed which storage. Nodes [N] in time order, edges [X] by node and key."""
+    """Storages that each operator read, wrote, made and freed. Nodes [N] in time order, edges [X] by node and key."""
 
     node_time_ns: PerNode[Int]
     node_backward: PerNode[Bool]

@@ -176,7 +176,8 @@ class _Search:
         from tracer.sessions.trials.searches import least_that_fits
 
         base = self.make()
-        if base.growth_bytes or (not base.fits and base.built_bytes > self.trials.usable_bytes):
+        usable_bytes = self.trials.usable_bytes
+        if base.is_filled_by_growth(usable_bytes) or (not base.fits and base.built_bytes > usable_bytes):
             return None
         if base.fits:
             return base

@@ -31,7 +31,7 @@ def has_changed(diff: PeakDiff) -> bool:
 
 
 def answer_sentences(diff: PeakDiff) -> tuple[str, ...]:
-    """By how much the peak changed, and whether the peaks are in different phases."""
+    """Say by how much the peak changed, and whether the peaks are in different phases."""
     old, new = diff.before, diff.after
     device = old.device if old.device == new.device else f"{old.device} -> {new.device}"
     device = device.replace("device", "Device")

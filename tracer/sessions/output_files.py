@@ -1,4 +1,4 @@
-"""Which files a run leaves behind: the one table of output names, files and writers."""
+"""Files that a run leaves behind: the one table of output names, files and writers."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class ProgramWrites:
                 shutil.copytree(self._folder, place.folder / _BEFORE_STEPS, symlinks=True)
 
     def copy_in_fork(self) -> None:
-        """In a forked child that goes on as a trial of its own: it has its own copy of what was written so far."""
+        """Give a forked child that goes on as a trial its own copy of the files written so far."""
         if self._folder is not None:
             with writes.own_files():
                 folder = self._folder.with_name(f"{self._folder.name}-{os.getpid()}")
@@ -134,7 +134,7 @@ def _free_folder(results: Path | None) -> OwnFolder:
 
 
 def _finish(own: OwnFolder, owner: int, *, is_kept: bool) -> None:
-    """When the process ends: only the program's files are left, or nothing."""
+    """Leave only the program's files, or nothing, when the process ends."""
     if os.getpid() != owner:
         return
     with writes.own_files(), suppress(OSError):

@@ -218,7 +218,7 @@ class Session(ScriptSession):
             self._termination.close()
 
     def _note_mode(self) -> None:
-        """At the end of a step: whether what is trained is in training mode then, as it is in some loops only."""
+        """Note, as a step ends, whether the trained modules are in training mode, as they are in some loops only."""
         if not self._trains_in_training_mode and self._objects is not None:
             self._trains_in_training_mode = any(model.training for model in self._objects.models.values())
 

@@ -147,7 +147,7 @@ class TrainingProfile(ProfileSession):
         return self.results
 
     def __repr__(self) -> str:
-        """At a prompt: the answer in a line."""
+        """Return the answer in a line, for a prompt."""
         if self.results is None:
             return f"<{type(self).__name__}: {some(self.num_steps_done, 'step')} so far>"
         return repr(self.results)

@@ -82,7 +82,7 @@ class WatchedSteps:
 
     @property
     def ends(self) -> StepEnds | None:
-        """When steps ended, by what the allocator had served; None where it does not count."""
+        """Ends of steps, by what the allocator had served; None where it does not count."""
         counters = read_counters(self._device)
         if counters is None:
             return None

@@ -107,7 +107,7 @@ class Stacks:
         return [self.frames[i] for i in self.frame_ids(stack)]
 
     def with_one_of(self, is_wanted: Sequence[bool]) -> Bools:
-        """Which stacks have one of the wanted frames [stacks]; one False where there are no stacks."""
+        """Mark stacks that have one of the wanted frames [stacks]; one False where there are no stacks."""
         found = np.zeros(max(len(self), 1), np.bool_)
         stack_of = np.repeat(np.arange(len(self)), np.diff(self.offset))
         found[stack_of[np.asarray(is_wanted, np.bool_)[self.frame_of]]] = True

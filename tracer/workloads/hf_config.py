@@ -140,7 +140,7 @@ def _config(path: Path, model_args: Sequence[str]) -> Any:
 
 
 def _model(config: Any) -> nn.Module:
-    """By the class that the configuration names, or the one for causal language models."""
+    """Make a model of the class that the configuration names, or of the one for causal language models."""
     transformers = import_module("transformers")
     names = getattr(config, "architectures", None) or ()
     kind = next((class_ for name in names if (class_ := getattr(transformers, name, None)) is not None), None)

@@ -442,6 +442,6 @@ def _row_by_row(case: Case, passing: Ints, of: int) -> Ints:
 
 
 def _is_alike(size: Ints, of: int) -> Bools:
-    """Which sizes are those of copies of the logits."""
+    """Mark the sizes of copies of the logits."""
     is_alike: Bools = np.logical_or.reduce([np.abs(size - times * of) <= 0.01 * of for times in _SIZES])
     return is_alike

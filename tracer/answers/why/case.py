@@ -127,7 +127,7 @@ class Case:
 
     @cached_property
     def _unlabelled(self) -> Ints:
-        """For every stack the first one with the same frames but for our own label on top [stacks]."""
+        """The first stack with the same frames but for our own label on top, for every stack [stacks]."""
         is_ours = [is_label(frame) for frame in self.frames]
         if not any(is_ours):
             return np.arange(len(self.stacks))
@@ -144,7 +144,7 @@ class Case:
 
     @cached_property
     def _inner(self) -> Ints:
-        """For every stack a number of its frames inside of the model that is called; of all, where none is [stacks].
+        """A number of each stack's frames inside of the model that is called; of all frames, where none is [stacks].
 
         Without those of torch's that call a module: others where it has hooks, as while a profiler records.
         """
@@ -193,7 +193,7 @@ class Case:
 
     @cached_property
     def forward(self) -> Ints:
-        """For blocks of backward the stack of their operation of forward, where it is certain; else -1 [lives]."""
+        """The stack of a backward block's operation of forward, where it is certain; else -1 [lives]."""
         return self.device.blocks.forward
 
     @cached_property

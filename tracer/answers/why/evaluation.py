@@ -199,7 +199,7 @@ def _kept_for_nothing(case: Case) -> Ints:
 
 
 def _are_of_a_part(case: Case, call: Ints, rows: Ints) -> Bools:
-    """Which calls are of an autoencoder's decoder or encoder alone, by a library's line [calls]."""
+    """Mark calls of an autoencoder's decoder or encoder alone, by a library's line [calls]."""
     found = np.zeros(len(case.calls[1]), np.bool_)
     if case.is_training:
         return found

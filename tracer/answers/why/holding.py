@@ -1,4 +1,4 @@
-"""Who holds memory, as the program's objects say at a failure: reference cycles, owners that nobody updates or calls.
+"""Holders of memory, as the program's objects say at a failure: reference cycles, owners that nobody updates or calls.
 
 Each needs a look at the objects: of a file alone nothing is said here.
 """

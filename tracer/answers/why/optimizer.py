@@ -200,7 +200,7 @@ def gradients_of_samples(case: Case) -> Iterator[Cause]:
 
 
 def _num_samples(sizes: Ints, weights: Ints) -> int:
-    """By how much most bytes are larger than the weights, of two sizes at least; 0 where by no one number."""
+    """Return the one number by which most bytes are larger than the weights, of two sizes at least; 0 if none."""
     size, count = np.unique(sizes, return_counts=True)
     weight = weights[-_MOST_WEIGHTS:, np.newaxis]
     of_weight, of_size = np.nonzero((size > weight) & (size % weight == 0))

@@ -89,7 +89,7 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
 
 
 def _parts(case: Case) -> dict[_Part, dict[int, int]]:
-    """For each part the stacks inside of it, and for each of these a line of the part; outer ones first."""
+    """Yield each part's stacks, and for each of these a line of the part; outer parts first."""
     parts: dict[_Part, dict[int, int]] = {}
     kept = case.in_use[(case.kind[case.in_use] == Kind.ACTIVATION) & case.in_model[case.in_use]]
     calls = np.unique(case.calls[0][kept])

@@ -215,7 +215,7 @@ def last_events(history: JoinedHistory, lifetimes: BlockLifetimes, entry: int) -
 
 
 def _pending(history: JoinedHistory, rows: Rows, entry: int) -> Bools:
-    """Which blocks the program had freed by then, although another stream still used their memory.
+    """Mark blocks that the program had freed by then, although another stream still used their memory.
 
     The allocator's counter of allocated bytes, which the profiler reports, drops when the program frees.
     """

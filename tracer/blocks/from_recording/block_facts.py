@@ -265,7 +265,7 @@ class Facts:
     # ---- a step that failed ------------------------------------------------------------------------------------------
 
     def failed_in(self, phase: Phase) -> PerBlock[Bool]:
-        """In use as the last step failed in this phase; none where none did."""
+        """Blocks in use as the last step failed in this phase; none where none did."""
         is_there = self.failed is not None and self.failed.phase == phase
         position = self.failed.position if self.failed is not None else NONE
         alive = (self.lifetimes.made_at <= position) & (self.lifetimes.freed_at > position)
@@ -273,7 +273,7 @@ class Facts:
 
     @truth
     def awaits_backward(self) -> PerBlock[Bool]:
-        """In use as a step failed, made for a backward that had not come to it.
+        """Blocks in use as a step failed, made for a backward that had not come to them.
 
         A failed backward is the last pass, and what was made between the one before and it is for it. Where forward or
         the loss failed, what was made since the last call of a model began is for a pass that never came.
@@ -293,7 +293,7 @@ class Facts:
 
     @truth
     def is_of_failed_optimizer(self) -> PerBlock[Bool]:
-        """In use as an optimizer's step failed, made in that step, where its state is known and has it not."""
+        """Blocks in use as an optimizer's step failed, made in that step, that its known state does not have."""
         knows_state = bool((self.role == Role.OPTIMIZER_STATE).any())
         is_last = self.step == self.step.max(initial=NONE)
         return np.asarray(self.failed_in(Phase.OPTIMIZER) & is_last & knows_state, np.bool_)
@@ -488,7 +488,7 @@ class Facts:
         return is_left
 
     def _taken(self) -> dict[int, Counter[int]]:
-        """By pass and number of elements, how many tensors AccumulateGrad took as gradients, without adding them."""
+        """Count, by pass and number of elements, tensors that AccumulateGrad took as gradients without adding them."""
         recording, ops = self.recording, self.recording.ops
         adds = np.zeros(len(ops.name) + 1, np.bool_)
         adds[ops.parent[recording.ops_named(_ADDS.__contains__)]] = True

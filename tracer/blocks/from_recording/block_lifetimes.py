@@ -28,7 +28,7 @@ class AsleepPieces:
         return int(self.size_bytes[self._at(position)].sum())
 
     def have(self, address: Ints, position: int) -> Bools:
-        """Which addresses lie in a piece that is unmapped after the event at this position."""
+        """Mark addresses in a piece that is unmapped after the event at this position."""
         asleep = self._at(position)
         asleep = asleep[np.argsort(self.address[asleep])]
         if not len(asleep):

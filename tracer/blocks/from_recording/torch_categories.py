@@ -1,4 +1,4 @@
-"""Which category torch's data-flow rules give a tensor: the rules of `torch.profiler._memory_profiler`, on columns.
+"""Categories by torch's data-flow rules: those of `torch.profiler._memory_profiler`, on columns.
 
 A storage (key) has versions, counted from 0, one more each time it is written to. A category can be given to an id (a
 group of keys), to a key, or to one version of a key; the id's wins over the key's, the key's over the version's.

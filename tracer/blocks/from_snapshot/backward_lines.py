@@ -1,4 +1,4 @@
-"""Which line of forward each block of backward belongs to, where order, number and sizes leave no choice.
+"""Lines of forward that blocks of backward belong to, where order, number and sizes leave no choice.
 
 Autograd's engine has no Python frames, but evaluates the nodes in the reverse order of the operations of forward. An
 operation that always makes new memory is seen in forward: the operations of a stretch must contain what backward runs,

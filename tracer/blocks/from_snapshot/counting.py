@@ -94,7 +94,7 @@ class BlockFacts(LifeFacts):
         return as_many_as(constructed, self.size, *self.gradients_at_once(kind))
 
     def _is_of_first_maker(self, chosen: Bools) -> Bools:
-        """Which blocks have the maker of the first block of their size: a model is made before its optimizer."""
+        """Mark blocks with the maker of the first block of their size: a model is made before its optimizer."""
         size, maker, begin = self.size, self.constructor, self.begin
         rows = np.flatnonzero(chosen)
         rows = rows[np.argsort(begin[rows], kind="stable")]
@@ -134,7 +134,7 @@ class BlockFacts(LifeFacts):
     takes_buffers_place = truth(lambda f: f._put_by_line(f.buffer_was_set & ~f.freed_by_autograd))
 
     def _put_by_line(self, chosen: Bools) -> Bools:
-        """Which blocks a line put in the place of the chosen ones, and of those in turn."""
+        """Mark blocks that a line put in the place of the chosen ones, and of those in turn."""
         lives, is_new = self.lives, np.zeros(len(self), dtype=np.bool_)
         olds = np.flatnonzero(chosen & ~self.freed_in_step & self.is_freed)
         while len(olds):
@@ -383,7 +383,7 @@ class BlockFacts(LifeFacts):
 
     @truth
     def is_held_of_few(self) -> Bools:
-        """In use at the end, past a backward and a step, where autograd let go of almost all else of its forward.
+        """Blocks in use at the end, past a backward and a step, where autograd freed almost all else of their forward.
 
         That is of eight times as many blocks at least.
         """
@@ -399,7 +399,7 @@ class BlockFacts(LifeFacts):
 
     @truth
     def is_kept_alone(self) -> Bools:
-        """In use where the model has been called again, and all else that its call made was freed before any backward.
+        """Blocks in use after the next call of the model; all else of their call was freed before any backward.
 
         That is eight blocks or more: an output that the program keeps.
         """
@@ -414,7 +414,7 @@ class BlockFacts(LifeFacts):
 
     @truth
     def is_kept_by_forward(self) -> Bools:
-        """In use where modules have made several blocks since, and so is a third of a dozen or more made as early.
+        """Blocks in use after modules made several more, as is a third of a dozen or more made as early.
 
         A compiled forward that a backward is to follow lets go at once of all else, whatever its share. Inference keeps
         the latest alone, and a cache. Where none of several was freed, forward keeps the latest too.

@@ -137,7 +137,7 @@ class DevicePhases:
         return self.backwards if len(self.backwards.start) else self.stackless_runs
 
     def is_of_grad_call(self, entry: Ints) -> Bools:
-        """Which entries are of a backward right behind an entry of `torch.autograd.grad`, which makes its root."""
+        """Mark entries of a backward right behind an entry of `torch.autograd.grad`, which makes its root."""
         is_called = np.append(has(self.of_entry, Fact.GRAD_CALL), False)
         is_of_call = np.zeros(len(entry), dtype=np.bool_)
         for runs in (self.backwards, self.stackless_runs):

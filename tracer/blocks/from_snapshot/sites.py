@@ -1,4 +1,4 @@
-"""Which line of a stack is to blame for an allocation."""
+"""The line of a stack that is responsible for an allocation."""
 
 from __future__ import annotations
 

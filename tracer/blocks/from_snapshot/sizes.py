@@ -47,7 +47,7 @@ def most_at_once(group: Ints, begin: Ints, end: Ints, amount: Ints | None = None
 
 
 def has_size_of(size: Ints, others: Ints) -> Bools:
-    """Which blocks have the size of one of the others."""
+    """Mark blocks that have the size of one of the others."""
     has_size: Bools = np.isin(size, others)
     return has_size
 
@@ -92,7 +92,7 @@ def copies_of(candidates: Ints, of_sizes: Ints, numbers: Ints) -> tuple[int, int
 
 
 def is_one_set(size: Ints, staying: Ints, num_layers: float) -> Bools:
-    """Which blocks have a size that occurs as one model's weights do, without copies as gradients or state.
+    """Mark blocks of sizes that occur as one model's weights do, without copies as gradients or state.
 
     A model has about as many large blocks as it calls layers of one weight. Where no such calls are seen, sizes have to
     say it: copies make every size occur a multiple of times, and sizes that occur once say nothing. One more small

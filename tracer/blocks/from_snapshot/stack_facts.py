@@ -164,7 +164,7 @@ def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
 
 
 def calls_backward(stacks: Stacks, facts: Ints) -> Bools:
-    """Which stacks are of a thread that calls backward, and not in that call [stacks].
+    """Mark stacks of a thread that calls backward, outside of that call [stacks].
 
     Hooks that autograd calls on threads of its own have other outermost frames.
     """
@@ -202,7 +202,7 @@ def layers_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
 
 
 def has(facts: Ints, *wanted: Fact) -> Bools:
-    """Which stacks prove one of these facts."""
+    """Mark stacks that prove one of these facts."""
     has_fact: Bools = (facts & sum(map(int, wanted))) != 0
     return has_fact
 

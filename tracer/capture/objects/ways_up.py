@@ -198,7 +198,7 @@ class _Step:
     cut: int | tuple[int, int] | None
 
     def words(self, cuts: frozenset[Cut]) -> str:
-        """With `[...]` for the key where all that a dictionary has is to be let go of."""
+        """Words of the way, with `[...]` for the key where a dictionary is to be emptied."""
         is_number = self.text.strip("[]").lstrip("-").isdigit()
         return "[...]" if isinstance(self.cut, int) and self.cut in cuts and not is_number else self.text
 

@@ -1,4 +1,4 @@
-"""When torch begins to use CUDA, also in a forked process; what its allocator gives to cuBLAS, and its peaks."""
+"""The begin of torch's use of CUDA, also in a forked process; cuBLAS's workspaces, and the allocator's peaks."""
 
 from __future__ import annotations
 

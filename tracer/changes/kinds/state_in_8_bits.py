@@ -37,7 +37,7 @@ class EightBitLibrary:
         return f"{self.package}.optim.{kind.__name__}8bit"
 
     def lines_for(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-        """To paste; `model` is the program's own."""
+        """Lines to paste; `model` is the program's own."""
         options = optimizer.param_groups[0]
         spelled = f"lr={float(options['lr'])!r}, betas={options['betas']!r}, weight_decay={options['weight_decay']!r}"
         return (

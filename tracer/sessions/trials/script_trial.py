@@ -53,7 +53,7 @@ class StepRequests:
 
     @property
     def growth_bytes(self) -> int:
-        """By how much more each of the last steps left in use; 0 where some left no more, or far more than others."""
+        """Bytes that each of the last steps left in use; 0 where some left none, or far more than others."""
         more = sorted(map(int, np.diff(self._in_use[-_STEPS_OF_GROWTH - 1 :])))
         is_steady = len(more) == _STEPS_OF_GROWTH and 0 < more[-1] <= 2 * more[0]
         return more[len(more) // 2] if is_steady else 0
