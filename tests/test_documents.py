@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
+import os
 import pickle
 import re
 import shlex
@@ -34,8 +36,11 @@ ROOT = Path(main.__file__).parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("torch-timeline ", "uv run main.py", "python main.py", "python -m tracer")
 _BLOCK = re.compile(r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.M | re.S)
+_DUMPS = re.compile(r"\| `(\S+\.pickle)`[^|]*\| `torch-timeline snapshot '?([^`']+)'?` \|")  # written as, read by
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
-_IN_TABLE = re.compile(r"`((?:torch-timeline|uv run main\.py) [^`]+)`")
+_QUOTED = re.compile(
+    r"`((?:torch-timeline|uv|uvx|pip|python|pytest|torchrun|mkdocs) [^`]+|(?:run|predict|fit|check) [^`]*--on [^`]+)`"
+)
 
 
 @dataclass(frozen=True)
@@ -69,17 +74,24 @@ def blocks() -> list[Block]:
     ]
 
 
+@cache
+def quoted() -> list[Block]:
+    """Commands of sentences and tables: those of this program, and the calls of Python, pytest and others."""
+    found = []
+    for path in DOCUMENTS:
+        text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for words in _QUOTED.findall(text) if path.name != "CHANGELOG.md" else ():
+            # Names of formats such as `torch-timeline peak`, and `torch-timeline run` in a sentence, are none.
+            if not re.search(r"(?!\$)\b[A-Z]+\b|^(torch-timeline|accelerate) [a-z-]+( [a-z]+)?$", words):
+                ours = words.startswith(("run ", "predict ", "fit ", "check "))
+                found.append(Block(path.name, "", f"torch-timeline {words}" if ours else words, None))
+    return found
+
+
 def all_commands() -> Iterator[tuple[str, str]]:
-    for block in blocks():
+    for block in (*blocks(), *quoted()):
         if block.language in ("", "bash", "yaml"):
             yield from ((block.document, command) for command in block.commands)
-    for path in DOCUMENTS:
-        if path.name != "CHANGELOG.md":
-            for quoted in _IN_TABLE.findall(path.read_text(encoding="utf-8")):
-                command = command_in(quoted)
-                # Names of formats such as `torch-timeline peak`, and `torch-timeline run` in a sentence, are none.
-                if command and len(command.split()) > 1 and not re.search(r"\b[A-Z]+\b|^[a-z-]+ [a-z]+$", command):
-                    yield path.name, command
 
 
 @cache
@@ -198,6 +210,15 @@ with torch.no_grad():
     for number in range(5):
         model(torch.randn(8, 64))
 """
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 99,
+}
 MODEL = "import torch\ndef build(): return torch.nn.Conv2d(3, 4, 3)\n"
 LOOP = """
 import torch
@@ -242,7 +263,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(recorded: Path, tmp_path: Path) -> Path:
     """Return a folder with the files that the documents name."""
-    (tmp_path / "train.py").write_text(TRAIN)
+    for name in ("train.py", "grpo.py"):
+        (tmp_path / name).write_text(TRAIN)
     (tmp_path / "generate.py").write_text(GENERATE)
     (tmp_path / "file.py").write_text(MODEL)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -250,7 +272,13 @@ def folder(recorded: Path, tmp_path: Path) -> Path:
     ranks = [f"{place}rank{rank}.pkl" for place in ("", "recordings/") for rank in range(3)]
     for name in ("memory_snapshot.pkl", "before.pkl", "after.pkl", *ranks):
         (tmp_path / name).write_bytes(pickle.dumps(out_of_memory()))
-    for name in ("profile_before", "profile_after"):
+    for name, target in _DUMPS.findall((ROOT / "docs/recipes.md").read_text()):
+        place = tmp_path / target.removeprefix("/tmp/")
+        place = place if not place.suffix and "*" not in target else tmp_path
+        place.mkdir(parents=True, exist_ok=True)
+        (place / Path(name).name).write_bytes(pickle.dumps(out_of_memory()))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    for name in ("profile_before", "profile_after", "before", "after"):
         shutil.copytree(recorded / "profile_before", tmp_path / name)
     return tmp_path
 
@@ -259,32 +287,59 @@ SMALL_FNO = ("--data-size", "16", "--n-modes", "4", "--hidden-channels", "8")
 RUNNABLE = [block for block in blocks() if not block.why_not_run]
 
 
-def forms(block: Block) -> set[tuple[str, ...]]:
-    """Its commands without values of options, but for `fit` with values to try: tests/null_gpu/test_fit.py has it."""
-    found = {tuple(re.findall(r"^\w+|--[\w-]+", command.partition(".py")[0])) for command in block.commands}
-    return {form for form in found if form[0] != "fit" or "--try" not in form}
+ELSEWHERE = {
+    # How commands of sentences begin that are not run as they stand there, and the reason.
+    "pip install": "it installs packages",
+    "uv sync": "it installs packages",
+    "uv run pytest": ".ci/run does",
+    "uv run ruff": ".ci/run does",
+    "uv run --group browser python docs/pictures.py": "test_the_picture_has_the_words_of_a_page_of_today",
+    "uv run --group site mkdocs serve": "tests/test_site.py builds it",
+    "mkdocs build": "tests/test_site.py does",
+    "pytest tests/answers/why": "it is a part of the tests",
+    "pytest -m gpu": "it needs a GPU",
+    "python -m tests.document_samples": "it writes; test_a_sample_is_what_its_command_prints makes the same",
+    "python -m ": "test_calls_of_modules_run, benchmarks with --help",
+    "torchrun --nproc-per-node 8 -m tracer run train.py": "test_torchrun_starts_ranks_that_are_explained, two",
+    "torch-timeline predict --on rtx-4090 --json vllm ": "it takes vLLM",
+    "torch-timeline run --on h100 vllm ": "it takes vLLM",
+    "torch-timeline run --inference --on h100 -m sglang": "it takes SGLang",
+}
 
 
-def with_own_commands() -> list[Block]:
-    """Blocks of commands, without those that say nothing that another does not: each takes up to a minute."""
+def to_run() -> list[Block]:
+    """Blocks of commands, and commands of sentences and tables, each command once."""
     chosen: list[Block] = []
-    commands = [block for block in RUNNABLE if block.language in ("", "bash")]
-    for block in sorted(commands, key=lambda block: -len(block.commands)):
-        if not forms(block) <= {form for other in chosen for form in forms(other)}:
+    ours = [block for block in (*RUNNABLE, *quoted()) if block.language in ("", "bash") and block.commands]
+    for block in sorted(ours, key=lambda block: -len(block.commands)):
+        if not block.text.startswith(tuple(ELSEWHERE)) and not set(block.commands) <= commands_of(chosen):
             chosen.append(block)
     return chosen
+
+
+def commands_of(some: list[Block]) -> set[str]:
+    return {command for block in some for command in block.commands}
+
+
+def test_each_quoted_command_runs_or_says_why_not() -> None:
+    ran = commands_of(to_run())
+    left = {block.text for block in quoted() if not block.commands or not set(block.commands) <= ran}
+    assert {text for text in left if not text.startswith(tuple(ELSEWHERE))} == set()
+    assert [start for start in ELSEWHERE if not any(text.startswith(start) for text in left)] == []
 
 
 @pytest.mark.slow
 @needs_null_gpu
 @pytest.mark.parametrize(
-    "block", [pytest.param(block, id=f"{block.document}: {block.commands[0]}") for block in with_own_commands()]
+    "block", [pytest.param(block, id=f"{block.document}: {block.commands[0]}") for block in to_run()]
 )
 def test_commands_run(block: Block, folder: Path) -> None:
     """Run the commands of a block one after the other."""
     for command in block.commands:
-        words = shlex.split(command, comments=True)
-        if words[0].startswith("--") and "--model" not in words:
+        words = [word.removeprefix("/tmp/") for word in shlex.split(command, comments=True)]
+        if "--hf-config" in words:
+            pytest.importorskip("transformers")
+        if not words or (words[0].startswith("--") and "--model" not in words):
             words += SMALL_FNO
         if "check" in words and "--update" not in words and not (folder / "peaks.json").exists():
             run_here(str(ROOT / "main.py"), *words[:4], "--update", folder=folder)
@@ -293,6 +348,25 @@ def test_commands_run(block: Block, folder: Path) -> None:
         allowed = (0, 3) if "--gpu-memory" in words else (0,)
         assert done.returncode in allowed, (command, done.stderr[-2000:])
         assert done.stdout or done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text", sorted({b.text for b in quoted() if re.match(r"python -m (benchmarks|tests.rule)", b.text)})
+)
+def test_calls_of_modules_run(text: str) -> None:
+    """Benchmarks take minutes, or a GPU: their help."""
+    done = run_here(*text.split()[1:], "--help", folder=ROOT)
+    assert done.returncode == 0 and done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_ranks_that_are_explained(folder: Path) -> None:
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tracer", "run", "train.py")
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = run_python(*words, folder=folder, variables=variables)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert {path.parent.name for path in folder.glob("profiler_outputs/*/peak.json")} == {"rank0", "rank1"}
 
 
 @pytest.mark.slow
