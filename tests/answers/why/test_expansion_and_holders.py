@@ -86,13 +86,20 @@ def test_an_operator_of_cpp_decides_where_a_line_calls_several(tmp_path: Path) -
     assert first(program).cause == "copies of rows"
 
 
-@pytest.mark.parametrize(("size", "is_said"), [(90, False), (30, True)])
+@pytest.mark.parametrize(
+    ("size", "text", "is_said"),
+    [
+        (90, "y = torch.max(x, mask[:, None])", False),
+        (30, "y = torch.max(x, mask[:, None])", True),
+        (10, "y = torch.randn(2 * rows, width)", False),  # numbers
+    ],
+)
 def test_a_broadcast_is_told_where_its_result_is_twice_as_large_as_all_there_was(
-    size: int, is_said: bool, tmp_path: Path
+    size: int, text: str, is_said: bool, tmp_path: Path
 ) -> None:
     program = Recorded(capacity=110)
     program.make(size, [line(9)])
-    program.fail(120, [line(1, "<module>", source(tmp_path, "y = torch.max(x, mask[:, None])"))])
+    program.fail(120, [line(1, "<module>", source(tmp_path, text))])
     assert (first(program).cause == "every pair") is is_said
 
 

@@ -22,7 +22,6 @@ from tracer.answers.why.line_results import (
     CAST,
     CASTS,
     COPIED,
-    CREATED,
     DECOMPOSED,
     DENSE,
     EXPONENTS,
@@ -34,7 +33,7 @@ from tracer.answers.why.line_results import (
     LineResults,
     results_of_lines,
 )
-from tracer.answers.why.source import calls_on, source_at
+from tracer.answers.why.source import CREATED, calls_on, source_at
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import torch_file
 from tracer.blocks.from_snapshot.sites import Site

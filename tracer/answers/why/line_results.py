@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from tracer.answers.why.case import Case
-from tracer.answers.why.source import calls_on, source_at
+from tracer.answers.why.source import CREATED, calls_on, source_at
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import is_python, is_users, torch_file
 from tracer.blocks.from_snapshot.sites import Site
@@ -66,7 +66,6 @@ BINARY: Final = (
     "cdist",
     "outer",
 )
-CREATED: Final = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_empty", "new_full", "new_ones")
 _OF_FUNCTIONS: Final = ("nn/functional.py", "functional.py", "_tensor.py", "nn/utils/rnn.py")
 _NAMES: Final = frozenset(
     {

@@ -20,6 +20,7 @@ _MOST_SOURCE_BYTES: Final = 4 << 20
 _LEARNING: Final = ("backward", "manual_backward", "grad")
 """Names of calls that compute gradients: of a tensor, an engine, an accelerator; `torch.autograd.grad`."""
 _WITHOUT_GRAD: Final = ("no_grad", "inference_mode")
+CREATED: Final = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_empty", "new_full", "new_ones")
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -48,8 +49,11 @@ def calls_on(site: Site) -> frozenset[str]:
     if (tree := _tree_of(site.file)) is None:
         return frozenset()
     line, names = site.line or 0, set[str]()
+    of_sizes = {part for call in ast.walk(tree) for part in _sizes_of_created(call)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.expr) or not node.lineno <= line <= (node.end_lineno or node.lineno):
+            continue
+        if node in of_sizes:
             continue
         if isinstance(node, ast.Call):
             names.add(node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""))
@@ -62,6 +66,14 @@ def calls_on(site: Site) -> frozenset[str]:
         elif isinstance(node, ast.Attribute) and dotted_name(node) == f"torch.{node.attr}":
             names.add(node.attr)
     return frozenset(names - {""})
+
+
+def _sizes_of_created(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the arguments of a call that makes a tensor, with their parts: numbers, as `n * 2` of `zeros(n * 2)`."""
+    function = node.func if isinstance(node, ast.Call) else None
+    if isinstance(node, ast.Call) and isinstance(function, ast.Attribute) and function.attr in CREATED:
+        for argument in (*node.args, *node.keywords):
+            yield from ast.walk(argument)
 
 
 _NARROW: Final = ("half", "bfloat16", "float16", "float8_e4m3fn", "int8")
