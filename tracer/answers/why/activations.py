@@ -12,6 +12,7 @@ import numpy as np
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.answers.rows import BY_LINE, group_rows
 from tracer.answers.why.case import Case, Cause, GivesUp
+from tracer.answers.why.followed import Behind
 from tracer.answers.why.source import class_around, source_at
 from tracer.arrays import Bools, Ints, at, grouped
 from tracer.blocks.from_snapshot.frames import is_python, torch_file
@@ -360,6 +361,17 @@ def logits(case: Case) -> Iterator[Cause]:
         f"gradients, fill {case.with_asked(held, asked, 3)}.",
         has_loss=has_loss,
         asks=asks,
+        behind=_in_parts_behind(case, last),
+    )
+
+
+def _in_parts_behind(case: Case, last: int | None) -> Behind | None:
+    """Share of later blocks that have a value for each logit; None where the operator of these was not seen."""
+    if last is None or case.followed is None or (made := case.followed.making(last)) is None:
+        return None
+    words, least_bytes = made.result.shape[-1:], made.result.size_bytes // _TIMES
+    return lambda making, _: (
+        1 / _PARTS if making.result.shape[-1:] == words and making.result.size_bytes >= least_bytes else 1.0
     )
 
 
@@ -384,7 +396,9 @@ def _made_of(case: Case, rows: Ints, last: int) -> Ints:
     return mine
 
 
-def _cause(case: Case, rows: Ints, sentence: str, *, has_loss: bool, asks: bool = False) -> Cause:
+def _cause(
+    case: Case, rows: Ints, sentence: str, *, has_loss: bool, asks: bool = False, behind: Behind | None = None
+) -> Cause:
     forward = rows[~has(case.facts[rows], Fact.ENGINE)]
     trains = case.trains_now or case.last_learning > BEFORE or bool(has(case.facts, Fact.BACKWARD_CALL).any())
     lines = [own[-1] for stack in {*case.stack[rows].tolist(), case.asked_stack} if (own := case.own_lines(stack))]
@@ -406,6 +420,7 @@ def _cause(case: Case, rows: Ints, sentence: str, *, has_loss: bool, asks: bool 
         lambda modelled: with_smaller_blocks(modelled, rows, _PARTS, with_last_failure=asks),
         case.largest_site(forward),
         GivesUp.A_LITTLE,
+        behind=behind,
     )
 
 
