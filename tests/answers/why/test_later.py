@@ -373,3 +373,15 @@ def test_a_product_of_matrices_is_no_broadcast(operator: str, is_told: bool) -> 
     making = Making(operator, given, Sized((4096, 4096), "float32", 80 * _MIB))
     objects = following(second_run((40, 0), (80, 0)), distance=(1, 0), makings=(making,), making=(1, 0))
     assert ("every pair" in program.changes(objects)) == is_told
+
+
+def test_what_expanded_tensors_are_combined_to_is_every_pair() -> None:
+    """Each operand has the result's shape, and a hundredth of its bytes."""
+    program = Recorded(capacity=100)
+    program.make(20, [line(2)])
+    program.fail(200, [line(4)])
+    given = Sized((1024, 51200), "float32", 2 * _MIB)
+    known = Making("aten::sub", (given, given), Sized((1024, 51200), "float32", 200 * _MIB), "/home/me/train.py", 4)
+    objects = following(second_run((20, 0), (200, 0)), distance=(1, 0), making=(1, 0), makings=(known,))
+    sentence = program.changes(objects)["every pair"].sentence
+    assert "for every pair of two tensors, 2.00 MiB and 2.00 MiB to (1024, 51200)" in sentence

@@ -292,6 +292,12 @@ class Case:
         is_all = self.is_share(np.intersect1d(known, self.at_addresses(holder.addresses)), of=known, percent=90)
         return f"{holder.path} ({holder.variable}){'' if is_all else ' and others'}"
 
+    def one_of_holders(self, rows: Ints) -> str:
+        """The variable that holds most of some blocks, though others may hold more; empty if none is known."""
+        named = [holder for holder in self.holders if holder.variable and self.is_any(rows, holder.addresses)]
+        sizes = [self.bytes(np.intersect1d(rows, self.at_addresses(holder.addresses))) for holder in named]
+        return f"{(largest := named[int(np.argmax(sizes))]).path} ({largest.variable})" if named else ""
+
     @property
     def missing_bytes(self) -> int:
         """Bytes that the program needs beyond those that there are, as a second run showed; 0 where not known."""

@@ -154,7 +154,8 @@ def _is_broadcast(making: Making) -> bool:
         is_by_elements = len(shapes) > 1 and np.broadcast_shapes(*shapes) == making.result.shape
     except ValueError:
         return False
-    return is_by_elements and _elements(making.result) >= _TWICE * max(map(math.prod, shapes))
+    own = max(each.size_bytes * 8 / _BITS[each.dtype] for each in making.inputs)  # of an expanded tensor each once
+    return is_by_elements and _elements(making.result) >= _TWICE * own
 
 
 def _is_every_pair(line: LineResults) -> bool:
@@ -169,8 +170,12 @@ def _makes_pairs(line: LineResults) -> str:
     making = next(filter(_is_broadcast, line.before), None)
     if making is None:
         return "makes a value for every pair that two tensors broadcast to"
-    *shapes, result = [f"({', '.join(map(str, each.shape))})" for each in (*making.inputs[:2], making.result)]
-    return f"makes a value for every pair of two tensors, {' and '.join(shapes)} to {result}"
+    words = [f"({', '.join(map(str, each.shape))})" for each in (*making.inputs[:2], making.result)]
+    given = (
+        format_bytes(each.size_bytes) if each.shape == making.result.shape else shape
+        for each, shape in zip(making.inputs[:2], words, strict=False)
+    )
+    return f"makes a value for every pair of two tensors, {' and '.join(given)} to {words[-1]}"
 
 
 def _is_of_several(source: str) -> bool:

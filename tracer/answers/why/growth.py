@@ -198,14 +198,13 @@ def results_of_calls(case: Case) -> Iterator[Cause]:
     rows = made[is_old & is_left & ((anew >= _LEAST_ANEW) & are_all_left)[of_line]]
     if case.is_much(rows, percent=_CALLS_PERCENT) and (grown := _most_grown(case)) is not None:
         rows = rows[~np.isin(case.stack[rows], case.stack[grown.rows])]
-    named = [holder for holder in case.holders if holder.variable and case.is_any(rows, holder.addresses)]
-    if not named or not case.is_much(rows, percent=_CALLS_PERCENT) or case.are_used(rows):
+    holder = case.one_of_holders(rows)
+    if not holder or not case.is_much(rows, percent=_CALLS_PERCENT) or case.are_used(rows):
         return
-    largest = max(named, key=lambda holder: case.bytes(case.at_addresses(holder.addresses)))
     yield Cause(
         "results of earlier calls",
         f"{case.words(rows)}{case.lines(rows)} are of earlier calls, and no graph keeps them; this call makes such "
-        f"blocks again beside them. Among their holders is {largest.path} ({largest.variable}).",
+        f"blocks again beside them. Among their holders is {holder}.",
         "let go of what nothing reads any more before the next call (del the variable, or the attribute that a hook "
         "has set), or keep it on the host (.cpu())",
         lambda modelled: with_earlier_frees(modelled, rows, np.full(len(rows), start)),

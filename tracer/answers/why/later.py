@@ -79,7 +79,7 @@ def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
 
 
 def _unread(case: Case, rows: Ints, what: str, horizon: str, change: str, price: GivesUp) -> Cause:
-    holder = case.holder_words(rows)
+    holder = case.holder_words(rows) or (f"{of} and others" if (of := case.one_of_holders(rows)) else "")
     return Cause(
         "not read again",
         f"Nothing reads {case.words(rows)}{what}{case.lines(rows)} {horizon}{f'; held by {holder}' if holder else ''}.",
