@@ -176,6 +176,7 @@ def test_the_peak_is_without_what_the_profiler_would_keep(tmp_path: Path, schedu
     findings = session.findings
     assert findings.worst.peak.counted.counter_bytes < 9 * ACTIVATION_BYTES
     assert findings.worst.peak.unexplained_bytes == 0
+    assert findings.growth is None
     assert [note for note in session.notes if "torch.func" in note]
     of_kind = {"ACTIVATION": 0, "INPUT": 0}
     for row in findings.worst.peak.rows:
@@ -189,6 +190,7 @@ def test_where_it_is_kept_nothing_that_follows_is_said(tmp_path: Path) -> None:
     """The recording ends before the first transform is seen."""
     session = train_functionally(tmp_path, Schedule(0, 0, 3, 1))
     assert session.findings.worst.peak.counted.counter_bytes > 12 * ACTIVATION_BYTES
+    assert session.findings.growth is None
     (note,) = (note for note in session.notes if "torch.func" in note)
     assert "its peak is larger" in note
 

@@ -17,6 +17,7 @@ from tracer.answers.caveats import (
     compiled_sentences,
     counted,
     graph_sentences,
+    growth_sentences,
     left_out,
     not_recorded,
     unseen,
@@ -39,7 +40,7 @@ def answer_of_findings(findings: RunFindings, caveat: str = "") -> Answer:
     """Return the answer on a device of a run from its recorded steps alone."""
     peak = findings.worst.peak
     return Answer(
-        happened=(headline(findings),),
+        happened=(headline(findings), *growth_sentences(findings.growth)),
         remarks=tuple(finding_sentences(findings)),
         in_use=in_use_tables(peak) if peak.rows else (),
         sections=tuple(peak_sections(findings)),

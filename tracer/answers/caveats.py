@@ -1,13 +1,16 @@
-"""Sentences on what a recording does not show, and what torch.compile made: the same on screen and page."""
+"""Sentences on what a recording does not show, what grows and what torch.compile made: the same on screen and page."""
 
 from __future__ import annotations
 
 from tracer.answers.findings import RunFindings
+from tracer.answers.growth import Growth
 from tracer.answers.peak import Peak
 from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
 from tracer.units import format_bytes, some
+
+_NUM_PLACES = 3
 
 
 def unseen(recording: Recording, lifetimes: BlockLifetimes) -> tuple[str, ...]:
@@ -100,6 +103,26 @@ def not_recorded(peak: Peak) -> str | None:
     return (
         f"The profiler does not record other threads, and {names} called the model: {format_bytes(unseen)} of the peak "
         "were seen in use and not being made, and have no module and no line; what else those threads held is missing."
+    )
+
+
+def growth_sentences(growth: Growth | None) -> tuple[str, ...]:
+    """Sentences on how much memory grows, and the lines that make what stays."""
+    if growth is None:
+        return ()
+    shown, rest = growth.places[:_NUM_PLACES], growth.places[_NUM_PLACES:]
+    parts = []
+    for growing in shown:
+        place = growing.place
+        where = f"at {place.file}:{place.line}" if place.file else "at no line of yours"
+        size, operator = format_bytes(growing.bytes_per_step), place.op or "no operator"
+        parts.append(f"{size} ({growing.kind.words}) by {operator} {where}")
+    if rest:
+        rest_bytes = sum(place.bytes_per_step for place in rest)
+        parts.append(f"{format_bytes(rest_bytes)} from {some(len(rest), 'more place')}")
+    origins = f" {'; '.join(parts)}." if parts else " it is not known from where."
+    return (
+        f"Memory grows by {format_bytes(growth.bytes_per_step)} a step, still in use after the next step:{origins}",
     )
 
 

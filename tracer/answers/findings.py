@@ -17,6 +17,7 @@ from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode
 
 if TYPE_CHECKING:
     from tracer.answers.allocator.allocator_finding import AllocatorFinding
+    from tracer.answers.growth import Growth
     from tracer.answers.operators.invocations import OpInstances
     from tracer.answers.operators.run_times import RunTimeRow
     from tracer.answers.out_of_memory import OutOfMemory
@@ -77,6 +78,7 @@ class Findings(Generic[Source]):
 
     parts: tuple[DeviceFindings[Source], ...]  # Of a run its cycles in order, one or more; of a file its devices
     # Of a run:
+    growth: Growth | None = None  # What stays from step to step, or None
     # The most that the allocator of each other accelerator had handed out, by name, largest first.
     other_devices: Mapping[str, int] = field(default_factory=dict)
     compiled: CompiledCode = NOTHING_COMPILED

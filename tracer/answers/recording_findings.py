@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracer.answers.findings import CycleFindings, DeviceFindings, Findings, RunFindings
+from tracer.answers.growth import find_growth, find_survivors
 from tracer.answers.peak import peak_of_cycle, peak_position
 from tracer.blocks.from_recording.allocator_count import default_device, most_held_bytes
 from tracer.blocks.from_recording.attribution import Attribution, attribute
@@ -154,6 +155,7 @@ def combine_cycles(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = 
     device = cycles[0].peak.device
     return Findings(
         tuple(cycles),
+        growth=find_growth([find_survivors(cycle.source) for cycle in cycles]),
         other_devices={name: size for name, size in bytes_by_device.items() if name != device and size},
         compiled=compiled,
     )
@@ -162,10 +164,12 @@ def combine_cycles(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = 
 def without_wrapped(findings: RunFindings) -> RunFindings:
     """Return the findings without cycles in which the profiler kept tensors alive that torch.func wraps.
 
-    Only the cycles that recorded no uses of tensors count, if there are some.
+    Only the cycles that recorded no uses of tensors count. If there are none, the findings have no growth.
     """
     cycles = [cycle for cycle in findings.parts if not cycle.source.recording.flow.has_uses]
-    return combine_cycles(cycles, compiled=findings.compiled) if cycles else findings
+    if cycles:
+        return combine_cycles(cycles, compiled=findings.compiled)
+    return replace(findings, growth=None)
 
 
 def with_allocator_history(

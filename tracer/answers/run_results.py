@@ -13,7 +13,7 @@ from tracer.answers.answer import Answer, cause_and_change, failure_words
 from tracer.answers.answer_of_findings import finding_sentences, headline, peak_sections
 from tracer.answers.answer_tables import blocks_table, in_use_tables, parts_tables, timings_table
 from tracer.answers.beside_torch import BesideTorch, beside_section, beside_sentences, beside_torch
-from tracer.answers.caveats import share_sentence
+from tracer.answers.caveats import growth_sentences, share_sentence
 from tracer.answers.failure import Failure
 from tracer.answers.findings import RunFindings
 from tracer.answers.history_sections import failure_section, first_changes_sections, host_sections
@@ -162,6 +162,7 @@ def _happened(results: RunResults) -> Iterator[str]:
         yield headline(findings, of="" if failed is None else " of the recorded steps")
     if findings is not None and failed is None:
         yield from share_sentence(findings.worst.peak, results.origin.device_bytes)
+        yield from growth_sentences(findings.growth)
 
 
 def _remarks(results: RunResults) -> Iterator[str]:
