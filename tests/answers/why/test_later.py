@@ -381,6 +381,9 @@ def test_what_expanded_tensors_are_combined_to_is_every_pair() -> None:
     program.make(20, [line(2)])
     program.fail(200, [line(4)])
     given = Sized((1024, 51200), "float32", 2 * _MIB)
+    made_whole = Making("aten::empty", (), Sized((1024, 51200), "float32", 200 * _MIB), "/home/me/train.py", 4)
+    objects = following(second_run((20, 0), (200, 0)), distance=(1, 0), making=(1, 0), makings=(made_whole,))
+    assert "every pair" not in program.changes(objects)
     known = Making("aten::sub", (given, given), Sized((1024, 51200), "float32", 200 * _MIB), "/home/me/train.py", 4)
     objects = following(second_run((20, 0), (200, 0)), distance=(1, 0), making=(1, 0), makings=(known,))
     sentence = program.changes(objects)["every pair"].sentence

@@ -154,7 +154,8 @@ def _is_broadcast(making: Making) -> bool:
         is_by_elements = len(shapes) > 1 and np.broadcast_shapes(*shapes) == making.result.shape
     except ValueError:
         return False
-    own = max(each.size_bytes * 8 / _BITS[each.dtype] for each in making.inputs)  # of an expanded tensor each once
+    # Of an expanded tensor each element once.
+    own = max((each.size_bytes * 8 / _BITS[each.dtype] for each in making.inputs), default=0)
     return is_by_elements and _elements(making.result) >= _TWICE * own
 
 
