@@ -218,6 +218,7 @@ LLAMA = {
     "num_attention_heads": 4,
     "num_hidden_layers": 2,
     "vocab_size": 99,
+    "max_position_embeddings": 4096,
 }
 MODEL = "import torch\ndef build(): return torch.nn.Conv2d(3, 4, 3)\n"
 LOOP = """
