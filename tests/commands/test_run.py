@@ -248,6 +248,14 @@ def test_a_script_that_ends_at_once_is_explained(tmp_path: Path) -> None:
     assert peak(tmp_path)["peak_bytes"] > 0
 
 
+def test_a_program_that_a_script_puts_in_its_place_runs_behind_the_answer(tmp_path: Path) -> None:
+    other = "import os; os.execv(sys.executable, [sys.executable, '-c', 'print(7 * 6)'])"
+    done = run(tmp_path, script(tmp_path, SHORT_TRAIN + other))
+    assert done.returncode == 0, done.stderr
+    assert "Note: The script has put another program in its place. To explain that one, give it: " in done.stderr
+    assert "Peak: " in done.stdout and done.stdout.endswith("42\n")
+
+
 def test_frames_that_are_hidden_are_not_in_a_traceback() -> None:
     """As those behind the null GPU's operators; what started the script is not there either."""
     script, hidden = {"__name__": "__main__"}, {"__name__": "hidden", "__tracebackhide__": True}

@@ -1,8 +1,9 @@
-"""A script that ends its process without Python's own ending, by `os._exit`."""
+"""A script that ends its process without Python's own ending, by `os._exit`, or puts another program in its place."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -10,37 +11,50 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
+from tracer.exporters.screen.console import Console
 from tracer.sessions.script_run import ScriptProfile
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
-_PACKAGE: Final = __name__.partition(".")[0]  # forks of a trial end by this function
+_EXIT: Final = "_exit"
+_ENDS: Final = (_EXIT, "execv", "execve")  # Python's other functions of these kinds call them
+_PACKAGE: Final = __name__.partition(".")[0]  # forks of a trial end by these functions
 
 
 class EndedAtOnce(SystemExit):
     """Raised in the place of the function, so that what is recorded is told; `end` then ends the process."""
 
     def __init__(self, status: int, end: Callable[[], object]) -> None:
-        """Keep what ends the process with this status."""
+        """Keep what ends the process with this status, or replaces it."""
         super().__init__(status)
         self.end = end
 
 
 @contextmanager
-def ends_noticed(profile: ScriptProfile) -> Iterator[None]:
-    """Within the block `os._exit` raises `EndedAtOnce` in the main thread."""
-    own: Any = os._exit
+def ends_noticed(profile: ScriptProfile, console: Console) -> Iterator[None]:
+    """Within the block these functions raise `EndedAtOnce` in the main thread; that a program is replaced is said."""
+    functions: dict[str, Any] = {name: getattr(os, name) for name in _ENDS}
 
-    def _exit(status: int) -> Any:
+    def put_back() -> None:
+        for name, own in functions.items():
+            setattr(os, name, own)
+
+    def end(name: str, *arguments: Any) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or profile.is_in_child or caller == _PACKAGE:
-            own(status)
-        os._exit = own
-        raise EndedAtOnce(status, partial(own, status))
+            return functions[name](*arguments)
+        put_back()
+        if name != _EXIT:
+            command = shlex.join(os.fsdecode(word) for word in arguments[1])
+            console.say(
+                f"Note: The script has put another program in its place. To explain that one, give it: {command}"
+            )
+        raise EndedAtOnce(arguments[0] if name == _EXIT else 0, partial(functions[name], *arguments))
 
-    os._exit = _exit
+    for name in functions:
+        setattr(os, name, partial(end, name))
     try:
         yield
     finally:
-        os._exit = own
+        put_back()

@@ -147,7 +147,7 @@ def run_script(
     has_begun = False
     with _pythons_hook(), ExitStack() as ended:
         try:
-            with profile, _as_main(script), ends_noticed(profile), _told_of_end(profile.script_ended, script):
+            with profile, _as_main(script), ends_noticed(profile, console), _told_of_end(profile.script_ended, script):
                 has_begun = True
                 try:
                     if script.is_module:
