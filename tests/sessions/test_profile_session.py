@@ -436,7 +436,9 @@ def test_what_we_look_at_in_a_recorded_step_is_hardly_in_the_recording() -> None
 
 
 def test_notes_are_the_same_whoever_asked_for_findings_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunHistory, "joined", lambda _, findings, known: replace(findings, other_devices={"cuda:1": 5}))
+    monkeypatch.setattr(
+        RunHistory, "joined", lambda _, findings, *known: replace(findings, other_devices={"cuda:1": 5})
+    )
     workload = Pieces()
     with ProfileSession(workload.model, workload.optimizer, schedule=SHORT) as session:
         for _ in range(SHORT.num_steps):

@@ -483,7 +483,6 @@ def test_what_backward_computes_again_has_the_lines_of_its_blocks(one: dict[str,
     assert one["again"]
     if one["name"] == "checkpointed_eager":  # Inductor fuses some of it into what is backward's
         assert {first, second} <= set(one["again"])
-    assert any(sentence.startswith("Compiled backward computes ") for sentence in one["sentences"])
 
 
 @pytest.mark.slow

@@ -343,7 +343,12 @@ class Case:
             both[0] += size
             both[1] += left_bytes
         shares = {key: min(after / max(before, 1), 1.0) for key, (before, after) in sizes.items()}
-        before, after = peaks_behind(second.uses, shares, [behind for _, behind in changes if behind is not None])
+        share = left / np.maximum(self.lives.requested_bytes[self.in_use], 1)
+        own = dict(zip(self.in_use.tolist(), share.tolist(), strict=True))
+        distance = np.array(second.uses.distance, np.int64)[self.followed.places].tolist()
+        there = {ago: own[row] for ago, row in zip(distance, self.followed.rows.tolist(), strict=True) if row in own}
+        behind = [of for _, of in changes if of is not None]
+        before, after = peaks_behind(second.uses, there, shares, behind)
         is_seen = before >= _OF_PEAK * second.peak_bytes  # else the peak is behind what was followed
         return second.peak_bytes - before + after if is_seen else 0
 

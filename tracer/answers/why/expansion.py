@@ -179,6 +179,19 @@ def _makes_pairs(line: LineResults) -> str:
     return f"makes a value for every pair of two tensors, {' and '.join(given)} to {words[-1]}"
 
 
+def _change_of_pairs(line: LineResults) -> str:
+    making = next(filter(_is_broadcast, line.before), None)
+    shapes = [each.shape for each in making.inputs[:2]] if making is not None else []
+    # As a value for each row of (4096, 1) and (4096,)
+    is_one_to_one = len({*map(len, shapes)}) == 2 and len({*map(math.prod, shapes)}) == 1
+    return (
+        "give both the same shape (.squeeze(-1), .unsqueeze(-1)) if each value belongs to one value of the other; else "
+        * is_one_to_one
+        + "compute what is left of it without it: torch.einsum or matmul where it is a product that is summed, else a "
+        f"loop over {_PARTS} parts of its rows, each reduced before the next is made"
+    )
+
+
 def _is_of_several(source: str) -> bool:
     """True if an einsum on a line has more than two operands."""
     return bool(re.search(r"""einsum\(\s*["'][^"'>]*,[^"'>]*,""", source))
@@ -265,8 +278,7 @@ REMEDIES: Final = (
         "every pair",
         _is_every_pair,
         _makes_pairs,
-        "compute what is left of it without it: torch.einsum or matmul where it is a product that is summed, else a "
-        f"loop over {_PARTS} parts of its rows, each reduced before the next is made",
+        _change_of_pairs,
         goes_on=True,
     ),
     JOINED,

@@ -171,11 +171,12 @@ Behind: TypeAlias = Callable[[Making, float], float]
 
 
 def peaks_behind(
-    uses: LaterUses, shares: Mapping[tuple[Line, int], float], behind: Sequence[Behind]
+    uses: LaterUses, in_use: Mapping[int, float], shares: Mapping[tuple[Line, int], float], behind: Sequence[Behind]
 ) -> tuple[int, int]:
     """The most bytes of large blocks in use from the failed request on, and where blocks keep a share of their bytes.
 
     Args:
+        in_use: Share of each block that was there at the failed request, by its allocations before this one.
         shares: Share of the blocks of a line and size; other blocks of that line keep the same.
         behind: Share of each block that is made later, by each change.
     """
@@ -186,7 +187,8 @@ def peaks_behind(
     lines = _lines_of(uses)
     share, of_size = np.ones(len(size)), dict[int, float]()
     for at, (row, each) in enumerate(zip(uses.large.making, uses.large.size_bytes, strict=True)):
-        share[at] = shares.get((lines[row], each), of_line.get(lines[row], 1.0))
+        of_later = shares.get((lines[row], each), of_line.get(lines[row], 1.0))
+        share[at] = in_use.get(uses.request - made[at], of_later)
         if row < len(uses.makings) and made[at] >= uses.request:
             left = (of(uses.makings[row], uses.large.read_bytes[at] / each) for of in behind)
             share[at] = min(share[at], *left, 1.0)

@@ -17,7 +17,7 @@ from tracer.answers.why.line_results import is_joined
 from tracer.arrays import Ints, grouped
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
-from tracer.capture.objects.at_failure import CYCLE, FUNCTOOLS
+from tracer.capture.objects.at_failure import CYCLE, FUNCTOOLS, NOT_PYTHON
 from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes, some
 
@@ -41,7 +41,8 @@ class ReferenceCycle:
 
 def cycle_of(case: Case, rows: Ints) -> ReferenceCycle | None:
     """The reference cycle that holds a good part of some blocks, where no variable leads to the rest; else None."""
-    holders = [holder for holder in case.holders if case.is_any(rows, holder.addresses)]
+    # What autograd's nodes keep behind a cycle is in no Python object.
+    holders = [each for each in case.holders if case.is_any(rows, each.addresses) and each.path != NOT_PYTHON]
     cycles = [holder for holder in holders if holder.path.startswith(CYCLE)]
     in_cycles, asked_about = (
         case.bytes(np.intersect1d(rows, case.at_addresses(at for holder in of for at in holder.addresses)))

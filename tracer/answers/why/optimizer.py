@@ -135,26 +135,23 @@ _LOOKED_UP: Final = 1 << 10
 
 
 def gradient_of_embedding(case: Case) -> Iterator[Cause]:
-    """Gradients of whole embeddings, of which a batch looks up a few rows, and an optimizer's state of them."""
+    """Gradients of whole embeddings, of which a batch looks up a few rows; state is as large with sparse ones."""
     frames = case.sites.autograd
     is_one = np.array([name in _EMBEDDINGS for name in frames.names] + [False], np.bool_)[frames.node]
     rows = np.flatnonzero(is_one[case.lives.stack] & ~case.stays)
     asked = case.asked_bytes * bool(is_one[case.asked_stack])
     if case.objects is not None:
-        known = case.at_addresses(case.objects.dense_embeddings)
-        rows = np.union1d(rows, known)
-        # The optimizer asks for state as large as what it has of the embedding.
-        is_state = has(case.sites.facts, Fact.OPTIMIZER_STEP)[case.asked_stack]
-        asked = asked or case.asked_bytes * bool(is_state and case.asked_bytes in case.lives.requested_bytes[known])
+        rows = np.union1d(rows, case.at_addresses(case.objects.dense_embeddings))
+    rows = rows[case.kind[rows] != Kind.OPTIMIZER_STATE]
     held = case.held(rows)
     if not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
         return
     yield Cause(
         "gradient of an embedding",
-        "An embedding gets a gradient of its whole table, and the optimizer keeps state for all of it, though a batch "
-        f"looks up a few rows: {case.with_asked(held, asked)}.",
-        "make it with sparse=True, and update it with SparseAdam, SGD or Adagrad, which take sparse gradients; a table "
-        "with such an optimizer may as well be on the host",
+        f"An embedding gets a gradient of its whole table, though a batch looks up a few rows: "
+        f"{case.with_asked(held, asked)}.",
+        "make it with sparse=True, and update it with SGD, which keeps no state of the table, or with SparseAdam or "
+        "Adagrad, whose state is as large as the table; it may as well be on the host",
         lambda modelled: with_smaller_blocks(modelled, rows, _LOOKED_UP, with_last_failure=asked > 0),
         case.largest_site(held),
         GivesUp.A_LITTLE,

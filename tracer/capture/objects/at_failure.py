@@ -22,6 +22,8 @@ class Holder:
 
 CYCLE = "reference cycle "
 """Begin of the path of a holder that no variable leads to."""
+NOT_PYTHON = "no Python object"
+"""Path of a holder of memory that no object of Python's has, such as what nodes of autograd keep."""
 FUNCTOOLS = " -> functools cache"
 """In the path to what a function under `functools.lru_cache` was called with, or has returned."""
 

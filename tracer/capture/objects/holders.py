@@ -16,14 +16,13 @@ from typing import Final
 
 import torch
 
-from tracer.capture.objects.at_failure import CYCLE, Holder
+from tracer.capture.objects.at_failure import CYCLE, NOT_PYTHON, Holder
 from tracer.capture.objects.holder_links import ARROW, variables_of
 from tracer.capture.objects.reference_graph import ReferenceGraph
 from tracer.capture.objects.ways_up import Cut, Way, WaysUp, around, cuts_of, graph_of, place_of, spelled, spelled_cycle
 from tracer.capture.torch_private import torch_tensors
 from tracer.collector import paused_gc
 
-NOT_PYTHON: Final = "no Python object"
 SEVERAL: Final = "more than one holder"
 NOT_FOUND: Final = "a holder that was not found"
 _MAX_HOLDERS: Final = 3
