@@ -24,7 +24,7 @@ from tests.blocks.from_snapshot.recorded_program import (
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
 from tracer.answers.why.expansion import JOINED, REMEDIES
-from tracer.capture.objects.at_failure import CYCLE, Holder, IdleModel, ListedState, Operand
+from tracer.capture.objects.at_failure import CYCLE, NOT_PYTHON, Holder, IdleModel, ListedState, Operand
 
 
 def source(tmp_path: Path, text: str) -> str:
@@ -276,6 +276,11 @@ def test_growth_of_a_cycle_is_told_as_such() -> None:
     change = next(iter(program.changes(objects).values()))
     assert change.cause == "reference cycle" and "Node.other" in change.sentence
     assert change.sentence.startswith("Memory grows: each of")
+    # Most of it only nodes of autograd behind the cycle have.
+    behind = held_by(blocks[1:], f"{CYCLE}Node.other"), held_by(blocks[:1], NOT_PYTHON)
+    behind = replace(behind[0], addresses=behind[1].addresses), replace(behind[1], addresses=behind[0].addresses)
+    change = next(iter(program.changes(replace(objects, holders=behind)).values()))
+    assert change.cause == "reference cycle"
     variable = replace(objects, holders=(held_by(blocks, "history[...]", "global variable of train.py"),))
     change = next(iter(program.changes(variable).values()))
     assert "results that history[...] (global variable of train.py) keeps" in change.sentence

@@ -388,3 +388,36 @@ def test_what_expanded_tensors_are_combined_to_is_every_pair() -> None:
     objects = following(second_run((20, 0), (200, 0)), distance=(1, 0), making=(1, 0), makings=(known,))
     sentence = program.changes(objects)["every pair"].sentence
     assert "for every pair of two tensors, 2.00 MiB and 2.00 MiB to (1024, 51200)" in sentence
+
+
+@pytest.mark.parametrize(("shape", "may_be_meant"), [((4096,), False), ((1, 4096), True)])
+def test_a_value_for_each_of_another_shape_may_be_meant_for_one_alone(
+    shape: tuple[int, ...], may_be_meant: bool
+) -> None:
+    program = Recorded(capacity=100)
+    program.make(40, [line(2)])
+    program.fail(80, [line(4)])
+    given = (Sized((4096, 1), "float32", 1 << 14), Sized(shape, "float32", 1 << 14))
+    making = Making("aten::sub", given, Sized((4096, 4096), "float32", 80 * _MIB), "/home/me/train.py", 4)
+    objects = following(second_run((40, 0), (80, 0)), distance=(1, 0), making=(1, 0), makings=(making,))
+    words = program.changes(objects)["every pair"].words
+    assert words.startswith("give both the same shape") != may_be_meant
+
+
+def test_what_the_program_then_needs_is_without_blocks_that_no_operator_made() -> None:
+    """As tensors of a file, which no operator is seen to make."""
+    program = Recorded(capacity=100)
+    program.make(40, [line(2)])
+    program.make(50, [line(3)])
+    program.fail(30, [line(4)])
+    objects = following(
+        second_run((40, 0), (50, NEVER), (30, 0)),
+        distance=(2, 1, 0),
+        making=(0, 0, 0),
+        request=12,
+        large=LargeBlocks((10, 11, 12), (0, 0, 0), (40 * _MIB, 50 * _MIB, 30 * _MIB), (0, 0, 0), (0, 0, 0)),
+    )
+    assert objects.second_run is not None
+    run = replace(objects.second_run, peak_bytes=120 * _MIB, missing_bytes=20 * _MIB)
+    change = program.changes(replace(objects, second_run=run))["not read again"]
+    assert (change.needed_before_bytes, change.needed_bytes) == (120 * _MIB, 90 * _MIB)
