@@ -61,6 +61,23 @@ def test_the_first_use_behind_the_failure_is_known(elsewhere: Elsewhere) -> None
     assert found.num_steps == 2 and not found.is_to_the_end
 
 
+def kept_for_a_view() -> list[tuple[int, int, int]]:
+    with UseWatch(0, 4) as watch:
+        whole = torch.ones(3 << 8, 1024, device="cuda")
+        whole.sum()  # three allocations
+        view = whole[:1]
+        del whole
+        torch.ones(5, device="cuda")
+        view.sum()
+        found = watch.found(is_to_the_end=True)
+    assert found is not None
+    return list(zip(found.size_bytes, found.read_bytes, found.ahead_bytes, strict=True))
+
+
+def test_what_a_view_keeps_is_read_in_part_from_then_on(elsewhere: Elsewhere) -> None:
+    assert (3 * MIB, 3 * MIB, 4096) in elsewhere(kept_for_a_view)
+
+
 def parts_that_are_read() -> dict[int, int]:
     """Eight rows of two products, eight columns of a third, and the rows of a padded tensor that are no padding."""
     with UseWatch(0, 20) as watch:

@@ -116,6 +116,21 @@ def test_a_block_of_which_a_small_part_is_read_is_told_with_that_part(read_mib: 
         )
 
 
+@pytest.mark.parametrize(("ahead_mib", "is_told"), [(10, True), (20, False), (0, False)])
+def test_a_block_that_was_read_in_whole_and_is_kept_for_a_part(ahead_mib: int, is_told: bool) -> None:
+    program = Recorded(capacity=100)
+    program.make(30, [line(2)])
+    program.make(60, [line(3)])
+    program.fail(30, [line(4)])
+    told = program.changes(following(second_run((30, 0), (60, 0)), ahead_bytes=(30 * _MIB, ahead_mib * _MIB)))
+    assert ("kept for a part" in told) == is_told
+    if is_told:
+        assert told["kept for a part"].sentence == (
+            "Of 60.00 MiB in 1 block (/home/me/train.py:3) no more than 10.00 MiB are read in the rest of this step "
+            "and the next one."
+        )
+
+
 def test_a_functools_cache_is_told_with_its_function() -> None:
     program = Recorded(capacity=100)
     kept = program.make(60, [line(3)])

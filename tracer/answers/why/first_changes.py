@@ -38,6 +38,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     activations.logits_over_the_step,
     later.not_read_again,
     later.read_in_part,
+    later.kept_for_a_part,
     later.made_before_read,
     growth.growth,
     growth.grown_by_cat,

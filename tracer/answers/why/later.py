@@ -143,6 +143,27 @@ def read_in_part(case: Case) -> Iterator[Cause]:
     )
 
 
+def kept_for_a_part(case: Case) -> Iterator[Cause]:
+    """Blocks that were read in whole, and of which the program will read a small part, as a view in a list."""
+    if (followed := case.followed) is None or not followed.uses.ahead_bytes:
+        return
+    size, ahead = case.lives.requested_bytes[followed.rows], np.array(followed.uses.ahead_bytes)[followed.places]
+    is_part = (ahead > 0) & (ahead * _SMALL_PART <= size) & (followed.read_bytes * _SMALL_PART > size)
+    is_part &= ~np.isin(case.kind[followed.rows], (Kind.WORKSPACE, Kind.PARAMETER))
+    rows, ahead_bytes = followed.rows[is_part], int(ahead[is_part].sum())
+    if case.is_much(rows, percent=_LEAST_PERCENT):
+        holder = case.holder_words(rows)
+        yield Cause(
+            "kept for a part",
+            f"Of {case.words(rows)}{case.lines(rows)} no more than {format_bytes(ahead_bytes)} are read "
+            f"{followed.uses.horizon}{f'; held by {holder}' if holder else ''}.",
+            "keep that part alone (part.clone(), or .cpu()): a view of it holds the whole block",
+            lambda modelled: with_smaller_blocks(modelled, rows, case.bytes(rows) // ahead_bytes),
+            case.largest_site(rows),
+            names_bytes=case.bytes(rows),
+        )
+
+
 def gradients_that_wait(case: Case) -> Iterator[Cause]:
     """Gradients that a backward has made, and that only the optimizer's step reads."""
     if (followed := case.followed) is None:

@@ -91,6 +91,7 @@ class LaterUses:
     is_to_the_end: bool  # Whether the program was followed to its end
     request: int = 0  # Allocations up to the one that failed, itself included
     large: LargeBlocks = LargeBlocks()
+    ahead_bytes: tuple[int, ...] = ()  # [B] of `read_bytes`, those from the failed request on; none where not noted
 
     @property
     def horizon(self) -> str:

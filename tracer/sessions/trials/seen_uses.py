@@ -115,6 +115,7 @@ class _Block:
     use: int  # Row of the next one; `_NEVER` if nothing uses it
     is_last: bool  # Nothing uses it after that
     read_bytes: int  # Bytes that are ever read; all where other parts may be read later
+    ahead_bytes: int  # Those that are read from the request on; likewise
     are_rows: bool  # Whether these are whole rows
     making: int  # Row of the operator that made it
 
@@ -155,6 +156,7 @@ def later_uses(seen: SeenUses, trace: Sequence[Mapping[str, Any]], count: int, *
         is_last=tuple(block.is_last for block in there),
         freed=tuple(block.life.freed - seen.until if block.life.freed is not None else 0 for block in there),
         read_bytes=tuple(block.read_bytes for block in there),
+        ahead_bytes=tuple(block.ahead_bytes for block in there),
         making=tuple(block.making for block in there),
         uses=tuple(seen.uses),
         makings=tuple(seen.makings),
@@ -207,18 +209,22 @@ def _block(seen: SeenUses, life: _Life, needed: _Needed, backward: set[int], *, 
     made = next((row for count, row in seen.made.get(life.address, ()) if count >= life.number), len(seen.makings))
     if made in seen.row_wise:
         looks = [read for read in looks if read.row not in backward] or looks
-    shares = [_share(read, needed) for read in looks]
-    parts: dict[object, int] = {}
-    for read, (share, _) in zip(looks, shares, strict=True):
-        whole = read.part.size_bytes
-        parts[read.part.key] = min(parts.get(read.part.key, 0) + math.ceil(whole * share), whole)
     is_known = is_whole or life.freed is not None or seen.are_steady(reads, before)
+
+    def total(looks: Sequence[Read]) -> int:
+        parts: dict[object, int] = {}
+        for read in looks if is_known else ():
+            whole, (share, _) = read.part.size_bytes, _share(read, needed)
+            parts[read.part.key] = min(parts.get(read.part.key, 0) + math.ceil(whole * share), whole)
+        return min(sum(parts.values()), life.size_bytes) if is_known else life.size_bytes
+
     return _Block(
         life,
         use=seen.row_of(reads[0]) if reads else _NEVER,
         is_last=len(reads) == 1,
-        read_bytes=min(sum(parts.values()), life.size_bytes) if is_known else life.size_bytes,
-        are_rows=all(are_rows for _, are_rows in shares),
+        read_bytes=total(looks),
+        ahead_bytes=total(reads),
+        are_rows=all(_share(read, needed)[1] for read in looks),
         making=made,
     )
 
