@@ -279,7 +279,9 @@ def test_the_worst_rank_is_named() -> None:
         "--batch-size 4: 1.00 GiB allocated, 1.00 GiB reserved by rank 3, the worst; fits with 1.00 GiB left.",
     )
     full = FitTrial((), False, GIB, GIB, worst_rank=1_000, is_whole=False, failed_in=4, failed_at_bytes=GIB)
-    assert trial_words(full, 2 * GIB) == ("as it is: rank 1,000 is out of memory in step 5, with 1.00 GiB allocated.",)
+    assert trial_words(full, 2 * GIB) == (
+        "as it is: rank 1,000 is out of memory in step 5; it had 1.00 GiB at the most until then.",
+    )
 
 
 def test_what_fits_with_a_fiftieth_left_fits_narrowly() -> None:
@@ -293,7 +295,7 @@ def test_what_does_not_fit_says_how_much_more_it_needs() -> None:
         (), False, 5 * GIB, 6 * GIB, failed_in=0, failed_at_bytes=GIB, explanation=Explanation("", "", "a.py", 3)
     )
     assert trial_words(base, 2 * GIB) == (
-        "as it is: out of memory in step 1 (a.py:3), with 1.00 GiB allocated.",
+        "as it is: out of memory in step 1 (a.py:3); it had 1.00 GiB at the most until then.",
         "With enough memory it needs 5.00 GiB allocated, 6.00 GiB reserved: 3.00 GiB more than there is.",
     )
     changed = FitTrial(("bf16",), False, 3 * GIB, 3 * GIB, flops=1)
@@ -303,7 +305,9 @@ def test_what_does_not_fit_says_how_much_more_it_needs() -> None:
     in_pieces = replace(changed, allocated_bytes=GIB)
     assert trial_words(in_pieces, 2 * GIB, base)[0].endswith("; the reserved bytes are 1.00 GiB more than there is.")
     built = replace(base, failed_in=-1, is_whole=False, explanation=None)
-    assert trial_words(built, 2 * GIB) == ("as it is: out of memory before the first step, with 1.00 GiB allocated.",)
+    assert trial_words(built, 2 * GIB) == (
+        "as it is: out of memory before the first step; it had 1.00 GiB at the most until then.",
+    )
 
 
 def test_growth_says_when_memory_ends() -> None:

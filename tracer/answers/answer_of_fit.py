@@ -125,7 +125,9 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
     why = trial.explanation
     at = f" ({source_place(why.file, why.line)})" if why is not None and why.file else ""
     step = "before the first step" if trial.failed_in == -1 else f"in step {trial.failed_in + 1:,}"
-    line = f"{what}: {rank}out of memory {step}{at}, with {format_bytes(trial.failed_at_bytes)} allocated."
+    line = (
+        f"{what}: {rank}out of memory {step}{at}; it had {format_bytes(trial.failed_at_bytes)} at the most until then."
+    )
     return line, *need_words(trial, usable_bytes)
 
 

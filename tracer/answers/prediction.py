@@ -56,7 +56,7 @@ class FitTrial:
     growth_bytes: int = 0  # By how much more each of the last steps left in use; 0 where memory does not grow
     # Number of the step, from 0, in which memory ran out on the card; -1 before the first, None where it did not.
     failed_in: int | None = None
-    failed_at_bytes: int = 0  # Allocated when memory ran out on the card
+    failed_at_bytes: int = 0  # The most that was allocated until memory ran out on the card
     pinned_bytes: int = 0  # Most host memory that the process, or a rank of a job, had pinned at once
     uses: LaterUses | None = None  # Of the blocks of a failed request that was to be followed
     explanation: Explanation | None = None  # Why memory ran out on the card, or grows; of the script as it is
