@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import main
 from tests.processes import run_python
 from tracer.commands import script as script_module
-from tracer.commands.launchers import script_named
+from tracer.commands.launchers import script_named, set_environment_of
 from tracer.commands.on_card import OnOptions
 from tracer.commands.script import BEFORE_SCRIPT, Script, modules_of
 from tracer.errors import UsageError
@@ -182,9 +182,80 @@ def test_precision_of_accelerate_is_told_to_its_processes(of_rank: dict[str, str
     assert of_rank["ACCELERATE_MIXED_PRECISION"] == "bf16"
 
 
+# ------------------------------------------------- what it sets before it imports torch is set before this program does
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    found = {"OMP_NUM_THREADS": "5", "MKL_NUM_THREADS": "6"}
+    monkeypatch.setattr(os, "environ", found)
+    monkeypatch.delitem(sys.modules, "torch")
+    return found
+
+
 def script(folder: Path, text: str) -> str:
     (folder / "train.py").write_text(text, "utf-8")
     return str(folder / "train.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import os; os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'", {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
+        ("from os import environ\nenviron['OMP_NUM_THREADS'] = str(2)", {"OMP_NUM_THREADS": "2"}),
+        ("os.environ.setdefault('OMP_NUM_THREADS', '1')\nos.environ.setdefault('KMP_X', '1')", {"KMP_X": "1"}),
+        ("os.environ.update({'OMP_NUM_THREADS': '1'}, TORCH_X='2')", {"OMP_NUM_THREADS": "1", "TORCH_X": "2"}),
+        ("del os.environ['MKL_NUM_THREADS']\nos.environ.pop('OMP_NUM_THREADS', None)", {}),
+        ("number = 3\nos.environ['OMP_NUM_THREADS'] = str(number)\nos.environ['MKL_X'] = 3", {}),
+        (
+            "import numpy as np\nimport argparse\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'",
+            {"CUDA_VISIBLE_DEVICES": "1"},
+        ),
+        ("import settings\nos.environ['NCCL_X'] = '1'", {"NCCL_X": "1", "OMP_NUM_THREADS": "3"}),
+        # Too late in Python, too.
+        ("import torch\nos.environ['OMP_NUM_THREADS'] = '1'", {}),
+        ("from torch import nn\nos.environ['OMP_NUM_THREADS'] = '1'", {}),
+        ("import lightning\nos.environ['OMP_NUM_THREADS'] = '1'", {}),
+        ("import trains\nos.environ['OMP_NUM_THREADS'] = '1'", {}),
+        ("def main():\n    os.environ['OMP_NUM_THREADS'] = '1'", {}),
+        # Not read by torch, or meant for those who start processes.
+        ("os.environ['RANK'] = '1'\nos.environ['PYTHONPATH'] = '/'\nos.environ['LD_PRELOAD'] = 'x'", {}),
+        ("os.environ['OMP_NUM_THREADS'] = '1'\nthis is no Python", {}),
+    ],
+)
+def test_constants_that_are_set_before_torch_is_imported(
+    text: str, expected: dict[str, str], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'", "utf-8")
+    (tmp_path / "trains.py").write_text("import torch", "utf-8")
+    before = {"OMP_NUM_THREADS": "5", "MKL_NUM_THREADS": "6"}
+    set_environment_of(script(tmp_path, text), is_module=False)
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    assert environment == before | expected
+
+
+def test_modules_are_read_as_python_m_runs_them(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'", "utf-8")
+    (package / "__main__.py").write_text("import os\nos.environ['MKL_NUM_THREADS'] = '4'", "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    set_environment_of("own_package", is_module=True)
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    assert environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "4"}
+
+
+@pytest.mark.slow  # a process that has not loaded torch; what is set, and when, is tested above
+def test_torch_reads_what_the_script_sets(tmp_path: Path) -> None:
+    text = "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint('threads', torch.get_num_threads())"
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "main.py"), "run", script(tmp_path, text)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "2"},
+        check=False,
+    )  # fmt: skip
+    assert "threads 1" in ended.stdout, ended.stderr
 
 
 @pytest.mark.parametrize(

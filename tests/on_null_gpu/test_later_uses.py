@@ -171,9 +171,10 @@ for step in range(20):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_says_what_nothing_reads_again(tmp_path: Path) -> None:
+def test_a_run_that_fails_says_how_much_it_needs_and_with_the_change(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_LEAVES_A_BLOCK_EACH_STEP)
     ran = run_python(ROOT / "main.py", "run", "--on", "h100:3GiB", "train.py", folder=tmp_path)
     words = " ".join(ran.stdout.split())
     assert "With enough memory it needs" in words and "more than there is." in words
-    assert "train.py:10" in words and "in the rest of this step and the next one; held by kept[...]" in words
+    assert "train.py:10" in words and "kept[...] (global variable of train.py)" in words
+    assert "followed in the rest of this step and the next one, the program then needs about" in words
