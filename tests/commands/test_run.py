@@ -249,7 +249,8 @@ def test_a_script_that_ends_at_once_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_program_that_a_script_puts_in_its_place_runs_behind_the_answer(tmp_path: Path) -> None:
-    other = "import os; os.execv(sys.executable, [sys.executable, '-c', 'print(7 * 6)'])"
+    program = "[sys.executable, '-c', 'print(7 * 6)']"
+    other = f"import os; os.execve(sys.executable, argv={program}, env={{**os.environ}})"
     done = run(tmp_path, script(tmp_path, SHORT_TRAIN + other))
     assert done.returncode == 0, done.stderr
     assert "Note: The script has put another program in its place. To explain that one, give it: " in done.stderr

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any, Final
 
 from tracer.exporters.screen.console import Console
@@ -39,18 +40,19 @@ def ends_noticed(profile: ScriptProfile, console: Console) -> Iterator[None]:
         for name, own in functions.items():
             setattr(os, name, own)
 
-    def end(name: str, *arguments: Any) -> Any:
+    def end(name: str, *arguments: Any, **named: Any) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or profile.is_in_child or caller == _PACKAGE:
-            return functions[name](*arguments)
+            return functions[name](*arguments, **named)
         put_back()
+        given = signature(functions[name]).bind(*arguments, **named).arguments
         if name != _EXIT:
-            command = shlex.join(os.fsdecode(word) for word in arguments[1])
+            command = shlex.join(map(os.fsdecode, given["argv"]))
             console.say(
                 f"Note: The script has put another program in its place. To explain that one, give it: {command}"
             )
-        raise EndedAtOnce(arguments[0] if name == _EXIT else 0, partial(functions[name], *arguments))
+        raise EndedAtOnce(given.get("status", 0), partial(functions[name], *arguments, **named))
 
     for name in functions:
         setattr(os, name, partial(end, name))
