@@ -187,16 +187,22 @@ def end_child(child: subprocess.Popen[bytes]) -> int:
 def asked_of_processors_s(process: int) -> dict[int, float]:
     """Seconds that a process and all below it have used a processor, by their numbers, or were ready to.
 
-    The latter are by a thread's number below zero: on a busy machine others run in that time.
+    The latter are by a thread's number below zero, where the kernel counts them: on a busy machine others run then.
     """
+    parents: dict[int, list[int]] = {}
+    used_s: dict[int, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError, ValueError):
+            fields = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(folder.name))
+            used_s[int(folder.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     asked_s: dict[int, float] = {}
     left = [process]
     while left:
-        folder = Path(f"/proc/{left.pop()}")
+        number = left.pop()
+        left += parents.get(number, [])
+        asked_s[number] = used_s.get(number, 0.0)
         with suppress(OSError, IndexError, ValueError):
-            fields = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-            asked_s[int(folder.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-            for thread in (folder / "task").iterdir():
-                left += map(int, (thread / "children").read_text("ascii").split())
+            for thread in Path(f"/proc/{number}/task").iterdir():
                 asked_s[-int(thread.name)] = int((thread / "schedstat").read_text("ascii").split()[1]) / 1e9
     return asked_s

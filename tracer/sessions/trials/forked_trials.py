@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 
@@ -47,6 +47,9 @@ from tracer.sessions.program_writes import WRITES
 from tracer.sessions.termination import uninterrupted
 from tracer.sessions.training_watch import MAX_ENTRIES
 from tracer.sessions.trials.trial_channel import Channel, TrialRequest, output_of
+
+_GRACE_S: Final = 10
+"""Seconds of a processor in which a trial at its limit may still say so."""
 
 
 class ForkedTrials:
@@ -219,7 +222,7 @@ class TrialMemory:
 
 
 def _limit_processor(limit_s: int) -> None:
-    """End this process when it has used a processor for so many seconds more."""
+    """End this process when it has used a processor for so many seconds more, in words if Python comes to run."""
 
     def end(*_: object) -> None:
         with suppress(OSError):
@@ -229,4 +232,6 @@ def _limit_processor(limit_s: int) -> None:
     most_s = int(time.process_time()) + limit_s
     with suppress(ValueError):  # in another thread than the main one
         signal.signal(signal.SIGXCPU, end)
-    resource.setrlimit(resource.RLIMIT_CPU, (most_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    last_s, hard_s = most_s + _GRACE_S, resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (most_s, last_s if hard_s < 0 else min(last_s, hard_s)))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
