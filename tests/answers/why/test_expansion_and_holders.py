@@ -279,8 +279,10 @@ def test_growth_of_a_cycle_is_told_as_such() -> None:
     # Most of it only nodes of autograd behind the cycle have.
     behind = held_by(blocks[1:], f"{CYCLE}Node.other"), held_by(blocks[:1], NOT_PYTHON)
     behind = replace(behind[0], addresses=behind[1].addresses), replace(behind[1], addresses=behind[0].addresses)
-    change = next(iter(program.changes(replace(objects, holders=behind)).values()))
-    assert change.cause == "reference cycle"
+    saved = frozenset(behind[1].addresses)
+    for in_graphs, is_cycle in ((saved, True), (frozenset(), False)):
+        known = replace(objects, holders=behind, in_graphs=in_graphs)
+        assert (next(iter(program.changes(known).values())).cause == "reference cycle") == is_cycle
     variable = replace(objects, holders=(held_by(blocks, "history[...]", "global variable of train.py"),))
     change = next(iter(program.changes(variable).values()))
     assert "results that history[...] (global variable of train.py) keeps" in change.sentence

@@ -41,8 +41,11 @@ class ReferenceCycle:
 
 def cycle_of(case: Case, rows: Ints) -> ReferenceCycle | None:
     """The reference cycle that holds a good part of some blocks, where no variable leads to the rest; else None."""
-    # What autograd's nodes keep behind a cycle is in no Python object.
-    holders = [each for each in case.holders if case.is_any(rows, each.addresses) and each.path != NOT_PYTHON]
+    holders = [holder for holder in case.holders if case.is_any(rows, holder.addresses)]
+    # Autograd's nodes keep memory that no Python object has: that of graphs is behind the cycle.
+    bare = case.at_addresses(at for holder in holders if holder.path == NOT_PYTHON for at in holder.addresses)
+    if case.in_graphs is not None and np.isin(bare, case.in_graphs).all():
+        holders = [holder for holder in holders if holder.path != NOT_PYTHON]
     cycles = [holder for holder in holders if holder.path.startswith(CYCLE)]
     in_cycles, asked_about = (
         case.bytes(np.intersect1d(rows, case.at_addresses(at for holder in of for at in holder.addresses)))

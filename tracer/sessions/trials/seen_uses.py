@@ -21,7 +21,7 @@ _NEVER: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Elements:
     """Elements of a block that an operator reads."""
 
     key: object  # Equal for looks at the same elements
@@ -36,7 +36,7 @@ class Read:
     count: int  # Allocations by then
     row: int  # Of `uses`; -1 before the request
     step: int
-    part: Part
+    part: Elements
     into: int = 0  # Address of the result that has a value for each element, or rows for each row; 0 for none
     rows: float = 0.0  # Rows of that result for each row of the tensor; 0 where it has a value for each element
 
@@ -205,16 +205,17 @@ def _block(seen: SeenUses, life: _Life, needed: _Needed, backward: set[int], *, 
     looks_behind = [read for read in seen.reads.get(life.address, ()) if life.has(read)]
     reads = [read for read in looks_behind if read.count >= seen.behind]
     before = [read for read in seen.before.get(life.address, {}).values() if read.count >= life.number]
-    looks = [*before, *looks_behind]
+    shared = [(read, *_share(read, needed)) for read in (*before, *looks_behind)]
+    ahead = [each for each in shared if each[0].row >= 0 and each[0].count >= seen.behind]
     made = next((row for count, row in seen.made.get(life.address, ()) if count >= life.number), len(seen.makings))
     if made in seen.row_wise:
-        looks = [read for read in looks if read.row not in backward] or looks
+        shared = [each for each in shared if each[0].row not in backward] or shared
     is_known = is_whole or life.freed is not None or seen.are_steady(reads, before)
 
-    def total(looks: Sequence[Read]) -> int:
+    def total(shared: Sequence[tuple[Read, float, bool]]) -> int:
         parts: dict[object, int] = {}
-        for read in looks if is_known else ():
-            whole, (share, _) = read.part.size_bytes, _share(read, needed)
+        for read, share, _ in shared:
+            whole = read.part.size_bytes
             parts[read.part.key] = min(parts.get(read.part.key, 0) + math.ceil(whole * share), whole)
         return min(sum(parts.values()), life.size_bytes) if is_known else life.size_bytes
 
@@ -222,9 +223,9 @@ def _block(seen: SeenUses, life: _Life, needed: _Needed, backward: set[int], *, 
         life,
         use=seen.row_of(reads[0]) if reads else _NEVER,
         is_last=len(reads) == 1,
-        read_bytes=total(looks),
-        ahead_bytes=total(reads),
-        are_rows=all(_share(read, needed)[1] for read in looks),
+        read_bytes=total(shared),
+        ahead_bytes=total(ahead),
+        are_rows=all(are_rows for *_, are_rows in shared),
         making=made,
     )
 

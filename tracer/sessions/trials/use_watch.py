@@ -30,7 +30,7 @@ from tracer.capture.torch_private.torch_history import (
     allocator_statistics,
     start_history_without_stacks,
 )
-from tracer.sessions.trials.seen_uses import LEAST_LARGE_BYTES, MOST_STEPS, Part, Read, SeenUses, later_uses
+from tracer.sessions.trials.seen_uses import LEAST_LARGE_BYTES, MOST_STEPS, Elements, Read, SeenUses, later_uses
 
 _MAX_ENTRIES: Final = 2_000_000
 _MOST_TIMES: Final = 2
@@ -48,7 +48,7 @@ _TRACER_FOLDER: Final = str(Path(__file__).parents[2])
 _TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
 _LOOKS: Final = ((read_tensors, False), (overwritten_tensors, True))
 """Ways to find tensors of an operator's, and whether it overwrites these."""
-_NOTHING: Final = Part(None, 0)
+_NOTHING: Final = Elements(None, 0)
 
 
 class UseWatch:
@@ -234,14 +234,14 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _part(name: str, tensor: torch.Tensor, args: tuple[Any, ...], out: Any) -> Part:
+def _part(name: str, tensor: torch.Tensor, args: tuple[Any, ...], out: Any) -> Elements:
     """The elements that an operator reads of a tensor."""
     size = _sized(tensor).size_bytes
     are_rows = tensor.dim() > 1 and tensor.stride(-1) == 1 and tensor.stride(-2) == tensor.shape[-1]
     if name in (*_OF_ROWS, *_OF_ELEMENTS) and tensor is args[0]:
         are_rows &= name in _OF_ROWS and out.dim() >= tensor.dim() and out.shape[-1] == tensor.shape[-1]
-        return Part(object(), min(size, out.nbytes), are_rows)  # others each time
-    return Part((tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype), size, are_rows)
+        return Elements(object(), min(size, out.nbytes), are_rows)  # others each time
+    return Elements((tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype), size, are_rows)
 
 
 def _rows(tensor: torch.Tensor) -> int:
