@@ -17,7 +17,7 @@ from tracer.answers.answer_of_fit import answer_of_fit, command_words, trial_wor
 from tracer.answers.prediction import FitReport, FitTrial
 from tracer.changes.script_changes import changes_of
 from tracer.commands import fit_trials
-from tracer.commands.fit import _Search, combinations
+from tracer.commands.fit import _LeastChange, combinations
 from tracer.commands.fit_trials import NoTimeLeftError, ScriptTrials
 from tracer.errors import TracerError, UsageError
 from tracer.null_gpu.cards import devices_of
@@ -45,7 +45,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
         return FitTrial(names, fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB, notes=notes, flops=1000)
 
     monkeypatch.setattr(ScriptTrials, "make", make)
-    search = _Search(ScriptTrials(DEVICES.card.usable_bytes))
+    search = _LeastChange(ScriptTrials(DEVICES.card.usable_bytes))
     best = search.each()
     alone = [(name,) for name in changes_of(is_job=False)]
     assert best is search.made[0] and asked == [trial.apply for trial in search.made] == [(), *alone]
@@ -81,7 +81,7 @@ def test_a_search_that_takes_too_long_ends_with_what_was_tried(monkeypatch: pyte
 
 
 def test_of_what_fits_what_gives_up_least_is_the_answer_of_a_search_that_was_ended() -> None:
-    search = _Search(ScriptTrials(GIB))
+    search = _LeastChange(ScriptTrials(GIB))
     sets = [("chunked-loss", "checkpoint"), ("bf16",), ("checkpoint",), ("chunked-loss",)]
     search.made += [FitTrial(names, fits=names != ("chunked-loss",)) for names in sets]
     best = search.cheapest()
@@ -337,7 +337,7 @@ def test_growth_is_what_to_change_where_it_fills_the_card(
     reserved_bytes = 6 * GIB if fits else 10 * GIB
     base = FitTrial((), fits, 4 * GIB, reserved_bytes, num_steps=10, growth_bytes=growth_bytes)
     monkeypatch.setattr(ScriptTrials, "make", lambda trials, changes, arguments: replace(base, apply=tuple(changes)))
-    search = _Search(ScriptTrials(8 * GIB))
+    search = _LeastChange(ScriptTrials(8 * GIB))
     assert (search.least() is not None) == is_answered
     assert (len(search.made) > 1) == are_more_tried
 

@@ -68,13 +68,16 @@ class FitTrial:
 
     def is_filled_by_growth(self, usable_bytes: int) -> bool:
         """True if growth alone fills the device, by now or within `_MOST_STEPS`; losses in a list do not."""
-        room_bytes = usable_bytes - self.beside_bytes - self.reserved_bytes
-        return self.growth_bytes * (_MOST_STEPS if self.fits else self.num_steps) > abs(room_bytes)
+        left_bytes = usable_bytes - self.beside_bytes - self.reserved_bytes
+        if self.fits:
+            return self.growth_bytes * _MOST_STEPS > left_bytes
+        # Without what has grown, it would have fitted.
+        return self.growth_bytes > 0 and self.growth_bytes * self.num_steps > -left_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """Everything to tell."""
+    """Result of a search for changes."""
 
     device: str
     usable_bytes: int  # Bytes of it that the allocator can use

@@ -99,7 +99,7 @@ def changes_against(cause: str) -> tuple[str, ...]:
 
 
 def change_sentences(names: Sequence[str]) -> tuple[str, ...]:
-    """What changes do and give up, a sentence each."""
+    """Return a sentence for each change: its effect, and its price."""
     changes = [(name, SCRIPT_CHANGES[name]) for name in names]
     groups = [change.group.words[0].lower() + change.group.words[1:] for _, change in changes]
     return tuple(f"{name}: {change.words} ({group})." for (name, change), group in zip(changes, groups, strict=True))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -96,13 +96,9 @@ def fit(
         if (asked := role("trial")) is not None:
             answer_trial(asked, on, place, named)
             return
-        from tracer.answers.answer_of_fit import answer_of_fit, command_words
-        from tracer.changes.script_changes import change_sentences
-        from tracer.exporters.json_documents.prediction import fit_values
-        from tracer.exporters.screen.answer import print_answer
         from tracer.sessions.termination import Termination
 
-        search = _Search(ScriptTrials(devices.card.usable_bytes, job))
+        search = _LeastChange(ScriptTrials(devices.card.usable_bytes, job))
         ended: BaseException | None = None
         try:
             with closing(Termination()) as termination, search.trials:
@@ -118,30 +114,44 @@ def fit(
             named.words,
             tuple(search.made),
             best,
-            changes=change_sentences(best.apply if best is not None and not each else ()),
             is_each=each,
             is_whole=ended is None,
         )
-        if save_dir is not None:
-            from tracer.exporters.files import write_json
-
-            write_json(save_dir / FIT_JSON, fit_values(report))
-        command = ""
-        if best is not None and not each and (best.apply or best.arguments):
-            ranks = {} if job is None else {"num_ranks": job.per_node, "num_nodes": -(-devices.count // job.per_node)}
-            command = command_words((*named.words, *best.arguments), best.apply, program_name(), **ranks)
-        console = Console.of(as_json=as_json)
-        console.answer(lambda: fit_values(report), lambda rich: print_answer(answer_of_fit(report), rich, below=1))
-        if command and not as_json:
-            show(command)
+        ranks = {} if job is None else {"num_ranks": job.per_node, "num_nodes": -(-devices.count // job.per_node)}
+        _tell(report, ranks, save_dir, Console.of(as_json=as_json))
         if isinstance(ended, KeyboardInterrupt | Terminated):
             raise ended
         if best is None:
             raise typer.Exit(THRESHOLD_EXCEEDED)
 
 
+def _tell(report: FitReport, ranks: Mapping[str, int], save_dir: Path | None, console: Console) -> None:
+    """Write fit.json, and print the answer, and below it the command to paste.
+
+    Args:
+        ranks: Ranks of each node of a job, and its nodes, as `command_words` takes them.
+    """
+    from tracer.answers.answer_of_fit import answer_of_fit, command_words
+    from tracer.changes.script_changes import change_sentences
+    from tracer.exporters.json_documents.prediction import fit_values
+    from tracer.exporters.screen.answer import print_answer
+
+    best, command = None if report.is_each else report.best, ""
+    if best is not None:
+        report = replace(report, changes=change_sentences(best.apply))
+        if best.apply or best.arguments:
+            command = command_words((*report.script, *best.arguments), best.apply, program_name(), **ranks)
+    if save_dir is not None:
+        from tracer.exporters.files import write_json
+
+        write_json(save_dir / FIT_JSON, fit_values(report))
+    console.answer(lambda: fit_values(report), lambda rich: print_answer(answer_of_fit(report), rich, below=1))
+    if command and not console.as_json:
+        show(command)
+
+
 @dataclass
-class _Search:
+class _LeastChange:
     trials: ScriptTrials
     made: list[FitTrial] = field(default_factory=list)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,10 @@ from tracer.answers.prediction import FitReport, Prediction
 from tracer.errors import UsageError
 from tracer.exporters.document import Source, read_document
 from tracer.exporters.json_documents.header import json_header
+from tracer.null_gpu.build import torch_build, torch_folder
 from tracer.null_gpu.cards import CONTEXT_BYTES
 
 VERSION = 1
-
-
-def _torch_version() -> str | None:
-    """Version of torch and of its build, without loading it."""
-    torch = find_spec("torch")
-    if torch is None or torch.origin is None:
-        return None
-    return str(runpy.run_path(str(Path(torch.origin).with_name("version.py")))["__version__"])
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -33,7 +24,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     sizes, results = prediction.need, prediction.results
     peak = results.findings.worst.peak if results.findings is not None else None
     document: dict[str, Any] = {
-        **json_header("prediction", VERSION, torch=_torch_version(), computed=False),
+        **json_header("prediction", VERSION, torch=torch_build(torch_folder()).version, computed=False),
         "answer": answer_values(answer_of_prediction(prediction)),
         "method": "null GPU",
         "device": results.device,
@@ -74,7 +65,7 @@ _HINT = "Name the fit.json that `fit --save-dir` wrote, or the changes themselve
 def fit_values(report: FitReport) -> dict[str, Any]:
     """Return the document of a search for what fits; docs/files.md describes its keys."""
     return {
-        **json_header("fit", _FIT_VERSION, torch=_torch_version(), computed=False),
+        **json_header("fit", _FIT_VERSION, torch=torch_build(torch_folder()).version, computed=False),
         "answer": answer_values(answer_of_fit(report)),
         "device": report.device,
         "usable_bytes": report.usable_bytes,

@@ -145,7 +145,7 @@ class TrialServer:
         return is_answered
 
     def output(self, request: TrialRequest) -> str | None:
-        """What a trial without an answer printed; None if another process may bear what this one's forks do not."""
+        """Return the output of a trial that left no answer; None if a new process may succeed where forks fail."""
         file = output_of(Path(request.folder))
         is_told = self._has_answered and not self._is_over and file.exists()
         return file.read_text("utf-8", "replace") if is_told else None
