@@ -42,26 +42,27 @@ class ReferenceCycle:
 def cycle_of(case: Case, rows: Ints) -> ReferenceCycle | None:
     """The reference cycle that holds a good part of some blocks, where no variable leads to the rest; else None."""
     holders = [holder for holder in case.holders if case.is_any(rows, holder.addresses)]
-    # Autograd's nodes keep memory that no Python object has: that of graphs is behind the cycle.
-    bare = case.at_addresses(at for holder in holders if holder.path == NOT_PYTHON for at in holder.addresses)
-    if case.in_graphs is not None and np.isin(bare, case.in_graphs).all():
-        holders = [holder for holder in holders if holder.path != NOT_PYTHON]
     cycles = [holder for holder in holders if holder.path.startswith(CYCLE)]
-    in_cycles, asked_about = (
+    others = [holder for holder in holders if holder.path != NOT_PYTHON]
+    in_cycles, of_objects = (
         case.bytes(np.intersect1d(rows, case.at_addresses(at for holder in of for at in holder.addresses)))
-        for of in (cycles, holders)
+        for of in (cycles, others)
     )
-    if not cycles or in_cycles * 100 < _CYCLE_PERCENT * asked_about:
+    if not cycles or in_cycles * 100 < _CYCLE_PERCENT * of_objects:
         return None
     if any(holder.variable for holder in holders):
         return None
     link = max(cycles, key=lambda holder: case.bytes(case.at_addresses(holder.addresses))).path.removeprefix(CYCLE)
-    if "Backward" in link:
+    is_cpps = "Backward" in link
+    cycle = f"a reference cycle{' through C++' * is_cpps} holds "
+    is_all = len(others) == len(holders)
+    words = f"{cycle}them ({link})" if is_all else f"no variable leads to them, and {cycle}a part ({link})"
+    if is_cpps:
         return ReferenceCycle(
-            f"a reference cycle through C++ holds them ({link}), which Python's collector does not see",
+            f"{words}, which Python's collector does not see",
             "keep tensors of a torch.autograd.Function with ctx.save_for_backward(), and not as attributes of ctx",
         )
-    return ReferenceCycle(f"a reference cycle holds them ({link})", _CUT)
+    return ReferenceCycle(words, _CUT)
 
 
 def reference_cycles(case: Case) -> Iterator[Cause]:
