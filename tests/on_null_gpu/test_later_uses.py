@@ -178,3 +178,31 @@ def test_a_run_that_fails_says_how_much_it_needs_and_with_the_change(tmp_path: P
     assert "With enough memory it needs" in words and "more than there is." in words
     assert "train.py:10" in words and "kept[...] (global variable of train.py)" in words
     assert "followed in the rest of this step and the next one, the program then needs about" in words
+
+
+def copies() -> tuple[dict[int, int], dict[int, int]]:
+    """Bytes of values that a result only copies, by its own bytes; and the bytes that are read of each block."""
+    with UseWatch(0, 12) as watch:
+        row = torch.ones(1, 1 << 18, device="cuda")
+        repeated = row.repeat(3, 1)
+        joined = torch.cat([repeated, row, row])
+        computed = torch.cat([repeated.mul_(2), row, row, row])
+        parts = [torch.ones(size << 18, device="cuda") for size in (7, 8)]
+        while torch.cuda.memory_stats()["allocation.all.allocated"] < 14:
+            torch.ones(5, device="cuda")
+        joined.sum(), computed.sum()
+        torch.cat(parts)  # nothing reads it
+        found = watch.found(is_to_the_end=True)
+    assert found is not None
+    copied = {making.result.size_bytes: making.copied_bytes for making in found.makings}
+    return copied, dict(zip(found.size_bytes, found.ahead_bytes, strict=True))
+
+
+def test_values_that_a_result_repeats_count_once_until_they_are_computed_with(elsewhere: Elsewhere) -> None:
+    copied, _ = elsewhere(copies)
+    assert (copied[3 * MIB], copied[5 * MIB], copied[6 * MIB]) == (MIB, 3 * MIB, 6 * MIB)
+
+
+def test_what_is_read_for_a_result_that_nothing_reads_is_not_needed(elsewhere: Elsewhere) -> None:
+    _, ahead = elsewhere(copies)
+    assert (ahead[5 * MIB], ahead[7 * MIB], ahead[8 * MIB]) == (5 * MIB, 0, 0)

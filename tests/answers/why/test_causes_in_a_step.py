@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.blocks.from_snapshot.recorded_program import (
     train,
 )
 from tests.snapshot.dumps import frame
+from tracer.capture.objects.at_failure import Padding
 
 
 @pytest.mark.parametrize(
@@ -526,3 +528,22 @@ def test_a_request_beside_what_its_function_has_made_for_it() -> None:
     change = first(program)
     assert change.cause == "one request"
     assert "beside 75.00 MiB in 2 blocks" in change.sentence
+
+
+@pytest.mark.parametrize(("num_rows", "is_told"), [(8, True), (7, False)])
+def test_results_for_columns_that_are_filled_up(num_rows: int, is_told: bool) -> None:
+    """Blocks whose bytes are a multiple of 8 x 512 tokens; of 7 x 512 they are none."""
+    program = Recorded(capacity=100)
+    program.make(10, MOVING)
+    program.make(40, layer(7))
+    program.make(40, layer(8))
+    program.fail(32, layer(9))
+    told = program.changes(replace(objects_of(), padding=Padding("tokens", num_rows, 512, 64)))
+    assert ("padding" in told) == is_told
+    if is_told:
+        assert told["padding"].sentence.startswith(
+            "In every row of tokens, a batch of 8, 448 of 512 columns are filled with the same value; results for all "
+            "columns take 80.00 MiB in 2 blocks"
+        )
+        assert "this is with 64 columns" in told["padding"].words
+        assert told["padding"].removed_bytes == (112 - 112 // 8) * MIB

@@ -521,3 +521,24 @@ def test_a_few_megabytes_in_pieces_are_no_reason_for_a_setting(scale: int, is_sa
     finding = explain_allocator(replayed.devices[0])
     assert finding.first is not None
     assert any(change.cause == "fragmentation" for change in finding.first.changes) is is_said
+
+
+@pytest.mark.parametrize(("is_called", "sizes"), [(True, (20, 12)), (False, (20, 12)), (True, (12, 20))])
+def test_a_model_is_made_again_where_another_one_was_called_that_has_its_sizes(
+    is_called: bool, sizes: tuple[int, ...]
+) -> None:
+    program = Recorded(capacity=530)
+    for size in (20, 12) * 10:
+        program.make(size, MOVING)
+    if is_called:
+        program.free(program.make(1, layer(7)), layer(7))
+    for size in sizes * 6:
+        program.make(size, MOVING)
+    program.fail(20, MOVING)
+    told = program.changes()
+    assert ("made again" in told) == (is_called and sizes == (20, 12))
+    if "made again" in told:
+        assert told["made again"].sentence == (
+            "This makes a model a second time: 192.00 MiB in 12 blocks (/home/me/train.py:2) have, in order, the sizes "
+            "of 192.00 MiB in 12 blocks that were there before."
+        )

@@ -436,3 +436,40 @@ def test_what_the_program_then_needs_is_without_blocks_that_no_operator_made() -
     run = replace(objects.second_run, peak_bytes=120 * _MIB, missing_bytes=20 * _MIB)
     change = program.changes(replace(objects, second_run=run))["not read again"]
     assert (change.needed_before_bytes, change.needed_bytes) == (120 * _MIB, 90 * _MIB)
+
+
+@pytest.mark.parametrize(("copied_mib", "is_told"), [(20, True), (0, False), (50, False)])
+def test_a_joined_result_that_has_the_same_values_several_times_is_a_copy_of_rows(
+    copied_mib: int, is_told: bool
+) -> None:
+    program = Recorded(capacity=100)
+    program.make(40, [line(2)])
+    program.fail(80, [line(4)])
+    parts = (Sized((4096, 2560), "float32", 40 * _MIB),) * 2
+    result = Sized((4096, 5120), "float32", 80 * _MIB)
+    making = Making("aten::cat", parts, result, "/home/me/train.py", 4, copied_mib * _MIB)
+    objects = following(second_run((40, 0), (80, 0)), distance=(1, 0), making=(1, 0), makings=(making,))
+    assert ("copies of rows" in program.changes(objects)) == is_told
+
+
+def test_what_is_read_for_nothing_is_not_needed() -> None:
+    program = Recorded(capacity=100)
+    program.make(40, [line(2)])
+    program.make(50, [line(3)])
+    program.fail(30, [line(4)])
+    told = program.changes(following(second_run((40, 0), (50, 0)), ahead_bytes=(40 * _MIB, 0)))["not read again"]
+    assert told.sentence.startswith(
+        "Nothing reads 50.00 MiB in 1 block (/home/me/train.py:3), or what is made of them,"
+    )
+    assert told.words.startswith("do not keep them")
+
+
+def test_a_holder_of_one_line_is_not_named_for_blocks_of_another() -> None:
+    program = Recorded(capacity=100)
+    program.make(20, [line(2)])
+    program.make(60, [line(3)])
+    small = program.make(10, [line(5)])
+    program.fail(30, [line(4)])
+    holder = Holder("x", "global variable of train.py", (small.address,))
+    objects = second_run((20, 0), (60, NEVER), (10, NEVER), holders=(holder,))
+    assert "held by" not in program.changes(objects)["not read again"].sentence

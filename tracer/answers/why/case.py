@@ -273,15 +273,25 @@ class Case:
         return self.at_addresses(address for holder in self.holders for address in holder.addresses)
 
     def holder_of(self, rows: Ints) -> Holder | None:
-        """Return the variable that holds most of some blocks; None if none is known for half of them."""
+        """Return the variable that holds most of some blocks; None if none is known of half, or of their lines.
+
+        Holders are looked for of a few blocks of each size: what it holds of a line tells of that line alone.
+        """
         sizes = [
             (self.bytes(np.intersect1d(rows, self.at_addresses(holder.addresses))), holder) for holder in self.holders
         ]
         most, holder = max(sizes, key=lambda pair: pair[0], default=(0, None))
-        asked_about = self.bytes(np.intersect1d(rows, self.asked_about))
-        if holder is None or not holder.variable or not most or most * 2 < asked_about:
+        known = np.intersect1d(rows, self.asked_about)
+        if holder is None or not holder.variable or not most or most * 2 < self.bytes(known):
             return None
-        return holder
+        return holder if self._is_known_of_lines(rows) else None
+
+    def _is_known_of_lines(self, rows: Ints) -> bool:
+        """True if holders are known of a block of each of the lines that made half of some blocks."""
+        known = np.intersect1d(rows, self.asked_about)
+        lines = {self.own_line(stack) for stack in self.lives.stack[known].tolist()}
+        of_lines = np.array([self.own_line(stack) in lines for stack in self.lives.stack[rows].tolist()], np.bool_)
+        return self.is_share(rows[of_lines], of=rows, percent=50)
 
     def holder_words(self, rows: Ints) -> str:
         """The holder of some blocks, as `self.stash[...] (attribute of Net, ...)`; empty if it is not known."""
@@ -295,6 +305,7 @@ class Case:
     def one_of_holders(self, rows: Ints) -> str:
         """The variable that holds most of some blocks, though others may hold more; empty if none is known."""
         named = [holder for holder in self.holders if holder.variable and self.is_any(rows, holder.addresses)]
+        named = named if self._is_known_of_lines(rows) else []
         sizes = [self.bytes(np.intersect1d(rows, self.at_addresses(holder.addresses))) for holder in named]
         return f"{(largest := named[int(np.argmax(sizes))]).path} ({largest.variable})" if named else ""
 
@@ -371,6 +382,11 @@ class Case:
         if addresses is None:
             return None
         return self.in_use[np.isin(self.lives.addr[self.in_use], [*addresses])]
+
+    @property
+    def saved(self) -> Ints:
+        """Blocks in use that graphs keep, as the objects say; else those of a kind that graphs keep."""
+        return self.in_use[self.kind[self.in_use] == Kind.ACTIVATION] if self.in_graphs is None else self.in_graphs
 
     @cached_property
     def kept_for_backward(self) -> Ints:

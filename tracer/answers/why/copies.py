@@ -15,6 +15,7 @@ from tracer.arrays import Bools, Floats, Ints, grouped
 from tracer.blocks.from_snapshot.frames import is_python, torch_file
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
+from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes, some
 
 _LEAST_PERCENT: Final = 10
@@ -190,6 +191,37 @@ def other_models(case: Case) -> Iterator[Cause]:
         'each other), or move them to the host (.to("cpu"))',
         lambda modelled: with_earlier_frees(modelled, idle, over),
         case.largest_site(idle),
+    )
+
+
+_LEAST_MADE: Final = 8
+
+
+def made_again(case: Case) -> Iterator[Cause]:
+    """A model that was being made as memory ran out, where another one has the same parameters in the same order."""
+    if not case.has_failed or not has(case.sites.facts[case.asked_stack], Fact.MODULE_SETUP):
+        return
+    lives, line = case.lives, case.own_line(case.asked_stack)
+    rows = case.in_use[case.is_set_up[case.in_use] & (lives.begin[case.in_use] > BEFORE)]
+    rows = rows[[case.own_line(stack) == line for stack in lives.stack[rows].tolist()]]
+    rows = rows[np.argsort(lives.begin[rows], kind="stable")]
+    size = [*lives.requested_bytes[rows].tolist(), case.asked_bytes]
+    called = np.flatnonzero(case.sites.model_calls[case.state.trace.stack] >= 0)
+    # Layers that are alike follow each other at once; between two models one of them is called.
+    after = np.flatnonzero(np.diff(np.searchsorted(called, lives.begin[rows]), prepend=0))
+    first = next((at for at in after.tolist() if at and size[at:] == size[: len(size) - at]), len(rows))
+    again, there = rows[first:], rows[: len(rows) - first]
+    if len(again) < _LEAST_MADE or not case.is_much(again, percent=_LEAST_PERCENT):
+        return
+    yield Cause(
+        "made again",
+        f"This makes a model a second time: {case.words(again)}{case.lines(again)} have, in order, the sizes of "
+        f"{case.words(there)} that were there before.",
+        'use the model that is there (pass it on), or keep it on the host while the other is used (.to("cpu"))',
+        lambda modelled: without_blocks(modelled, again),
+        case.largest_site(again),
+        GivesUp.A_LITTLE,
+        grows="the rest of that model is to come",
     )
 
 

@@ -73,7 +73,6 @@ class Remedy:
 
 
 _LOOKED_UP: Final = ("aten::embedding", "aten::index", "aten::index_select")
-_COPIES: Final = ("aten::clone", "aten::contiguous", "aten::reshape", "aten::flatten")
 _BITS: Final = defaultdict(
     lambda: 16, {"bool": 8, "uint8": 8, "int8": 8, "int32": 32, "float32": 32, "int64": 64, "float64": 64}
 )
@@ -202,12 +201,17 @@ def _is_copy_of_rows(line: LineResults) -> bool:
         return True
     if (making := line.making) is None:
         return line.makes(*COPIED) and ".expand(" in line.source
-    is_copy = making.operator in _COPIES and len(making.inputs) == 1
-    return (
-        is_copy
-        and making.inputs[0].size_bytes * _TWICE <= making.result.size_bytes
-        and (making.inputs[0].dtype == making.result.dtype)
+    return making.operator not in _LOOKED_UP and 0 < making.copied_bytes * _TWICE <= making.result.size_bytes
+
+
+def _change_of_copies(line: LineResults) -> str:
+    change = (
+        "keep them once: expand() makes a view that takes no memory, and broadcasting, einsum and indexing read it; "
+        "repeat after what is computed of them, or compute with one copy after the other"
     )
+    if line.makes(*JOINING):
+        change += "; a linear layer of joined tensors is a sum of a product with each, which broadcasts"
+    return change
 
 
 def _is_joined(line: LineResults) -> bool:
@@ -238,6 +242,7 @@ REMEDIES: Final = (
         _is_full_decomposition,
         "makes square matrices of its longer side, as it does by default",
         "give it full_matrices=False",
+        GivesUp.NOTHING,
         smaller=_MUCH_SMALLER,
     ),
     Remedy(
@@ -261,8 +266,7 @@ REMEDIES: Final = (
         "copies of rows",
         _is_copy_of_rows,
         "repeats the same values in memory",
-        "keep them once: expand() makes a view that takes no memory, and broadcasting, einsum and indexing read it; "
-        "repeat after what is computed of them, or compute with one copy after the other",
+        _change_of_copies,
         goes_on=True,
     ),
     Remedy("row for each index", _is_row_for_each, _makes_rows, _change_of_rows, smaller=_less_of_rows, goes_on=True),

@@ -86,6 +86,12 @@ class Followed:
         return np.array(self.uses.read_bytes, np.int64)[self.places]
 
     @property
+    def ahead_bytes(self) -> Ints:
+        """Of these, those that are read from the failed request on; all where that was not noted."""
+        ahead = self.uses.ahead_bytes or self.uses.size_bytes
+        return np.array(ahead, np.int64)[self.places]
+
+    @property
     def asked_read_bytes(self) -> int | None:
         """Bytes of what the failed request is for that are ever read, at the most; None where that is not known."""
         return self.uses.read_bytes[self.asked] if self.asked >= 0 else None

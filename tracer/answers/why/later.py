@@ -30,6 +30,8 @@ def not_read_again(case: Case) -> Iterator[Cause]:
     uses, rows = followed.uses, followed.used_next(lambda use: use is None)
     overwritten = followed.used_next(lambda use: use is not None and use.overwrites)
     rows = np.union1d(rows, overwritten[case.kind[overwritten] == Kind.GRADIENT])
+    for_nothing = followed.rows[followed.ahead_bytes == 0]
+    rows = np.union1d(rows, for_nothing[case.kind[for_nothing] != Kind.GRADIENT])
     rows = rows[~np.isin(case.kind[rows], (Kind.WORKSPACE, Kind.COMMUNICATION))]
     # A model or a state that was not read in a part of a step may be read in the next one; an idle model has a name.
     may_be_read = uses.num_steps < _LEAST_STEPS and not uses.is_to_the_end
@@ -73,16 +75,25 @@ def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
     yield (
         others,
         "",
-        "let go of them before this line (`del`), or keep them on the host until they are used (.cpu())",
+        "do not keep them (many libraries have an option, such as output_hidden_states=False)"
+        if _is_for_nothing(case, others)
+        else "let go of them before this line (`del`), or keep them on the host until they are used (.cpu())",
         GivesUp.NOTHING,
     )
 
 
+def _is_for_nothing(case: Case, rows: Ints) -> bool:
+    """True if a good part of blocks that nothing needs is read, to make what nothing reads."""
+    return case.followed is not None and case.is_share(case.followed.read_again(rows), of=rows)
+
+
 def _unread(case: Case, rows: Ints, what: str, horizon: str, change: str, price: GivesUp) -> Cause:
     holder = case.holder_words(rows) or (f"{of} and others" if (of := case.one_of_holders(rows)) else "")
+    made = ", or what is made of them," if _is_for_nothing(case, rows) else ""
     return Cause(
         "not read again",
-        f"Nothing reads {case.words(rows)}{what}{case.lines(rows)} {horizon}{f'; held by {holder}' if holder else ''}.",
+        f"Nothing reads {case.words(rows)}{what}{case.lines(rows)}{made} {horizon}"
+        f"{f'; held by {holder}' if holder else ''}.",
         change,
         lambda modelled: with_earlier_frees(modelled, rows, np.full(len(rows), case.entry)),
         case.largest_site(rows),
@@ -145,9 +156,9 @@ def read_in_part(case: Case) -> Iterator[Cause]:
 
 def kept_for_a_part(case: Case) -> Iterator[Cause]:
     """Blocks that were read in whole, and of which the program will read a small part, as a view in a list."""
-    if (followed := case.followed) is None or not followed.uses.ahead_bytes:
+    if (followed := case.followed) is None:
         return
-    size, ahead = case.lives.requested_bytes[followed.rows], np.array(followed.uses.ahead_bytes)[followed.places]
+    size, ahead = case.lives.requested_bytes[followed.rows], followed.ahead_bytes
     is_part = (ahead > 0) & (ahead * _SMALL_PART <= size) & (followed.read_bytes * _SMALL_PART > size)
     is_part &= ~np.isin(case.kind[followed.rows], (Kind.WORKSPACE, Kind.PARAMETER))
     rows, ahead_bytes = followed.rows[is_part], int(ahead[is_part].sum())

@@ -20,7 +20,6 @@ from tracer.blocks.from_snapshot.frames import is_python, is_users, torch_file
 from tracer.blocks.from_snapshot.sites import Site
 from tracer.blocks.from_snapshot.sizes import NOTHING
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
-from tracer.blocks.kinds import Kind
 from tracer.capture.objects.at_failure import Operand
 from tracer.capture.objects.later_uses import Making, NextUse
 from tracer.snapshot.columns import Frame
@@ -184,7 +183,7 @@ def results_of_lines(case: Case) -> Iterator[LineResults]:
             asked_bytes=asked,
             operands=_operands(case, site) if asked and not _inside(case, case.asked_stack)[1] else (),
             factor=_factor(case, rows, asked),
-            is_saved=case.bytes(mine[case.kind[mine] == Kind.ACTIVATION]) * 2 > case.bytes(mine),
+            is_saved=case.bytes(np.intersect1d(mine, case.saved)) * 2 > case.bytes(mine),
             parts=_parts(case, mine, asked) if not operators.isdisjoint(JOINING) else NOTHING,
             making=making,
             before=case.followed.alike(making) if case.followed is not None and making is not None else (),

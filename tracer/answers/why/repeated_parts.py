@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tracer.answers.allocator.changed_requests import with_earlier_frees
+from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks
 from tracer.answers.why.case import MODULES, Case, Cause, GivesUp
 from tracer.answers.why.source import class_around, loop_around
 from tracer.arrays import Ints
@@ -85,6 +85,41 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
         lambda modelled: with_earlier_frees(modelled, best.rows, best.ends),
         case.largest_site(best.held) if _is_torchs(best) else Site(best.part.name, best.part.file, best.line),
         GivesUp.TIME_OR_SIZE,
+    )
+
+
+_PADDED_PERCENT: Final = 25
+
+
+def padded_batch(case: Case) -> Iterator[Cause]:
+    """Results for columns of a batch in which no row has a value of its own."""
+    if case.objects is None or (padding := case.objects.padding) is None:
+        return
+    size = case.lives.requested_bytes
+    is_of_batch = case.in_model & ~case.stays & (size % (padding.num_rows * padding.num_columns) == 0)
+    rows = np.flatnonzero(is_of_batch)
+    held = case.held(rows)
+    asked = case.asked_bytes * (case.asked_bytes % (padding.num_rows * padding.num_columns) == 0)
+    if not case.is_much(held, asked_bytes=asked, percent=_PADDED_PERCENT):
+        return
+    empty = padding.num_columns - padding.num_used
+    yield Cause(
+        "padding",
+        f"In every row of {padding.name}, a batch of {padding.num_rows:,}, {empty:,} of {padding.num_columns:,} "
+        f"columns are filled with the same value; results for all columns take {case.with_asked(held, asked)}.",
+        "fill rows up to the longest of their batch, and not to a fixed length (in transformers padding='longest'; "
+        f"batches of rows of like length need less still): this is with {padding.num_used:,} columns",
+        lambda modelled: with_smaller_blocks(
+            modelled, rows, padding.num_columns // padding.num_used, with_last_failure=asked > 0
+        ),
+        case.largest_site(held),
+        GivesUp.A_LITTLE,
+        names_bytes=(case.bytes(held) + asked) * empty // padding.num_columns,
+        behind=lambda making, _: (
+            padding.num_used / padding.num_columns
+            if making.result.size_bytes % (padding.num_rows * padding.num_columns) == 0
+            else 1.0
+        ),
     )
 
 

@@ -42,6 +42,16 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Padding:
+    """A batch whose rows are filled up with one value."""
+
+    name: str  # Of the variable, or its key in a dictionary
+    num_rows: int
+    num_columns: int
+    num_used: int  # Columns in which a row has another value than that
+
+
+@dataclass(frozen=True, slots=True)
 class ListedState:
     """Tensors that an optimizer's state has in a list, as the history of L-BFGS."""
 
@@ -80,4 +90,5 @@ class ObjectsAtFailure:
     idle_models: tuple[IdleModel, ...] = ()
     parameters: frozenset[int] = frozenset()  # Addresses of all nn.Parameters, whoever holds them
     buffers: frozenset[int] = frozenset()  # Addresses of modules' buffers of floating point, and of masks
+    padding: Padding | None = None  # Of a batch that frames on the way to the failure have
     second_run: SecondRun | None = None  # With memory that does not end, where there was one

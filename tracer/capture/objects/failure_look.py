@@ -27,6 +27,7 @@ from tracer.capture.objects.holder_links import attributes_of, is_users_frame, l
 from tracer.capture.objects.holders import find_holders
 from tracer.capture.objects.later_uses import SecondRun
 from tracer.capture.objects.live_tensors import dotted_modules, nodes_behind, objects_of
+from tracer.capture.objects.padding import find_padding
 from tracer.capture.objects.storage_columns import address_or_none, storages_with_memory
 from tracer.capture.sources.syntax import dotted_name
 from tracer.capture.torch_private import torch_graph, torch_history, torch_modules, torch_tensors
@@ -112,6 +113,7 @@ def _without_holders(
             unowned_gradients=frozenset(_addresses((gradient for _, gradient in unowned), device)),
             unowned_name=unowned[0][0] if unowned else "",
             operands=tuple(_operands(error)) if error is not None else (),
+            padding=find_padding(error) if error is not None else None,
             seen=frozenset(sizes),
             collected_bytes=torch_history.RAISED.collected_bytes,
             listed_states=tuple(_listed_states(optimizers, device)),

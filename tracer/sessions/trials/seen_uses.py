@@ -39,6 +39,7 @@ class Read:
     part: Elements
     into: int = 0  # Address of the result that has a value for each element, or rows for each row; 0 for none
     rows: float = 0.0  # Rows of that result for each row of the tensor; 0 where it has a value for each element
+    result: int = 0  # Address of the one large result: where nothing reads that, nothing needs this look
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class SeenUses:
     reads: dict[int, list[Read]] = field(default_factory=dict)  # By address
     before: dict[int, dict[tuple[object, int], Read]] = field(default_factory=dict)  # Likewise, before the request
     made: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # By address: allocations, row of `makings`
+    copied: dict[int, int] = field(default_factory=dict)  # By address: bytes of distinct values of large copies
     ends: list[int] = field(default_factory=list)  # Allocations as operators behind `until` that made some ended
     step_ends: list[int] = field(default_factory=list)  # Allocations as the steps behind the request ended
 
@@ -232,6 +234,8 @@ def _block(seen: SeenUses, life: _Life, needed: _Needed, backward: set[int], *, 
 
 def _share(read: Read, needed: _Needed) -> tuple[float, bool]:
     """The share of what an operator read that its result is ever read for, and whether that is of whole rows."""
+    if any(not block.read_bytes for block in needed.get(read.result, ()) if block.life.has(read)):
+        return 0.0, True
     found = ((block.share, block.are_rows) for block in needed.get(read.into, ()) if block.life.has(read))
     share, are_rows = next(found, (1.0, False))
     if read.rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,8 @@ _VIEWS: Final = ("aten::_unsafe_view", "aten::_reshape_alias")
 """Operators that return a view though their schema does not say so."""
 _KEEP_ROWS: Final = ("aten::mm", "aten::bmm", "aten::constant_pad_nd")
 """Operators that make each row of a result of one row of their first tensor, or of none."""
+_COPY: Final = (*_OF_ROWS, "aten::repeat", "aten::cat", "aten::stack", "aten::clone", "aten::constant_pad_nd")
+"""Operators whose results have no values but those of their tensors, each as often as they like."""
 _TRACER_FOLDER: Final = str(Path(__file__).parents[2])
 _TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
 _LOOKS: Final = ((read_tensors, False), (overwritten_tensors, True))
@@ -151,20 +153,34 @@ class UseWatch:
         for tensor in () if self._seen.behind else read_tensors(name, args, kwargs):
             if self._has(tensor) and tensor.untyped_storage().nbytes() >= LEAST_LARGE_BYTES:
                 read = self._read(count, -1, name, tensor, args, out)
-                self._seen.before.setdefault(_address(tensor), {})[read.part.key, read.into] = read
+                self._seen.before.setdefault(_address(tensor), {})[read.part.key, read.into or read.result] = read
         large = [each for each in tensors_of([out]) if self._has(each) and each.nbytes >= LEAST_LARGE_BYTES]
         inputs = [*tensors_of((*args, *kwargs.values()))] if large else []
         given = {_address(each) for each in inputs if self._has(each)}
         for result in large:
-            if (address := _address(result)) not in given:
+            if (address := _address(result)) in given:
+                self._seen.copied.pop(address, None)
+            else:
                 known = (each for each in inputs[:_MOST_INPUTS] if each.layout is torch.strided)
-                making = Making(name, tuple(map(_sized, known)), _sized(result), *_place())
+                copied_bytes = self._copied_bytes(name, inputs, result)
+                making = Making(name, tuple(map(_sized, known)), _sized(result), *_place(), copied_bytes)
                 row = self._seen.makings.setdefault(making, len(self._seen.makings))
                 if is_by_elements(name) or name in _KEEP_ROWS:
                     self._seen.row_wise.add(row)
                 self._seen.made.setdefault(address, []).append((count, row))
                 if not self._seen.behind:
                     self._seen.before.pop(address, None)
+
+    def _copied_bytes(self, name: str, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> int:
+        """Bytes of the values that an operator only copies to its result, those of copies once; 0 where it computes."""
+        self._seen.copied.pop(_address(result), None)
+        given = inputs[:1] if name in _OF_ROWS else inputs
+        if name not in _COPY or any(each.layout is not torch.strided for each in given):
+            return 0
+        own = (min(_sized(each).size_bytes, self._seen.copied.get(_address(each), each.nbytes)) for each in given)
+        copied_bytes = min(sum(own), result.nbytes)
+        self._seen.copied[_address(result)] = copied_bytes
+        return copied_bytes
 
     def _read(
         self,
@@ -181,9 +197,11 @@ class UseWatch:
         is_kept = isinstance(out, torch.Tensor) and self._has(out) and out.nbytes >= LEAST_LARGE_BYTES
         keeps_all = is_kept and is_by_elements(name) and out.numel() == tensor.numel()
         keeps_rows = is_kept and name in _KEEP_ROWS and tensor is args[0]
-        into = _address(out) if (keeps_all or keeps_rows) and _address(out) != _address(tensor) else 0
+        result = _address(out) if is_kept and _address(out) != _address(tensor) else 0
+        into = result if keeps_all or keeps_rows else 0
         rows = _rows(out) / max(_rows(tensor), 1) if keeps_rows else 0.0
-        return Read(count, row, self._seen.num_steps, part, into, rows)
+        needs_result = result if running_node() is None else 0  # gradients that nothing reads have words of their own
+        return Read(count, row, self._seen.num_steps, part, into, rows, needs_result)
 
     def _end(self) -> None:
         self.is_done = True
