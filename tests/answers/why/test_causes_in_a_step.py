@@ -547,3 +547,33 @@ def test_results_for_columns_that_are_filled_up(num_rows: int, is_told: bool) ->
         )
         assert "this is with 64 columns" in told["padding"].words
         assert told["padding"].removed_bytes == (112 - 112 // 8) * MIB
+
+
+@pytest.mark.parametrize(("num_calls", "is_told"), [(4, True), (1, False)])
+def test_weights_that_a_parametrization_makes_for_each_call(num_calls: int, is_told: bool) -> None:
+    program = Recorded(capacity=100)
+    program.make(10, MOVING)
+    parametrized = [frame("forward", f"{TORCH}/nn/utils/parametrize.py", 9), *layer(7)]
+    for _ in range(num_calls):
+        program.make(80 // num_calls, parametrized)
+    program.fail(20, layer(8))
+    told = program.changes()
+    assert ("weights made anew" in told) == is_told
+    if is_told:
+        assert told["weights made anew"].removed_bytes == 60 * MIB
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [(MOVING, True), (STATE, False)])
+def test_weights_of_32_bits_where_nothing_is_trained(kind: Any, is_told: bool) -> None:
+    program = Recorded(capacity=100)
+    weights = [program.make(30, MOVING).address for _ in range(2)]
+    program.make(10, kind)
+    program.fail(40, MOVING)
+    told = program.changes(replace(objects_of(in_graphs=frozenset()), float32=frozenset(weights)))
+    assert ("weights in 32 bits" in told) == is_told
+    if is_told:
+        assert (
+            told["weights in 32 bits"].sentence
+            == "60.00 MiB in 2 blocks (/home/me/train.py:2) are parameters of float32."
+        )
+        assert told["weights in 32 bits"].removed_bytes == pytest.approx(50 * MIB, rel=0.05)

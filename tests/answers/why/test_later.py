@@ -447,7 +447,7 @@ def test_a_joined_result_that_has_the_same_values_several_times_is_a_copy_of_row
     program.fail(80, [line(4)])
     parts = (Sized((4096, 2560), "float32", 40 * _MIB),) * 2
     result = Sized((4096, 5120), "float32", 80 * _MIB)
-    making = Making("aten::cat", parts, result, "/home/me/train.py", 4, copied_mib * _MIB)
+    making = Making("aten::cat", parts, result, "/home/me/train.py", 4, copied_bytes=copied_mib * _MIB)
     objects = following(second_run((40, 0), (80, 0)), distance=(1, 0), making=(1, 0), makings=(making,))
     assert ("copies of rows" in program.changes(objects)) == is_told
 
@@ -473,3 +473,22 @@ def test_a_holder_of_one_line_is_not_named_for_blocks_of_another() -> None:
     holder = Holder("x", "global variable of train.py", (small.address,))
     objects = second_run((20, 0), (60, NEVER), (10, NEVER), holders=(holder,))
     assert "held by" not in program.changes(objects)["not read again"].sentence
+
+
+@pytest.mark.parametrize(("by_elements", "is_told"), [(True, True), (False, False)])
+def test_a_function_that_computes_element_by_element_is_told_with_its_results(by_elements: bool, is_told: bool) -> None:
+    """Three results of each of two calls, of which a graph keeps all."""
+    program = Recorded(capacity=150)
+    kept = [program.make(20, layer(7 + number % 3)).address for number in range(6)]
+    program.make(5, [line(2)])
+    program.fail(30, [line(4)])
+    result = Sized((1024, 5120), "float32", 20 * _MIB)
+    making = Making("aten::mul", (result, result), result, "/home/me/model.py", 7, by_elements)
+    blocks = following(second_run(*[(20, 0)] * 6, (5, 0)), making=(0,) * 7, makings=(making,))
+    told = program.changes(replace(blocks, is_training=True, in_graphs=frozenset(kept)))
+    assert ("kept by elements" in told) == is_told
+    if is_told:
+        assert "7 to 9) computes element by element, and backward keeps 120.00 MiB in 6 blocks of one shape." in (
+            told["kept by elements"].sentence
+        )
+        assert told["kept by elements"].removed_bytes == pytest.approx(80 * _MIB, rel=0.01)

@@ -50,6 +50,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     activations.variables_over_the_step,
     growth.results_of_calls,
     precision.float64,
+    precision.weights_in_32_bits,
     precision.moved_before_cast,
     activations.graph_of_gradient,
     optimizer.gradients_freed_late,
@@ -81,6 +82,8 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     repeated_parts.padded_batch,
     activations.long_batch,
     reserving.one_request,
+    repeated_parts.made_of_parameters,
+    repeated_parts.kept_by_elements,
     repeated_parts.repeated_parts,
     activations.largest_line,
 )

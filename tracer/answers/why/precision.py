@@ -40,6 +40,29 @@ def float64(case: Case) -> Iterator[Cause]:
     )
 
 
+_WEIGHTS_PERCENT: Final = 50
+
+
+def weights_in_32_bits(case: Case) -> Iterator[Cause]:
+    """Parameters of float32 that are most of what is in use, where nothing of a training is there."""
+    if case.objects is None or not case.has_no_graph:
+        return
+    rows = case.at_addresses(case.objects.float32)
+    trains = np.isin(case.kind[case.in_use], (Kind.GRADIENT, Kind.OPTIMIZER_STATE)).any()
+    if trains or not case.is_much(rows, percent=_WEIGHTS_PERCENT):
+        return
+    asks = case.asked_stack in case.stack[rows]
+    yield Cause(
+        "weights in 32 bits",
+        f"{case.words(rows)}{case.lines(rows)} are parameters of float32.",
+        "load them in 16 bits (dtype=torch.bfloat16) if that is enough for their use: this is with half",
+        lambda modelled: with_smaller_blocks(modelled, rows, 2, with_last_failure=asks),
+        case.largest_site(rows),
+        GivesUp.A_LITTLE,
+        grows="the rest of the model is to come" if asks else "",
+    )
+
+
 def moved_before_cast(case: Case) -> Iterator[Cause]:
     """Parameters that are moved as they are, and cast to fewer bits by a later line of the same function."""
     if not case.has_failed or not has(case.sites.facts, Fact.MODULE_SETUP)[case.asked_stack]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -18,6 +18,7 @@ from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import is_python, torch_file
 from tracer.blocks.from_snapshot.sites import Site
 from tracer.blocks.kinds import Kind
+from tracer.capture.objects.later_uses import Making
 from tracer.snapshot.columns import Frame
 from tracer.units import format_bytes
 
@@ -85,6 +86,64 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
         lambda modelled: with_earlier_frees(modelled, best.rows, best.ends),
         case.largest_site(best.held) if _is_torchs(best) else Site(best.part.name, best.part.file, best.line),
         GivesUp.TIME_OR_SIZE,
+    )
+
+
+_PARAMETRIZED: Final = ("nn/utils/parametrize.py", "nn/utils/parametrizations.py", "nn/utils/weight_norm.py")
+_LEAST_MADE_PERCENT: Final = 25
+_LEAST_BY_ELEMENTS_PERCENT: Final = 40
+_LEAST_RESULTS: Final = 3
+
+
+def made_of_parameters(case: Case) -> Iterator[Cause]:
+    """Weights that a parametrization, such as weight_norm, makes anew for each call, and that graphs keep."""
+    is_made = case.with_frame(lambda frame: torch_file(frame) in _PARAMETRIZED)[case.lives.stack]
+    rows = case.in_use[(is_made & ~case.stays)[case.in_use]]
+    times = np.unique(np.stack([case.inner_stack[rows], case.lives.requested_bytes[rows]]), axis=1, return_counts=True)[
+        1
+    ]
+    if times.max(initial=0) < _LEAST_PARTS or not case.is_much(rows, percent=_LEAST_MADE_PERCENT):
+        return
+    most = int(times.max())
+    yield Cause(
+        "weights made anew",
+        f"A parametrization of weights (torch.nn.utils) makes them anew for each call, and graphs keep them: "
+        f"{case.words(rows)}{case.lines(rows)}, of up to {most:,} calls.",
+        "make them once for all calls of an iteration (`with torch.nn.utils.parametrize.cached():` around these)",
+        lambda modelled: with_smaller_blocks(modelled, rows, most),
+        case.largest_site(rows),
+        GivesUp.NOTHING,
+        names_bytes=case.bytes(rows),
+    )
+
+
+def kept_by_elements(case: Case) -> Iterator[Cause]:
+    """Results of one shape that a function computes element by element, several of which backward keeps."""
+    if (followed := case.followed) is None or case.has_no_graph:
+        return
+    of_function = defaultdict[tuple[str, str, tuple[int, ...]], list[tuple[int, int, Making]]](list)
+    for row in case.kept_for_backward.tolist():
+        making, own = followed.making(row), case.own_lines(int(case.lives.stack[row]))
+        if making is not None and making.by_elements and own:
+            name = ".".join(filter(None, (class_around(own[-1].file, own[-1].line), own[-1].name)))
+            of_function[own[-1].file, name, making.result.shape].append((row, own[-1].line, making))
+    if not of_function:
+        return
+    (file, name, _), kept = max(of_function.items(), key=lambda of: case.bytes(np.array([row for row, *_ in of[1]])))
+    rows, lines = np.array([row for row, *_ in kept]), [line for _, line, _ in kept]
+    number = len({(line, making) for _, line, making in kept})
+    if number < _LEAST_RESULTS or not case.is_much(rows, percent=_LEAST_BY_ELEMENTS_PERCENT):
+        return
+    place = f"{file}:{min(lines)}{f' to {max(lines)}' if max(lines) > min(lines) else ''}"
+    yield Cause(
+        "kept by elements",
+        f"{name} ({place}) computes element by element, and backward keeps {case.words(rows)} of one shape.",
+        "let backward keep the input of it alone: one operator in place of several, torch.compile, which fuses them, "
+        "a torch.autograd.Function, or a checkpoint of this function",
+        lambda modelled: with_smaller_blocks(modelled, rows, number),
+        case.largest_site(rows),
+        GivesUp.A_LITTLE,
+        names_bytes=case.bytes(rows),
     )
 
 

@@ -101,6 +101,7 @@ def _without_holders(
         ]
         owned = {id(tensor) for *_, tensor in of_modules} | trained
         to_inputs = any(id(leaf) not in owned for node in nodes for leaf in torch_graph.accumulates_into(node))
+        parameters = [each for each in tensors if type(each) is nn.Parameter]
         found = ObjectsAtFailure(
             # A program that differentiates by its inputs, as an attack does, needs the graph in evaluation mode, too.
             is_evaluating=(is_evaluating or _is_inference(called, objects)) and not to_inputs,
@@ -108,7 +109,8 @@ def _without_holders(
             in_graphs=frozenset(_addresses(saved, device)) if is_complete else None,
             untrained=_kept_by_untrained(objects, nodes, device) if is_complete else frozenset(),
             float64=frozenset(_addresses(wide, device)),
-            parameters=frozenset(_addresses((each for each in tensors if type(each) is nn.Parameter), device)),
+            parameters=frozenset(_addresses(parameters, device)),
+            float32=frozenset(_addresses((each for each in parameters if each.dtype is torch.float32), device)),
             buffers=frozenset(_addresses(buffers, device)),
             unowned_gradients=frozenset(_addresses((gradient for _, gradient in unowned), device)),
             unowned_name=unowned[0][0] if unowned else "",

@@ -42,6 +42,7 @@ class Making:
     result: Sized  # The one with that block
     file: str = ""  # Of the line of the program that called it; empty where none is known, as in a backward
     line: int = 0
+    by_elements: bool = False  # Whether each element of the result is made of one of each tensor
     copied_bytes: int = 0  # Of the values that the result only repeats, joins or picks; 0 where it computes
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tracer.arrays import Ints
+from tracer.arrays import Bools, Ints
 from tracer.capture.objects.at_failure import Padding
 from tracer.capture.objects.holder_links import locals_of
 
@@ -53,6 +53,6 @@ def _num_used(values: Ints) -> int:
     """The columns up to the last one that is used; all, where rows do not end alike, or one begins like that."""
     fill = values[0, -1]
     if (values[:, -1] != fill).any() or (values[:, 0] == fill).any():
-        return values.shape[1]
-    is_used = (values != fill).any(0)
-    return int(np.flatnonzero(is_used)[-1]) + 1
+        return int(values.shape[1])
+    is_used: Bools = (values != fill).any(0)
+    return 1 + int(np.flatnonzero(is_used).max())

@@ -163,9 +163,10 @@ class UseWatch:
             else:
                 known = (each for each in inputs[:_MOST_INPUTS] if each.layout is torch.strided)
                 copied_bytes = self._copied_bytes(name, inputs, result)
-                making = Making(name, tuple(map(_sized, known)), _sized(result), *_place(), copied_bytes)
+                by_elements = _is_by_elements(name)
+                making = Making(name, tuple(map(_sized, known)), _sized(result), *_place(), by_elements, copied_bytes)
                 row = self._seen.makings.setdefault(making, len(self._seen.makings))
-                if is_by_elements(name) or name in _KEEP_ROWS:
+                if by_elements or name in _KEEP_ROWS:
                     self._seen.row_wise.add(row)
                 self._seen.made.setdefault(address, []).append((count, row))
                 if not self._seen.behind:
@@ -195,7 +196,7 @@ class UseWatch:
     ) -> Read:
         part = _NOTHING if overwrites else _part(name, tensor, args, out)
         is_kept = isinstance(out, torch.Tensor) and self._has(out) and out.nbytes >= LEAST_LARGE_BYTES
-        keeps_all = is_kept and is_by_elements(name) and out.numel() == tensor.numel()
+        keeps_all = is_kept and _is_by_elements(name) and out.numel() == tensor.numel()
         keeps_rows = is_kept and name in _KEEP_ROWS and tensor is args[0]
         result = _address(out) if is_kept and _address(out) != _address(tensor) else 0
         into = result if keeps_all or keeps_rows else 0
@@ -239,6 +240,10 @@ def _place() -> tuple[str, int]:
     while frame is not None and frame.f_code.co_filename.startswith((_TRACER_FOLDER, _TORCH_FOLDER)):
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+
+
+def _is_by_elements(name: str) -> bool:
+    return is_by_elements(name) or name == "aten::_to_copy"
 
 
 @cache
