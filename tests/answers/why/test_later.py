@@ -492,3 +492,24 @@ def test_a_function_that_computes_element_by_element_is_told_with_its_results(by
             told["kept by elements"].sentence
         )
         assert told["kept by elements"].removed_bytes == pytest.approx(80 * _MIB, rel=0.01)
+
+
+def test_a_later_block_of_no_known_line_is_as_those_of_its_size_that_were_there() -> None:
+    """As gradients, which a thread of autograd's makes: the recording has a line for them, the second run none."""
+    program = Recorded(capacity=100)
+    program.make(40, [line(2)])
+    program.make(50, [line(3)])
+    program.fail(30, [line(4)])
+    objects = following(
+        second_run((40, 0), (50, NEVER), (30, 0)),
+        distance=(2, 1, 0),
+        making=(0, 0, 0),
+        request=12,
+        large=LargeBlocks(
+            (10, 11, 12, 13), (0, 13, 0, 0), (40 * _MIB, 50 * _MIB, 30 * _MIB, 50 * _MIB), (0,) * 4, (0,) * 4
+        ),
+    )
+    assert objects.second_run is not None
+    run = replace(objects.second_run, peak_bytes=120 * _MIB, missing_bytes=20 * _MIB)
+    change = program.changes(replace(objects, second_run=run))["not read again"]
+    assert (change.needed_before_bytes, change.needed_bytes) == (120 * _MIB, 90 * _MIB)

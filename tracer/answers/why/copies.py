@@ -323,7 +323,7 @@ def gradients_beside_buckets(case: Case) -> Iterator[Cause]:
     at_peak = case.device.replay.lives.alive_after(case.device.replay.peak_entry)
     gradients, buckets = (case.bytes(at_peak[case.kind[at_peak] == of]) for of in (Kind.GRADIENT, Kind.COMMUNICATION))
     rows = np.flatnonzero(case.kind == Kind.GRADIENT)
-    if 0 < gradients <= buckets and case.is_worth(without=rows):
+    if 0 < gradients * _COVERED <= buckets and case.is_worth(without=rows):
         yield Cause(
             "gradients beside buckets",
             f"{some(len(rows), 'block')} of gradients are copies of what lies in DistributedDataParallel's buckets.",

@@ -300,6 +300,7 @@ REMEDIES: Final = (
         f"resize {_PARTS} of them at a time and keep what is made of each, or work at the smaller size and resize the "
         "result on the host",
         GivesUp.TIME_OR_SIZE,
+        goes_on=True,
     ),
     Remedy(
         "whole sorted",
@@ -358,7 +359,8 @@ def expansion(case: Case) -> Iterator[Cause]:
 def _computed(making: Making, smaller: int, later: Making, _: float) -> float:
     """Share that is left of a later block, which may be computed of a result row by row."""
     is_as_large = _elements(later.result) * 2 >= _elements(making.result)
-    return 1 / smaller if is_as_large and making.num_rows > 1 and later.has_rows(making.num_rows) else 1.0
+    num_rows = next((size for size in making.result.shape if size > 1), 0)
+    return 1 / smaller if is_as_large and num_rows and later.has_rows(num_rows) else 1.0
 
 
 def _said(words: str | Callable[[LineResults], str], line: LineResults) -> str:

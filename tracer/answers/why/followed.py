@@ -191,6 +191,11 @@ def peaks_behind(
     )
     of_line = {line: share for (line, _), share in shares.items() if line[1]}
     lines = _lines_of(uses)
+    there = defaultdict[tuple[Line, int], list[float]](list)  # A backward's blocks have no line here
+    for row, each, number in zip(uses.large.making, uses.large.size_bytes, uses.large.made, strict=True):
+        if uses.request - number in in_use:
+            there[lines[row], each].append(in_use[uses.request - number])
+    shares = {**shares, **{key: sum(known) / len(known) for key, known in there.items()}}
     share, of_size = np.ones(len(size)), dict[int, float]()
     for at, (row, each) in enumerate(zip(uses.large.making, uses.large.size_bytes, strict=True)):
         of_later = shares.get((lines[row], each), of_line.get(lines[row], 1.0))

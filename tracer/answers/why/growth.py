@@ -31,6 +31,7 @@ from tracer.arrays import Bools, Ints, grouped
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
+from tracer.capture.objects.at_failure import GRAPH_OF
 from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 from tracer.snapshot.stacks import NO_STACK
@@ -219,7 +220,10 @@ def _is_comprehension(frame: Frame) -> bool:
 
 def _detached(case: Case, grown: Grown, what: str) -> str:
     """The change for graphs; where no backward ran in these iterations, it may be no training at all."""
+    holder = case.holder_of(grown.rows)
     detach = f"keep loss.item() in place of the loss, and .detach() of any other tensor that outlives its {what}"
+    if holder is not None and holder.path.endswith(GRAPH_OF):
+        detach = f"detach what {holder.path.removesuffix(GRAPH_OF)} is given (.detach(), or .item() of a loss)"
     if case.is_evaluating:
         return f"evaluate under `with torch.no_grad():`, and {detach}"
     if grown.are_steps or case.last_learning >= int(grown.starts[0]):

@@ -18,6 +18,7 @@ from tracer.blocks.from_snapshot.phases import FAR
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.later_uses import Making, NextUse
+from tracer.snapshot.stacks import NO_STACK
 from tracer.units import format_bytes
 
 _LEAST_PERCENT: Final = 10
@@ -183,7 +184,9 @@ def gradients_that_wait(case: Case) -> Iterator[Cause]:
         lambda use: use is not None and not use.in_backward and not use.overwrites and use.step == 0
     )
     rows = rows[case.kind[rows] == Kind.GRADIENT]
-    if not has(case.sites.facts[case.asked_stack], Fact.ENGINE) or not case.is_much(rows, percent=_LEAST_PERCENT):
+    # A thread of autograd's has no frames
+    is_in_backward = has(case.sites.facts, Fact.ENGINE)[case.asked_stack] or case.asked_stack == NO_STACK
+    if not case.has_failed or not is_in_backward or not case.is_much(rows):  # more of them are to come
         return
     yield Cause(
         "gradients that wait",

@@ -113,9 +113,12 @@ class LineResults:
     @property
     def operands_bytes(self) -> int:
         """Bytes of what the request is made of, or of all that the line names; 0 where they are not known."""
+        named_bytes = sum(operand.size_bytes for operand in self.operands)
         if self.making is not None and self.making.inputs and self.making.result.size_bytes == self.asked_bytes:
-            return sum(each.size_bytes for each in self.making.inputs)
-        return sum(operand.size_bytes for operand in self.operands)
+            is_list = any(operand.count > 1 for operand in self.operands)  # of which the first tensors are known
+            given_bytes = sum(each.size_bytes for each in self.making.inputs)
+            return max(given_bytes, named_bytes) if is_list else given_bytes
+        return named_bytes
 
     @property
     def largest_factor(self) -> float:

@@ -22,6 +22,8 @@ class Holder:
 
 CYCLE = "reference cycle "
 """Begin of the path of a holder that no variable leads to."""
+GRAPH_OF = " -> graph of the tensor"
+"""In the path to what only the graph of a tensor keeps, behind that tensor."""
 NOT_PYTHON = "no Python object"
 """Path of a holder of memory that no object of Python's has, such as what nodes of autograd keep."""
 FUNCTOOLS = " -> functools cache"

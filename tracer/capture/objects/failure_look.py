@@ -35,8 +35,9 @@ from tracer.capture.torch_private import torch_graph, torch_history, torch_modul
 _MOST_ASKED: Final = 48
 """Pieces of memory whose holders are looked for: of a graph with thousands of nodes each takes a tenth of a second."""
 _OF_ONE_SIZE: Final = 6
+"""Of a size that has much of the memory more: half of all for one that has it all."""
 _LEAST_ASKED: Final = 1 << 20
-"""Bytes of such a piece."""
+"""Bytes of all pieces of a size."""
 _MOST_OPERANDS: Final = 32
 _MOST_ITEMS: Final = 10_000
 
@@ -128,10 +129,12 @@ def _asked_about(sizes: Mapping[int, int]) -> list[int]:
     """Addresses of some pieces of each size, spread over all of them; of the sizes with most bytes in all."""
     of_size: dict[int, list[int]] = {}
     for address, size in sizes.items():
-        if size >= _LEAST_ASKED:
-            of_size.setdefault(size, []).append(address)
-    most = sorted(of_size.items(), key=lambda pair: -pair[0] * len(pair[1]))
-    some = [alike[:: -(-len(alike) // _OF_ONE_SIZE)] for _, alike in most]
+        of_size.setdefault(size, []).append(address)
+    much = (pair for pair in of_size.items() if pair[0] * len(pair[1]) >= _LEAST_ASKED)
+    most = sorted(much, key=lambda pair: -pair[0] * len(pair[1]))
+    total = sum(size * len(alike) for size, alike in most)
+    number = (max(_OF_ONE_SIZE, _MOST_ASKED * size * len(alike) // (2 * total)) for size, alike in most)
+    some = [alike[:: -(-len(alike) // count)] for (_, alike), count in zip(most, number, strict=True)]
     return list(chain.from_iterable(some))[:_MOST_ASKED]
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
+from tracer.capture.objects.at_failure import GRAPH_OF
 from tracer.capture.objects.holder_links import (
-    ARROW,
     IN_DICT,
     OF_MODULES,
     Root,
@@ -203,7 +203,7 @@ class _Step:
         return "[...]" if isinstance(self.cut, int) and self.cut in cuts and not is_number else self.text
 
 
-_IN_GRAPH: Final = _Step(f"{ARROW}graph of the tensor", None)
+_IN_GRAPH: Final = _Step(GRAPH_OF, None)
 
 
 def _steps(way: Way, graph: ReferenceGraph) -> list[_Step]:
