@@ -452,6 +452,19 @@ def test_a_joined_result_that_has_the_same_values_several_times_is_a_copy_of_row
     assert ("copies of rows" in program.changes(objects)) == is_told
 
 
+@pytest.mark.parametrize(
+    ("operator", "words"), [("aten::_log_softmax", "take what is read"), ("aten::mm", "make only")]
+)
+def test_what_is_normalized_is_not_made_in_part(operator: str, words: str) -> None:
+    program = Recorded(capacity=100)
+    program.make(30, [line(2)])
+    program.make(60, [line(3)])
+    program.fail(30, [line(4)])
+    makings = tuple(Making(name, (), Sized((), "float32", 0), "train.py", 3) for name in ("aten::mm", operator))
+    objects = following(second_run((30, 0), (60, 0)), read_bytes=(30 * _MIB, _MIB), makings=makings, making=(0, 1))
+    assert program.changes(objects)["read in part"].words.startswith(words)
+
+
 def test_what_is_read_for_nothing_is_not_needed() -> None:
     program = Recorded(capacity=100)
     program.make(40, [line(2)])

@@ -103,6 +103,8 @@ def _unread(case: Case, rows: Ints, what: str, horizon: str, change: str, price:
     )
 
 
+_NORMALIZING: Final = ("aten::_log_softmax", "aten::log_softmax")
+"""Operators of which no part can be made alone."""
 _SMALL_PART: Final = 4
 """Times that a block is larger than all that is read of it."""
 
@@ -140,6 +142,8 @@ def read_in_part(case: Case) -> Iterator[Cause]:
         f"{followed.uses.horizon}{f'; held by {holder}' if holder else ''}.",
         "make each no larger than what is read of it (a shorter longest length), or one for all that have the same"
         if stays
+        else "take what is read of the values that it normalizes (gather), and subtract their logsumexp, row by row"
+        if all((made := followed.making(row)) is not None and made.operator in _NORMALIZING for row in mine)
         else "make only that part: take it of what these lines are given (such as x[:, -1:] before a layer, chosen "
         "rows before they are transformed, the diagonal before a matrix is made), or keep it alone (part.clone())",
         lambda modelled: with_smaller_blocks(
