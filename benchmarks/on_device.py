@@ -31,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -58,6 +58,11 @@ TRUTH: Final = (
 )
 _TO_START_S: Final = 10.0
 """Least time left for beginning a further program."""
+_TO_ASK_S: Final = 120.0
+"""Most time in which a device says what it is: torch is imported for it."""
+_TO_END_S: Final = 3.0
+"""Most time for which a killed process is waited for: one that a device's driver does not let go of never ends."""
+_PAUSE_S: Final = 0.02
 _CORES_OF_PLAN: Final = 16
 _SAID_CHARACTERS: Final = 3000
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -180,8 +185,8 @@ def run_task(words: Sequence[str], variables: Mapping[str, str], limit_s: float,
     seconds = time.monotonic() - began
     end_children(os.getpid())
     with suppress(ChildProcessError):
-        while True:
-            os.wait()
+        while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() - began < seconds + _TO_END_S:
+            time.sleep(_PAUSE_S)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     printed = out.read_text("utf-8", "replace")
     return {
@@ -223,6 +228,7 @@ def start(words: Sequence[str], variables: Mapping[str, str], limit_s: float, fo
     folder.mkdir()
     if (pid := os.fork()) == 0:
         status = 1
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             (folder / "result").write_text(json.dumps(run_task(words, variables, limit_s, folder)))
             status = 0
@@ -259,9 +265,16 @@ def run_all(
                     running[start(task.words, variables(task), limit_s, folder)] = (task, limit_s, folder)
                 if not running:
                     return
-                pid, _ = os.wait()
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if left_s < -2 * _TO_END_S:
+                    return
+                if not pid:
+                    time.sleep(_PAUSE_S)
+                    continue
                 task, limit_s, folder = running.pop(pid)
-                result = json.loads((folder / "result").read_text())
+                if not (file := folder / "result").exists():  # killed from outside
+                    continue
+                result = json.loads(file.read_text())
                 if result["status"] is not None or limit_s == task.limit_s:
                     done(task, result)
         finally:
@@ -351,14 +364,17 @@ def main() -> int:
     parser.add_argument("--on", metavar="CARD", help="on the null GPU of this card")
     parser.add_argument("--to", type=Path, default=Path("on_device.json"), help="the file of results")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="programs at a time")
+    parser.add_argument("--slower", type=float, default=1.0, help="factor on limits, where other work shares the cores")
     options = parser.parse_args()
     end_s = time.monotonic() + 60 * options.minutes
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what was started, as Ctrl-C does
     card, head = device_of(options.on)
     kept: dict[str, Any] = json.loads(options.to.read_text()) if options.to.exists() else {"head": head, "results": {}}
     if kept["head"] != head:
         raise SystemExit(f"{options.to} is of {kept['head']}, and this is {head}: name another file with --to.")
     results: dict[str, Result] = kept["results"]
-    asked = [task for task in tasks(options.on) if options.part is None or task.part in options.part]
+    chosen = [task for task in tasks(options.on) if options.part is None or task.part in options.part]
+    asked = [replace(task, limit_s=options.slower * task.limit_s) for task in chosen]
 
     def done(task: Task, result: Result) -> None:
         results[task.key] = result
@@ -389,7 +405,8 @@ def device_of(on: str | None) -> tuple[Card, str]:
     """Return the device as a card, and what it and the versions are in words."""
     known = devices_of(on).card if on else None
     variables = environment((known,)) if known else None
-    asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, env=variables, check=False)
+    ask = [sys.executable, "-c", _ASK]
+    asked = subprocess.run(ask, capture_output=True, text=True, env=variables, check=False, timeout=_TO_ASK_S)
     if asked.returncode:
         last = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise SystemExit(f"There is no GPU here ({last}): name a card with --on.")

@@ -17,6 +17,7 @@ left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], 
 open(os.environ["LEFT"], "w").write(str(left.pid))
 time.sleep(600)
 """
+_STOPS = "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(600)"
 _ROOM = Room(cores=2, device_bytes=10 << 30)
 
 
@@ -26,7 +27,7 @@ def _task(name: str, **options: object) -> Task:
 
 
 def _run(tmp_path: Path, tasks: list[Task], seconds: float = 600) -> dict[str, Result]:
-    programs = {"good": _GOOD, "bad": "raise SystemExit('a fault')", "hangs": _HANGS}
+    programs = {"good": _GOOD, "bad": "raise SystemExit('a fault')", "hangs": _HANGS, "stops": _STOPS}
     for name, source in programs.items():
         (tmp_path / f"{name}_program.py").write_text(source)
     variables = {**os.environ, "PYTHONPATH": str(tmp_path), "LEFT": str(tmp_path / "left")}
@@ -57,6 +58,14 @@ def test_what_the_end_of_the_time_cut_off_is_asked_again(tmp_path: Path, monkeyp
     assert _run(tmp_path, [_task("good")], seconds=5) == {}  # none begins so late
     monkeypatch.setattr("benchmarks.on_device._TO_START_S", 0.0)
     assert _run(tmp_path, [_task("hangs", limit_s=600.0)], seconds=1) == {}
+
+
+def test_a_process_that_never_answers_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.on_device._TO_START_S", 0.0)
+    monkeypatch.setattr("benchmarks.on_device._TO_END_S", 0.5)
+    began = time.monotonic()
+    assert _run(tmp_path, [_task("stops")], seconds=1) == {}
+    assert time.monotonic() - began < 20
 
 
 def test_a_program_begins_where_there_are_a_core_and_memory_of_the_device_and_a_clock_runs_alone() -> None:
