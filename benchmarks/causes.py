@@ -3,8 +3,8 @@
     uv run python -m benchmarks.causes [--here] [--ways WAY ...] [--workers N] [NAME ...]
 
 Each program of scripts/causes says in its first line its card and its cause, mostly after a public report. It runs on
-the null GPU three times: with the allocator's history dumped in `except`, as most people do; dumped by an observer at
-the failure; and under `run --on CARD`. Right is what has the cause as the first change, or as the decisive one. With
+the null GPU twice: with the allocator's history dumped by an observer at the failure, and in `except`, as most people
+do; and under `run --on CARD`. Right is what has the cause as the first change, or as the decisive one. With
 `--here` they run on the GPU of this machine, of whose memory they get that of their card; `--ways run` leaves the
 dumps out.
 """
@@ -48,29 +48,22 @@ def limited_to(card: str) -> dict[str, str]:
     return {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
 
 
-def _dump(program: str, file: str, how: str) -> None:
-    """Run a program in this process, which is on the null GPU, and write its history."""
+def _dump(program: str, folder: Path) -> None:
+    """Run a program in this process and write its history at each failure, and behind the one that ends it."""
     import torch
 
     memory = torch.cuda.memory
     memory._record_memory_history(max_entries=200_000)
-    if how == "observer":
-        attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
-        attach(lambda *arguments: memory._dump_snapshot(file))
+    attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
+    attach(lambda *arguments: memory._dump_snapshot(str(folder / "observer.pickle")))
     try:
         runpy.run_path(program, run_name="__main__")
     except torch.cuda.OutOfMemoryError:
-        if how == "except":
-            memory._dump_snapshot(file)
+        memory._dump_snapshot(str(folder / "except.pickle"))
 
 
-def _of_dump(program: Path, card: str, how: str, folder: Path, here: bool) -> str:
+def _of_dump(file: Path) -> str:
     """The first cause in a dump."""
-    file = folder / f"{how}.pickle"
-    devices = devices_of(card)
-    command = [sys.executable, "-m", "benchmarks.causes", "--dump", how, "--to", str(file), str(program)]
-    variables = limited_to(card) if here else environment((devices.card,) * devices.count)
-    subprocess.run(command, env=variables, capture_output=True, check=False, timeout=_LIMIT_S)
     if not file.exists():
         return "not out of memory"
     replayed = replay_snapshot(load_snapshot(file))
@@ -99,11 +92,15 @@ def _judged(program: Path, here: bool, ways: Sequence[str]) -> dict[str, str]:
     head = _HEAD.match(program.read_text())
     assert head is not None, f"{program.name} does not say its card and cause."
     _, card, cause = head.groups()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if {*ways} - {"run"}:
+            devices = devices_of(card)
+            command = [sys.executable, "-m", "benchmarks.causes", "--dump", name, str(program)]
+            variables = limited_to(card) if here else environment((devices.card,) * devices.count)
+            subprocess.run(command, env=variables, capture_output=True, check=False, timeout=_LIMIT_S)
         found = {
-            way: _of_run(program, card, Path(folder), here)
-            if way == "run"
-            else _of_dump(program, card, way, Path(folder), here)
+            way: _of_run(program, card, folder, here) if way == "run" else _of_dump(folder / f"{way}.pickle")
             for way in ways
         }
     wrong = {how: said for how, said in found.items() if said not in cause.split(" or ")}
@@ -118,11 +115,10 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=_WAYS, default=_WAYS, help="all by default")
     parser.add_argument("--here", action="store_true", help="on the GPU of this machine")
     parser.add_argument("--workers", type=int, default=1, help="programs at a time")
-    parser.add_argument("--dump", choices=["except", "observer"], help=argparse.SUPPRESS)
-    parser.add_argument("--to", help=argparse.SUPPRESS)
+    parser.add_argument("--dump", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.dump is not None:
-        _dump(arguments.names[0], arguments.to, arguments.dump)
+        _dump(arguments.names[0], arguments.dump)
         os._exit(0)
     programs = sorted(_PROGRAMS.glob("*.py"))
     chosen = [program for program in programs if not arguments.names or program.stem in arguments.names]
