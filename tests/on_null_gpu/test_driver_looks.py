@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,7 +24,7 @@ from tracer.sessions.stored_results import kept_run, results_of
 from tracer.sessions.training_profile import profile_training
 
 MIB = 1 << 20
-_TAKEN = {"cublas": 32 * MIB, "cudnn": 64 * MIB, "cufft": 16 * MIB, "graph": 2 * MIB}
+_TAKEN = {"cublas": 32 * MIB, "cudnn": 64 * MIB, "cufft": 16 * MIB, "cusolver": 8 * MIB, "graph": 2 * MIB}
 _OF_BACKWARD = "; ".join(
     f"first recorded call of {library}, {node}Backward0"
     for library, node in (("cuBLAS", "Addmm"), ("cuDNN", "Convolution"))
@@ -61,6 +62,13 @@ class Mean(nn.Module):
         return mean
 
 
+class Factor(nn.Module):
+    """A factor is added."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.linalg.cholesky(torch.eye(4, device=x.device)).sum()
+
+
 def _capture(batch: Tensor) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -71,14 +79,14 @@ def _capture(batch: Tensor) -> torch.cuda.CUDAGraph:
 @runs_elsewhere
 def test_each_rise_has_its_call_and_line_and_all_sum_to_the_drivers_count() -> None:
     os.environ["NULL_GPU_TAKES"] = ";".join(f"{place}={size}" for place, size in _TAKEN.items())
-    model = nn.Sequential(Spectrum(), Mean(), nn.Linear(8, 2)).cuda()
+    model = nn.Sequential(Spectrum(), Mean(), nn.Linear(8, 2), Factor()).cuda()
     batch, folder = torch.randn(4, 3, 16, 16, device="cuda"), Path(tempfile.mkdtemp())
-    with profile_training(model, save_dir=folder, schedule=Schedule(0, 0, 5, 1), keep_recording=True) as session:
-        for step in range(5):
+    with profile_training(model, save_dir=folder, schedule=Schedule(0, 0, 6, 1), keep_recording=True) as session:
+        for step in range(6):
             loss = model[: step + 1](batch).sum()  # in each step one library more
-            if step == 3:
-                graph = _capture(batch)
             if step == 4:
+                graph = _capture(batch)
+            if step == 5:
                 loss.backward()
             session.step()
         free, total = torch.cuda.mem_get_info()
@@ -93,6 +101,7 @@ def test_each_rise_has_its_call_and_line_and_all_sum_to_the_drivers_count() -> N
         "first recorded call of cuFFT, aten::fft_fft": 16 * MIB,
         "first recorded call of cuDNN, aten::conv2d": 64 * MIB,
         "first recorded call of cuBLAS, aten::linear": 32 * MIB,
+        "first recorded call of cuSOLVER, aten::linalg_cholesky": 8 * MIB,
         "capture of a CUDA graph": 2 * MIB,
         # Backward has handles of its own, of two libraries between two looks.
         f"one or more of: {_OF_BACKWARD}": (64 + 32) * MIB,
@@ -102,6 +111,9 @@ def test_each_rise_has_its_call_and_line_and_all_sum_to_the_drivers_count() -> N
     assert "torch.fft.fft" in Path(__file__).read_text().splitlines()[transform.line - 1]
     assert (found.used_bytes, found.reserved_bytes) == (total - free, reserved)
     assert sum(row.bytes for row in found.rows) + reserved == total - free
+    (section,) = (each for each in session.results.answer.sections if each.title == "On the card beside torch")
+    assert section.sentences[1] == "The null GPU sets 700.00 MiB aside for each process."
+    assert ("H100", "2.11.0", "13.0", "630 to 766 MiB", "25 trainings") in section.tables[1].rows
     # What is computed by nothing has no sentence on the first screen; a file, and a run that is read again, have all.
     assert not any("Beside torch" in sentence for sentence in session.results.answer.sentences)
     said = json.loads((folder / "peak.json").read_text())["beside_torch"]
@@ -129,6 +141,17 @@ def test_a_first_step_that_is_not_recorded_has_the_models_call_backward_and_step
         (33, "from the end of the call of Sequential to the gradient of the output of Sequential", None),
         (96, "from the gradient of the output of Sequential to the beginning of the step of SGD", called),
     ]
+
+
+@runs_elsewhere
+def test_a_kernel_takes_memory_at_its_first_launch() -> None:
+    os.environ["NULL_GPU_TAKES"] = f"kernel={MIB}"
+    x = torch.ones(8, device="cuda")
+    free = [torch.cuda.mem_get_info()[0]]
+    for call in (torch.sin, torch.sin, torch.cos):
+        call(x)
+        free.append(torch.cuda.mem_get_info()[0])
+    assert [before - after for before, after in pairwise(free)] == [MIB, 0, MIB]
 
 
 def _line_of(text: str) -> int:

@@ -7,7 +7,8 @@ For people who look into it, beside the card's variables below:
     NULL_GPU_HOST_TENSORS=real  fills large tensors of the host at once; else where they are read
     NULL_GPU_COPY_LIMIT       bytes of one copy from the host that are kept as values, 1 MiB
     NULL_GPU_KERNELS=1        gives torch's profiler kernels, each with the same made-up duration
-    NULL_GPU_TAKES            bytes taken where cublas, cudnn, cufft, nccl, a module or a graph begins: cudnn=512
+    NULL_GPU_TAKES            bytes taken where cublas, cudnn, cufft, cusolver, nccl, a module, a graph or a kernel (at
+                              its first launch) begins: cudnn=512;kernel=64
     NULL_GPU_CUDNN_WORKSPACE  bytes of each plan of cuDNN; nobody is asked then
 """
 

@@ -1,4 +1,4 @@
-/* cuBLAS and cuBLASLt: handles, and one algorithm without a workspace. The multiplications themselves are generated. */
+/* cuBLAS, cuBLASLt and cuSOLVER: handles, and one algorithm without a workspace. The multiplications themselves are generated. */
 #include "null_gpu.h"
 #include <cublasLt.h>
 #include <cublas_v2.h>
@@ -20,6 +20,7 @@ EXPORT cublasStatus_t cublasCreate_v2(cublasHandle_t *handle) {
   *handle = calloc(1, sizeof(Handle));
   return *handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
 }
+EXPORT int cusolverDnCreate(void **handle) { return driver_takes("cusolver"), *handle = new_handle(), 0; }
 EXPORT cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) { return free(handle), CUBLAS_STATUS_SUCCESS; }
 EXPORT cublasStatus_t cublasGetVersion_v2(cublasHandle_t handle, int *version) {
   return *version = CUBLAS_VERSION, CUBLAS_STATUS_SUCCESS;

@@ -224,8 +224,8 @@ void memory_give(int device, size_t size) {
   give(device, size);
   pthread_mutex_unlock(&lock);
 }
-/* What a real driver takes of the current device for itself when a library begins, by figures that nobody publishes:
-   NULL_GPU_TAKES says them, such as `cublas=8388608;graph=65536`. Nothing is taken by default. */
+/* What a real driver takes of the current device for itself when a library or a kernel begins, by figures that nobody
+   publishes: NULL_GPU_TAKES says them, such as `cublas=8388608;graph=65536`. Nothing is taken by default. */
 void driver_takes(const char *place) {
   size_t length = strlen(place);
   for (const char *text = getenv("NULL_GPU_TAKES"); text; text = (text = strchr(text, ';')) ? text + 1 : NULL)
