@@ -23,7 +23,7 @@ from tests.truth.bookkeeper import Instant
 from tests.truth.catalogue import entry_of
 from tests.truth.isolate import WITHOUT_CACHES, in_fresh_process
 from tests.truth.program import Provable
-from tests.truth.running import Effects, first_recorded, run_under_bookkeeper, run_unwatched, run_watched
+from tests.truth.running import Claims, Effects, first_recorded, run_under_bookkeeper, run_unwatched, run_watched
 from tests.truth.verdict import Share, Verdict, differences, instants_of, kinds, knows_batch, wrong_sum
 from tracer.answers.beside_torch import NOT_PLACED
 from tracer.sessions.on_null_gpu import values_on
@@ -46,7 +46,7 @@ def judge_on_device(name: str, variables: Mapping[str, str] = WITHOUT_CACHES) ->
         with ThreadPoolExecutor(2) as two:
             runs = [
                 two.submit(call, run_and_count, name),
-                two.submit(call, run_watched, name, folder),
+                two.submit(call, watch_and_count, name, folder),
                 two.submit(call, run_under_bookkeeper, name, size_there),
             ]
             results: list[Any] = [run.result() for run in runs]
@@ -58,7 +58,7 @@ def judge_on_device(name: str, variables: Mapping[str, str] = WITHOUT_CACHES) ->
     effects, counted = plain.value
     if watched.value is None:
         return Verdict(name, crash=watched.error, true_bytes=(counted, counted))
-    theirs, claims = watched.value
+    theirs, claims, beside_bytes = watched.value
     if claims.crash:
         return Verdict(name, crash=claims.crash, true_bytes=(counted, counted))
     claimed = claims.peak["allocator_peak_bytes"]
@@ -67,13 +67,20 @@ def judge_on_device(name: str, variables: Mapping[str, str] = WITHOUT_CACHES) ->
         name,
         changed=tuple(differences(effects, theirs)),
         kept=tuple(what for what, alive in theirs.alive_after.items() if alive and not effects.alive_after.get(what)),
-        wrong_sum=wrong_sum(claims.peak),
+        wrong_sum=wrong_sum(claims.peak) or wrong_beside(name, claims.peak["beside_torch"], beside_bytes),
         wrong_peak="" if claimed == counted else f"{claimed:,}, and the allocator counted {counted:,}",
         claimed_bytes=claimed,
         true_bytes=(counted, counted),
         kinds=kinds_of(name, claims, booked.value[1].instants) if is_exact else None,
         beside=placed(claims.peak["beside_torch"]),
     )
+
+
+def wrong_beside(name: str, beside: Mapping[str, Any], counted: int) -> str:
+    """Rows beside torch's allocator are what the driver counts less what torch has reserved, behind the last step."""
+    rows = sum(row["bytes"] for row in beside["rows"])
+    is_right = rows == counted == beside["used_bytes"] - beside["reserved_bytes"] or entry_of(name).fails
+    return "" if is_right else f"rows beside torch {rows:,}, by the driver {counted:,}"
 
 
 def placed(beside: Mapping[str, Any]) -> Share:
@@ -133,6 +140,17 @@ def run_and_count(name: str) -> tuple[Effects, int]:
             counted.append(torch.cuda.max_memory_allocated())
 
     return run_unwatched(name, before_step, after_step), max(counted)
+
+
+def watch_and_count(name: str, folder: Path) -> tuple[Effects, Claims, int]:
+    """Watched, with what the driver counts beside torch's allocator behind the last step."""
+    counted = [0]
+
+    def after_step() -> None:
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        counted.append(total_bytes - free_bytes - torch.cuda.memory_reserved())
+
+    return *run_watched(name, folder, after_step), counted[-1]
 
 
 def size_there(storage: torch.UntypedStorage) -> int:

@@ -156,8 +156,8 @@ def run_unwatched(
     return _effects(loop, state, program_of=lambda: loop.__dict__.pop("program"), drop=lambda: None)
 
 
-def run_watched(name: str, save_dir: Path) -> tuple[Effects, Claims]:
-    """With the tracer around the loop, as its user writes it."""
+def run_watched(name: str, save_dir: Path, after_step: Callable[[], object] = lambda: None) -> tuple[Effects, Claims]:
+    """With the tracer around the loop, as its user writes it; behind its steps something may be read."""
     program, state = begin(name)
     plan = plan_of(name)
     loop = Loop(program, num_steps_of(name))
@@ -167,10 +167,12 @@ def run_watched(name: str, save_dir: Path) -> tuple[Effects, Claims]:
     model = program.model or (None if first is not None else nn.Module())
     with may_fail(name), profile_training(model, first, save_dir=save_dir, schedule=plan) as session:
         del first, model  # the program may replace them
-        loop.after_step = session.step
+        ends: list[Callable[[], object]] = [session.step, after_step]
+        loop.after_step = lambda: [end() for end in ends]
         loop.run()
     claims = _claims(session, tuple(warned))
     loop.after_step = lambda: None
+    ends.clear()
     held: list[Any] = [session]
     del session, program
     return _effects(loop, state, program_of=lambda: loop.__dict__.pop("program"), drop=held.clear), claims

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tracer.answers.tables import Column, Place, Section, Table
+from tracer.answers.tables import Column, Place, Section, Table, columns
 from tracer.capture.run_facts import DriverLooks, KnownCall
+from tracer.null_gpu.cards import CONTEXT_BYTES, MEASURED_CONTEXTS
 from tracer.units import format_bytes
 
 FIRST: Final = "CUDA's context, and what was there before the first step"
@@ -68,8 +69,8 @@ def _in_words(calls: Sequence[KnownCall]) -> str:
     return f"one or more of: {first.what}{''.join(lines)}" if others else first.what
 
 
-def beside_section(found: BesideTorch, device: str) -> Section:
-    """Return all rows, with what they sum to."""
+def beside_section(found: BesideTorch, device: str, *, computed: bool) -> Section:
+    """Return all rows, with what they sum to; on the null GPU, with what cards were measured to take."""
     rows = tuple((Place(row.what, row.file, row.line), row.bytes) for row in found.rows)
     table = Table("by where it rose", (Column("where"), Column("memory", "bytes")), rows, is_whole=True)
     text = (
@@ -78,7 +79,12 @@ def beside_section(found: BesideTorch, device: str) -> Section:
         f"{format_bytes(found.used_bytes - found.reserved_bytes)} beside it. A rise between two looks at the "
         "driver's count stands with the calls between them that are known to take memory; without one, with what ran."
     )
-    return Section("On the card beside torch", (text,), (table,))
+    if computed:
+        return Section("On the card beside torch", (text,), (table,))
+    aside = f"The null GPU sets {format_bytes(CONTEXT_BYTES)} aside for each process."
+    names = columns("text", "card", "torch", "CUDA", "memory", "of")
+    measured = Table("measured beside torch", names, MEASURED_CONTEXTS, is_whole=True)
+    return Section("On the card beside torch", (text, aside), (table, measured))
 
 
 def beside_sentences(found: BesideTorch, device_bytes: int | None) -> Iterator[str]:

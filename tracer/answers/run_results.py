@@ -200,7 +200,7 @@ def _sections(results: RunResults) -> Iterator[Section]:
     if findings is not None:
         yield from peak_sections(findings, has_parts=not is_peak)
     if results.beside is not None:
-        yield beside_section(results.beside, results.device)
+        yield beside_section(results.beside, results.device, computed=results.computed)
     yield from host_sections(results.history.pinned_bytes)
     if results.timings is not None:
         yield Section("Time", (), (timings_table(results.timings),), is_drawn=True)

@@ -12,9 +12,18 @@ from tracer.units import GIB, KIB, MAX_RANKS, MIB, format_bytes, parse_count, pa
 CONTEXT_BYTES = 700 * MIB
 """Memory of a GPU that a process takes beside torch's allocator: CUDA's context, and the kernels that it loads.
 
-One stated figure for all cards; it depends on driver, GPU and libraries. `benchmarks.beside_null_gpu` counted 630 to
-766 MiB in 25 trainings on an H100 (torch 2.11, CUDA 13, driver 580), and torch's message 686 where GPT-2 ran out of
-memory there. A process that had done little else was seen with 470 MiB on an RTX 4090 and 420 on an A100.
+One stated figure for all cards; it depends on driver, GPU and libraries.
+"""
+MEASURED_CONTEXTS = (
+    ("H100", "2.11.0", "13.0", "630 to 766 MiB", "25 trainings"),
+    ("H100", "2.11.0", "13.0", "856 MiB", "doctor"),
+    ("H100", "2.11.0", "13.0", "916 MiB", "with NCCL"),
+    ("RTX-4090", "2.6.0.dev20241002", "12.1", "484 to 505 MiB", "pytorch/torchchat issue 1341"),
+)
+"""Memory beside torch's allocator as it was measured: card, torch's version, CUDA's, memory, and of what.
+
+Source:
+    `benchmarks.beside_null_gpu` and doctor on an H100 with driver 580; torch's message in that issue, with driver 560.
 """
 MAX_DEVICES = 16
 """Most devices of one process."""
