@@ -26,19 +26,22 @@ class Keeper:
         self.history.append(torch.ones(size_bytes, dtype=torch.uint8, device="cuda"))
 
 
-def _fails(path: Path) -> tuple[str, ...]:
+def _fails(path: Path) -> tuple[set[str], set[str]]:
+    """Paths of holders, and the operands on the way, also in a function that the error has left."""
     dump_on_oom(path)
     keeper = Keeper()
     leave_bytes(0, 100 * MIB)
     with suppress(torch.OutOfMemoryError):
         for _ in range(9):
             keeper.remember(30 * MIB)
-    return tuple(holder.path for holder in read_facts(facts_path(path)).objects.holders)
+    found = read_facts(facts_path(path)).objects
+    return {holder.path for holder in found.holders}, {operand.name for operand in found.operands}
 
 
 def test_a_failure_leaves_a_snapshot_and_facts_that_are_read_together(elsewhere: Elsewhere, tmp_path: Path) -> None:
     path = tmp_path / "oom.pickle"
-    assert "keeper.history[...]" in elsewhere(_fails, path)
+    holders, operands = elsewhere(_fails, path)
+    assert "keeper.history[...]" in holders and "self.history" in operands
 
     def told() -> str:
         return " ".join(run_python(ROOT / "main.py", "snapshot", path, folder=tmp_path).stdout.split())

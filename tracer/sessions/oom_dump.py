@@ -14,7 +14,7 @@ from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.objects.failure_look import look_at_failure
 from tracer.capture.torch_private.torch_cuda import when_cuda_has_begun
 from tracer.capture.torch_private.torch_history import RAISED
-from tracer.collector import paused_gc
+from tracer.collector import objects_with_type, paused_gc
 from tracer.exporters.facts_file import FailureFactsFile, facts_path, write_facts
 from tracer.exporters.files import check_folder
 from tracer.exporters.memory_snapshot import write_memory_snapshot
@@ -101,12 +101,27 @@ def _last_failure(snapshot: dict[str, Any]) -> tuple[int, int, int] | None:
     return max(failed, default=None)
 
 
+def _loose_traceback() -> types.TracebackType | None:
+    """Return the traceback of the error on its way that no exception has yet; None where there is more than one.
+
+    Until Python 3.12 an error of C has its exception made when it reaches a handler, or the end of the program: the
+    functions that it has left by then are in its traceback alone.
+    """
+    found = [*objects_with_type((types.TracebackType,))]
+    errors = objects_with_type((BaseException,))
+    known = {id(trace.tb_next) for trace in found} | {id(error.__traceback__) for error in errors}
+    loose = [trace for trace in found if id(trace) not in known]
+    return loose[0] if len(loose) == 1 else None
+
+
 def _error_here() -> RuntimeError:
     """Return an error with the traceback that the error on its way will have when it leaves the program."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("tracer."):
         frame = frame.f_back
-    trace: types.TracebackType | None = None
+    trace = _loose_traceback() if sys.version_info < (3, 12) else None
+    if trace is not None and trace.tb_frame is frame:
+        frame = frame.f_back
     while frame is not None:
         trace = types.TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
