@@ -31,7 +31,7 @@ from tests.blocks.from_snapshot.recorded_program import (
     train,
 )
 from tests.snapshot.dumps import frame
-from tracer.capture.objects.at_failure import Padding
+from tracer.capture.objects.at_failure import Holder, Padding
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,17 @@ def test_the_logits_and_their_copies(failed_in: list[dict[str, Any]], change: st
     what = "logits" if failed_in else "last layer's results"
     assert f"The {what} (100.00 MiB)" in found.sentence and "200.00 MiB more were asked for" in found.sentence
     assert change in found.order
+
+
+@pytest.mark.parametrize("failed_in", [linear(10), [frame("embedding", f"{TORCH}/nn/modules/sparse.py", 9)]])
+def test_no_layer_is_the_last_where_a_later_one_fails_nor_is_an_embedding(failed_in: list[dict[str, Any]]) -> None:
+    program = Recorded(capacity=480)
+    program.make(10, linear(7))
+    program.make(10, linear(8))
+    program.make(100, [*failed_in, *layer(9)] if len(failed_in) == 1 else linear(9))
+    program.make(200, [line(4)])
+    program.fail(200, failed_in if len(failed_in) > 1 else [line(5)])
+    assert "logits" not in program.changes()
 
 
 def test_a_loss_that_ignores_tokens_needs_no_logits_of_them(tmp_path: Path) -> None:
@@ -134,9 +145,10 @@ def test_attention_as_a_matrix() -> None:
     program = Recorded(capacity=240)
     for _ in range(3):
         program.make(4, linear(7))
-    for _ in range(3):
-        program.make(64, scores)
+    made = [program.make(64, scores).address for _ in range(3)]
     program.fail(64, scores)
+    keeper = Holder("self.layers[...].bias", "attribute of Encoder", tuple(made))
+    assert "attention matrix" not in program.changes(replace(objects_of(), holders=(keeper,)))
     change = first(program)
     assert change.cause == "attention matrix"
     assert "192.00 MiB in 3 blocks" in change.sentence

@@ -26,7 +26,7 @@ from tests.blocks.from_snapshot.recorded_program import (
 )
 from tests.snapshot.dumps import frame
 from tracer.allocator.blocks import Block
-from tracer.capture.objects.at_failure import ObjectsAtFailure
+from tracer.capture.objects.at_failure import SEVERAL, Holder, ObjectsAtFailure
 
 
 # ---- Memory that grows from iteration to iteration: for each cause a program of a few blocks, and its sentence.
@@ -179,6 +179,47 @@ def test_caches_that_are_made_before_the_first_call_of_a_model_are_no_growth(is_
     program.fail(30, [line(6)])
     objects = replace(objects_of(), parameters=frozenset(weight.address for weight in weights))
     assert ("results kept" in program.changes(objects)) is is_called
+
+
+def test_results_that_several_hold_are_told_with_one_of_these() -> None:
+    program, kept = Recorded(capacity=300), list[int]()
+    for _ in range(10):
+        program.free(program.make(10, layer(7)), [line(2)])
+        kept.append(program.make(20, [line(9)]).address)
+        program.free(program.make(10, [line(2)]), [line(2)])
+    program.fail(120, [line(2)])
+    several = Holder(SEVERAL, "", tuple(kept), also=("layers[...].hooks[1].mask",))
+    told = program.changes(replace(objects_of(), holders=(several,)))["results kept"]
+    assert "results that more than one holder (layers[...].hooks[1].mask is one) keeps" in told.sentence
+    assert told.words.startswith("let go of what is done in each of these")
+
+
+def test_blocks_of_one_operator_are_no_iterations() -> None:
+    """As an inverse makes: two matrices, and numbers for each row, by one line."""
+    program = Recorded(capacity=300)
+    program.free(program.make(10, layer(7)), [line(2)])
+    for size in (90, 90, 1, 1, 1, 1, 1, 1):
+        program.make(size, [line(9)])
+    program.fail(120, [line(9)])
+    assert "results kept" not in program.changes()
+
+
+@pytest.mark.parametrize("number", [8, 2])
+def test_parameters_that_each_iteration_adds(number: int) -> None:
+    """Of adapters of 20 MiB, each used in one call; those of the last two iterations may be in use."""
+    program = Recorded(capacity=20 * number + 150)
+    program.make(100, MOVING)
+    for _ in range(number):
+        program.free(program.make(10, layer(7)), [line(2)])
+        program.make(20, [*MOVING[:-1], line(5)])
+        program.free(program.make(10, [line(2)]), [line(2)])
+    program.fail(60, [line(2)])
+    told = program.changes()
+    assert ("parameters added" in told) == (number == 8)
+    if number == 8:
+        assert "each of 6 iterations left 20.00 MiB of parameters, 120.00 MiB in 6 blocks by now" in (
+            told["parameters added"].sentence
+        )
 
 
 def test_results_that_each_iteration_leaves() -> None:

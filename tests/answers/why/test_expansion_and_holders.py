@@ -363,6 +363,8 @@ def test_results_of_the_turns_of_one_call(text: str, is_said: bool, tmp_path: Pa
         ("model = model.to(device)\nmodel = model.half()", True),
         ("dtype = torch.bfloat16\nmodel.to(device).to(dtype)", True),
         ("model = model.to(device)\nother = other.half()", False),
+        ("model = model.half().to(device)", False),
+        ("model = model.to(torch.float16).to(device).eval()", False),
     ],
 )
 def test_a_model_that_is_cast_behind_its_move(text: str, is_said: bool, tmp_path: Path) -> None:

@@ -60,6 +60,17 @@ def test_what_nothing_reads_again_is_told_with_its_holder() -> None:
     assert found.num_served == 1 and found.removed_bytes == 50 * _MIB
 
 
+@pytest.mark.parametrize(("path", "words"), [("cache[...]", "do not keep them in cache[...]"), ("cache", "let go of")])
+def test_what_a_list_keeps_is_told_to_stay_out_of_it(path: str, words: str) -> None:
+    program = Recorded(capacity=100)
+    program.make(40, [line(2)])
+    held = program.make(50, [line(3)])
+    program.fail(30, [line(4)])
+    holder = Holder(path, "local variable of main(), train.py:1", (held.address,))
+    told = program.changes(second_run((40, 0), (50, NEVER), holders=(holder,)))["not read again"]
+    assert told.words.startswith(words)
+
+
 def test_each_group_has_its_own_change() -> None:
     program = Recorded(capacity=100)
     program.make(20, MOVING)

@@ -341,7 +341,7 @@ def test_what_has_more_holders_than_anybody_would_read_has_no_name() -> None:
     a, b, c, d, e = many
     del many
     found = only([place(one)])
-    assert found.path == "more than one holder"
+    assert found.path == "more than one holder" and found.also == ("one",)
     del a, b, c, d, e
 
 

@@ -66,6 +66,9 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
     held = case.held(rows)
     if not case.is_much(held, percent=_ATTENTION_PERCENT):
         return
+    holder = case.holder_of(held)
+    if holder is not None and holder.graph_of is None and not holder.path.isidentifier():
+        return  # something keeps them, and they are no scores on their way
     stacks = [*np.unique(stack[rows]).tolist(), case.asked_stack]
     if not any(_ATTENTION.search(_words_of(case, number)) for number in stacks):
         return  # scores of other things, or classes
@@ -434,6 +437,8 @@ def _last_result(case: Case, *, has_loss: bool) -> int | None:
     Args:
         has_loss: Whether a cross entropy was seen; without one, the result of a convolution is no logits.
     """
+    if has(case.sites.facts, Fact.LAYER)[case.asked_stack]:
+        return None  # A later layer was asked for its result
     in_layer = np.flatnonzero(has(case.facts, Fact.LAYER) & ~has(case.facts, Fact.ENGINE) & ~case.stays)
     call, _ = case.calls
     in_layer = in_layer[(call[in_layer] >= 0) & (case.lives.begin[in_layer] <= case.entry)]
@@ -441,8 +446,9 @@ def _last_result(case: Case, *, has_loss: bool) -> int | None:
         return None
     mine = in_layer[call[in_layer] == call[in_layer].max()]
     mine = mine[np.argsort(case.lives.begin[mine])]
-    is_convolved = case.with_frame(lambda frame: torch_file(frame) == "nn/modules/conv.py")
-    if not has_loss and is_convolved[case.lives.stack[mine[-1]]]:
+    files = {torch_file(frame) for frame in case.stacks[int(case.lives.stack[mine[-1]])]}
+    # An embedding is no last layer: others of the program's own come behind it.
+    if "nn/modules/sparse.py" in files or ("nn/modules/conv.py" in files and not has_loss):
         return None
     *others, last = case.lives.requested_bytes[mine].tolist()
     return int(mine[-1]) if others and last >= _TIMES * max(others) else None

@@ -26,7 +26,7 @@ from tracer.blocks.from_snapshot.frames import is_label, is_python, is_users, to
 from tracer.blocks.from_snapshot.sites import Site, Sites
 from tracer.blocks.from_snapshot.stack_facts import Fact, has, is_module_call
 from tracer.blocks.kinds import Kind
-from tracer.capture.objects.at_failure import Holder, ObjectsAtFailure
+from tracer.capture.objects.at_failure import SEVERAL, Holder, ObjectsAtFailure
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
@@ -301,6 +301,16 @@ class Case:
         known = np.intersect1d(rows, self.asked_about)
         is_all = self.is_share(np.intersect1d(known, self.at_addresses(holder.addresses)), of=known, percent=90)
         return f"{holder.path} ({holder.variable}){'' if is_all else ' and others'}"
+
+    def several_words(self, rows: Ints) -> str:
+        """Words for holders that are too many to be named, with one of them; empty where these hold less than half."""
+        many = [holder for holder in self.holders if holder.path == SEVERAL and holder.also]
+        held = self.at_addresses(at for holder in many for at in holder.addresses)
+        known, held = np.intersect1d(rows, self.asked_about), np.intersect1d(rows, held)
+        if not len(held) or not self.is_share(held, of=known, percent=50) or not self._is_known_of_lines(rows):
+            return ""
+        largest = max(many, key=lambda holder: self.bytes(self.at_addresses(holder.addresses)))
+        return f"{SEVERAL} ({largest.also[0]} is one)"
 
     def one_of_holders(self, rows: Ints) -> str:
         """The variable that holds most of some blocks, though others may hold more; empty if none is known."""

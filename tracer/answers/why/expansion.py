@@ -257,8 +257,8 @@ REMEDIES: Final = (
         "one-hot labels",
         lambda line: line.makes("one_hot"),
         "makes a number for each class of each label (int64)",
-        "use the labels themselves: cross_entropy takes the classes' numbers, an embedding takes the place of a "
-        "product with one-hot rows; or go over the classes one by one",
+        "use the labels themselves: cross_entropy takes the classes' numbers, bincount counts them, an embedding takes "
+        "the place of a product with one-hot rows; or go over the classes one by one",
         smaller=_MUCH_SMALLER,
         goes_on=True,
     ),

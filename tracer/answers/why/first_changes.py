@@ -40,6 +40,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     later.made_before_read,
     growth.growth,
     growth.grown_by_cat,
+    growth.parameters_added,
     evaluation.evaluation_with_gradients,
     evaluation.untrained_graphs,
     evaluation.retained_graphs,

@@ -43,6 +43,8 @@ _MOST_LINES: Final = 24
 _NOT_THE_LOOPS: Final = (Fact.ENGINE, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.MODULE_SETUP)
 _MOST_UNEVEN: Final = 4
 """Times the usual distance between two iterations that leave something."""
+_MOST_UNLIKE: Final = 8
+"""Times that what iterations leave is more on average than in the middle one of them."""
 _KEPT_OF_FORWARD: Final = 0.25
 """Share of all that forward made: with less, a graph is not what is kept."""
 _GRAPHS_BLOCKS: Final = 2
@@ -143,7 +145,8 @@ def growth(case: Case) -> Iterator[Cause]:
         if case.is_share(inside, of=grown.rows, percent=50)
         else "a list, a buffer or a cache"
     )
-    holder = case.holder_words(grown.rows) or holder
+    several = case.several_words(grown.rows)
+    holder = case.holder_words(grown.rows) or several or holder
     are_read = case.are_used(grown.rows)
     yield Cause(
         "results kept",
@@ -151,11 +154,34 @@ def growth(case: Case) -> Iterator[Cause]:
         f"{', and that the program reads again' if are_read else ''}.",
         "keep fewer of them, or keep them on the host (.cpu()) and move each back as it is read"
         if are_read
+        else "let go of what is done in each of these (`del`), or keep it on the host (.cpu())"
+        if several and not case.holder_words(grown.rows)
         else "move each result to the host before it is kept (.cpu()), or keep what is needed of it (.item(), "
         ".argmax())" + _in_its_library(case, grown.rows),
         lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
         site,
         GivesUp.TIME_OR_SIZE if are_read else GivesUp.NOTHING,
+        grows="memory grows",
+    )
+
+
+def parameters_added(case: Case) -> Iterator[Cause]:
+    """Parameters that iterations add to a model, or to others, as adapters of further tasks."""
+    ways = (_grown(case, starts, are_steps, of_model=True) for starts, are_steps in _iterations(case))
+    grown = max(filter(None, ways), key=lambda grown: case.bytes(grown.rows), default=None)
+    if grown is None or not case.is_much(grown.rows, percent=_CALLS_PERCENT):
+        return
+    number, holder = grown.num_iterations, case.holder_words(grown.rows) or case.several_words(grown.rows)
+    ends = grown.starts[np.minimum(grown.iteration + 1, len(grown.starts) - 1)]
+    yield Cause(
+        "parameters added",
+        f"Memory grows: each of {number:,} iterations left {format_bytes(case.bytes(grown.rows) // number)} of "
+        f"parameters, {case.words(grown.rows)} by now{case.lines(grown.rows)}"
+        f"{f', held by {holder}' if holder else ''}.",
+        "delete those that are done, or load the next ones in their place",
+        lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
+        case.largest_site(grown.rows),
+        GivesUp.A_LITTLE,
         grows="memory grows",
     )
 
@@ -302,13 +328,19 @@ def _is_inside_steps(case: Case, stack: int, steps: Ints) -> bool:
     return bool((inside >= 2).mean() > 0.5) if len(inside) else False
 
 
-def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
-    """Blocks that are in use though their iteration and the one behind it are over, if most iterations left some."""
+def _grown(case: Case, starts: Ints, are_steps: bool, *, of_model: bool = False) -> Grown | None:
+    """Blocks that are in use though their iteration and the one behind it are over, if most iterations left some.
+
+    Args:
+        of_model: Whether parameters are asked about, or all but these and what modules made in their setup.
+    """
     rows = case.in_use
     begin = case.lives.begin[rows]
     iteration = np.searchsorted(starts, begin, side="right") - 1
-    is_old = (iteration >= 0) & (iteration < len(starts) - 2) & ~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT)
-    is_old &= ~case.is_set_up[rows] & (case.stack[rows] != NO_STACK)
+    is_model = (case.kind[rows] == Kind.PARAMETER) | case.is_set_up[rows]
+    is_else = ~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT) & ~case.is_set_up[rows]
+    is_old = (iteration >= 0) & (iteration < len(starts) - 2) & (case.stack[rows] != NO_STACK)
+    is_old &= is_model if of_model else is_else
     # Before the first call of a model data is loaded, and the model is made.
     if len(forwards := _forwards(case)):
         is_old &= begin >= forwards[0]
@@ -317,9 +349,16 @@ def _grown(case: Case, starts: Ints, are_steps: bool) -> Grown | None:
     rows, iteration = rows[is_old], iteration[is_old]
     lines = _grown_lines(case, rows, iteration, max(len(starts) - 2, 1)) & ~_are_replaced(case, rows, starts)
     rows, iteration = rows[lines], iteration[lines]
-    if not len(rows):
+    if not len(rows) or not _are_alike(case, rows, iteration):
         return None
     return Grown(starts, rows, iteration, are_steps)
+
+
+def _are_alike(case: Case, rows: Ints, iteration: Ints) -> bool:
+    """True if most iterations left a good part of the usual: an operator that makes large and small blocks is none."""
+    left = np.bincount(iteration, case.lives.requested_bytes[rows])
+    left = left[left > 0]
+    return bool(np.median(left) * _MOST_UNLIKE >= left.mean())
 
 
 def _are_replaced(case: Case, rows: Ints, starts: Ints) -> Bools:

@@ -62,8 +62,8 @@ def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
     yield (
         rows[is_parameter],
         f" of {' and '.join(sorted({Kind(each).words for each in kind[is_parameter].tolist()}))}",
-        'keep what is not called on the host meanwhile (.to("cpu"))',
-        GivesUp.A_LITTLE,
+        'keep what is not called on the host meanwhile (.to("cpu")), or delete it where it is done',
+        GivesUp.NOTHING if case.followed is not None and case.followed.uses.is_to_the_end else GivesUp.A_LITTLE,
     )
     # Through the others a backward has run: that is no evaluation, see `evaluation.retained_graphs`.
     yield (
@@ -78,9 +78,21 @@ def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
         "",
         "do not keep them (many libraries have an option, such as output_hidden_states=False)"
         if _is_for_nothing(case, others)
-        else "let go of them before this line (`del`), or keep them on the host until they are used (.cpu())",
+        else (
+            f"do not keep them {place}(an option, such as use_cache=False, or `del`)"
+            if (place := _container(case, others))
+            else "let go of them before this line (`del`)"
+        )
+        + ", or keep them on the host until they are used (.cpu())",
         GivesUp.NOTHING,
     )
+
+
+def _container(case: Case, rows: Ints) -> str:
+    """Words for the list or the attribute that holds most of some blocks; empty for a variable, or where none does."""
+    holder = case.holder_of(rows)
+    is_one = holder is not None and holder.graph_of is None and not holder.path.isidentifier()
+    return f"in {holder.path} " if holder is not None and is_one else ""
 
 
 def _is_for_nothing(case: Case, rows: Ints) -> bool:

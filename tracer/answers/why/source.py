@@ -94,9 +94,16 @@ def cast_behind(site: Site) -> int:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     ]
     named = {*_NARROW, *_names_of_narrow(tree)}
-    moved = {_receiver(call) for call in calls if call.lineno <= line <= (call.end_lineno or 0)}
+    at_line = [call for call in calls if call.lineno <= line <= (call.end_lineno or 0)]
+    moved = {_receiver(call) for call in at_line}
+    before = {id(part) for call in at_line if not _narrows(call, named) for part in ast.walk(call.func)}
     behind = [
-        call for call in calls if (call.end_lineno or 0) >= line and _receiver(call) in moved and _narrows(call, named)
+        call
+        for call in calls
+        if (call.end_lineno or 0) >= line
+        and _receiver(call) in moved
+        and _narrows(call, named)
+        and id(call) not in before
     ]
     return min((call.end_lineno or 0 for call in behind), default=0)
 

@@ -35,7 +35,8 @@ from tracer.capture.torch_private import torch_graph, torch_history, torch_modul
 _MOST_ASKED: Final = 48
 """Pieces of memory whose holders are looked for: of a graph with thousands of nodes each takes a tenth of a second."""
 _OF_ONE_SIZE: Final = 6
-"""Of a size that has much of the memory more: half of all for one that has it all."""
+_MANY_NODES: Final = 5_000
+"""Nodes of graphs, from which on no more are asked of a size that has much of the memory."""
 _LEAST_ASKED: Final = 1 << 20
 """Bytes of all pieces of a size."""
 _MOST_OPERANDS: Final = 32
@@ -59,9 +60,10 @@ def look_at_failure(
     """
     counters = read_counters(device)
     # In a function of its own: what looks for holders would find its lists of tensors.
-    found, sizes, idle = _without_holders(device, error, is_evaluating=is_evaluating)
+    found, sizes, idle, num_nodes = _without_holders(device, error, is_evaluating=is_evaluating)
     first_of_idle = [model.addresses[0] for model in idle]
-    holders = find_holders({*_asked_about(sizes), *first_of_idle}, device=device, error=error)
+    asked_about = _asked_about(sizes, _OF_ONE_SIZE if num_nodes > _MANY_NODES else _MOST_ASKED // 2)
+    holders = find_holders({*asked_about, *first_of_idle}, device=device, error=error)
     paths = {address: holder.path for holder in holders for address in holder.addresses}
     return replace(
         found,
@@ -76,8 +78,8 @@ def look_at_failure(
 
 def _without_holders(
     device: torch.device, error: BaseException | None, *, is_evaluating: bool
-) -> tuple[ObjectsAtFailure, dict[int, int], list[_Idle]]:
-    """Return the objects without holders, the bytes of each piece of memory by address, and the models not in use."""
+) -> tuple[ObjectsAtFailure, dict[int, int], list[_Idle], int]:
+    """Return the objects without holders, bytes of memory by address, the models not in use, and the size of graphs."""
     called = torch_modules.outermost_called(error) if error is not None else None
     objects: list[Any] = objects_of((Tensor, nn.Module, torch.optim.Optimizer))
     tensors = [each for each in objects if isinstance(each, Tensor)]
@@ -122,18 +124,22 @@ def _without_holders(
             listed_states=tuple(_listed_states(optimizers, device)),
             dense_embeddings=frozenset(_addresses(_dense_embeddings(objects, optimizers), device)),
         )
-        return found, sizes, list(_idle(objects, called, trained, device))
+        return found, sizes, list(_idle(objects, called, trained, device)), len(nodes)
 
 
-def _asked_about(sizes: Mapping[int, int]) -> list[int]:
-    """Addresses of some pieces of each size, spread over all of them; of the sizes with most bytes in all."""
+def _asked_about(sizes: Mapping[int, int], most_of_one: int) -> list[int]:
+    """Addresses of some pieces of each size, spread over all of them; of the sizes with most bytes in all.
+
+    Args:
+        most_of_one: Pieces of a size that has all of the memory; others have their share, and a few at least.
+    """
     of_size: dict[int, list[int]] = {}
     for address, size in sizes.items():
         of_size.setdefault(size, []).append(address)
     much = (pair for pair in of_size.items() if pair[0] * len(pair[1]) >= _LEAST_ASKED)
     most = sorted(much, key=lambda pair: -pair[0] * len(pair[1]))
     total = sum(size * len(alike) for size, alike in most)
-    number = (max(_OF_ONE_SIZE, _MOST_ASKED * size * len(alike) // (2 * total)) for size, alike in most)
+    number = (max(_OF_ONE_SIZE, most_of_one * size * len(alike) // total) for size, alike in most)
     some = [alike[:: -(-len(alike) // count)] for (_, alike), count in zip(most, number, strict=True)]
     return list(chain.from_iterable(some))[:_MOST_ASKED]
 

@@ -16,14 +16,13 @@ from typing import Final
 
 import torch
 
-from tracer.capture.objects.at_failure import CYCLE, NOT_PYTHON, Holder
+from tracer.capture.objects.at_failure import CYCLE, NOT_PYTHON, SEVERAL, Holder
 from tracer.capture.objects.holder_links import ARROW, variables_of
 from tracer.capture.objects.reference_graph import ReferenceGraph
 from tracer.capture.objects.ways_up import Cut, Way, WaysUp, around, cuts_of, graph_of, place_of, spelled, spelled_cycle
 from tracer.capture.torch_private import torch_tensors
 from tracer.collector import paused_gc
 
-SEVERAL: Final = "more than one holder"
 NOT_FOUND: Final = "a holder that was not found"
 _MAX_HOLDERS: Final = 3
 _BARE: Final = 2
@@ -96,7 +95,8 @@ class _Search:
         while way is not None:
             cut = next(cuts_of(way, self._graph), None)
             if cut is None or way.root is None or len(ways) == _MAX_HOLDERS:
-                return Holder(SEVERAL, "", (address,))
+                also = () if first.root is None else (spelled(first, cuts, self._graph),)
+                return Holder(SEVERAL, "", (address,), also=also)
             ways.append(way)
             cuts |= {cut}
             way = self._ways.way(memory, cuts)
