@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.engine import as_markdown
+from benchmarks.tables import as_markdown
 from models.fno_workload import build_fno_workload
 from tracer.capture.device import devices
 from tracer.capture.device.processes import processes_on

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from benchmarks.engine import as_markdown
+from benchmarks.tables import as_markdown
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.why.first_changes import first_changes
 from tracer.null_gpu.cards import devices_of

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.causes import limited_to
-from benchmarks.engine import as_markdown
+from benchmarks.tables import as_markdown
 
 _PROGRAMS = Path(__file__).parent / "scripts" / "fit"
 _HEAD = re.compile(r'"""(.+); on (\S+): (.+)\."""')

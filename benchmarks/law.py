@@ -20,8 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks.engine import as_markdown
 from benchmarks.scripts.sizes import PROGRAMS
+from benchmarks.tables import as_markdown
 from tracer.allocator.law import Sizes
 from tracer.answers.law import CheckedRun, SizedRun, find_law, run_of
 from tracer.commands.fit_trials import answer_trial

@@ -37,7 +37,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.beside_null_gpu import PROGRAMS
-from benchmarks.engine import as_markdown
+from benchmarks.tables import as_markdown
 from tests.truth.catalogue import names
 from tracer.null_gpu.cards import CONTEXT_BYTES, Card, devices_of
 from tracer.null_gpu.process import environment
@@ -141,13 +141,19 @@ def tasks(on: str | None) -> list[Task]:
 
     in_tests = sorted(path for path in ROOT.glob("tests/**/test_*.py") if "mark.gpu" in path.read_text("utf-8"))
     of_gpu = (str(path.relative_to(ROOT)) for path in in_tests if path.name != "test_gpu_tests.py")
-    cost = ("benchmarks.recording_cost", "--device", "cuda", "--rounds", "1", "--programs")
     return [
         *(of_truth(1, name) for name in first),
         *of_scripts(2, "causes", 120.0),
         *(Task(3, name, ("benchmarks.beside_null_gpu", *card, name), 90.0, 9 * GIB) for name in PROGRAMS),
         *of_scripts(4, "fit", 150.0),
-        *(Task(5, name, (*cost, name), 90.0, is_alone=True, starts_here=True) for name in ("gpt", "modules")),
+        Task(
+            5,
+            "fno",
+            ("benchmarks.overhead", "--programs", "fno", "--rounds", "1"),
+            90.0,
+            is_alone=True,
+            starts_here=True,
+        ),
         Task(6, "synthetic", ("benchmarks.snapshot", "--repeats", "1"), 150.0, 0),
         Task(7, "pytest", ("pytest", "-q", "-m", "gpu", "-n", "4", *of_gpu), 240.0, 4 * GIB, 4, starts_here=True),
         *(of_truth(8, name) for name in truth if name not in first),

@@ -6,7 +6,7 @@ Each program runs in turn with nothing, with bare torch.profiler with the same f
 disturbs one disturbs all. A step lasts from the end of the one before to its own end, profiler included. Outside are
 the steps that are not recorded (but the first of the run), active those that are (but the last of each cycle, which
 also ends the recording). Medians over all rounds are shown, in processor time, which other programs do not disturb, and
-in wall time.
+in wall time; where there is a GPU the FNO trains there, and wall time to the end of each step's kernels is shown alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
@@ -31,8 +33,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, schedule
 
-from benchmarks.engine import Table, as_markdown, in_own_process, profiler, step_of
+from benchmarks.tables import Table, as_markdown
 from models.fno_workload import FnoSettings, build_fno_workload
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.training_profile import TrainingProfile
@@ -48,7 +51,9 @@ ENDS_CYCLE = {(cycle + 1) * CYCLE - 1 for cycle in range(PLAN.num_repeats)}
 WARMS_UP = {cycle * CYCLE + PLAN.num_wait_steps for cycle in range(PLAN.num_repeats)}
 NEEDS = {"trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
 Clock = Callable[[], float]
-CLOCKS: dict[str, Clock] = {"processor time": time.process_time, "wall time": time.perf_counter}
+HAS_GPU = torch.cuda.is_available()
+CLOCKS: dict[str, Clock] = {} if HAS_GPU else {"processor time": time.process_time}
+CLOCKS["wall time"] = time.perf_counter
 
 
 @dataclass
@@ -75,6 +80,8 @@ class Costs:
 
 
 def now() -> dict[str, float]:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return {name: clock() for name, clock in CLOCKS.items()}
 
 
@@ -89,7 +96,7 @@ def session_of(mode: str, costs: Costs) -> Callable[..., Any]:
         if mode == "ours":
             inner: Any = TrainingProfile(model, optimizer, save_dir=save_dir)
         elif mode == "torch.profiler":
-            inner = profiler(PLAN.num_active_steps, lambda prof: None, num_cycles=PLAN.num_repeats)
+            inner = bare_profiler()
         else:
             inner = nullcontext()
         with inner as running:
@@ -158,6 +165,23 @@ def lightning_callback(mode: str, costs: Costs) -> Callable[..., Any]:
     return Watching
 
 
+def bare_profiler() -> Any:
+    """torch.profiler with the flags that memory questions need, as in a session of ours; nobody keeps its results."""
+    return profile(
+        activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * HAS_GPU,
+        schedule=schedule(
+            wait=PLAN.num_wait_steps,
+            warmup=PLAN.num_warmup_steps,
+            active=PLAN.num_active_steps,
+            repeat=PLAN.num_repeats,
+        ),
+        on_trace_ready=lambda prof: None,
+        record_shapes=True,
+        profile_memory=True,
+        with_stack=True,
+    )
+
+
 class Nothing:
     """A profiler that does nothing."""
 
@@ -169,7 +193,7 @@ def begin_bare(mode: str) -> Any:
     """Bare torch.profiler, switched on; the programs record all cycles, so it has nothing to be switched off."""
     if mode != "torch.profiler":
         return Nothing()
-    context = profiler(PLAN.num_active_steps, lambda prof: None, num_cycles=PLAN.num_repeats)
+    context = bare_profiler()
     running = context.__enter__()
     running.kept_open = context
     return running
@@ -200,11 +224,11 @@ def example(name: str) -> ModuleType:
 
 
 def run_fno(session: Callable[..., Any], save_dir: str) -> None:
-    workload = build_fno_workload(FnoSettings(n_modes=16), device="cpu")
-    step = step_of(workload)
+    workload = build_fno_workload(FnoSettings(n_modes=16), device="cuda" if HAS_GPU else "cpu")
     with session(workload.model, workload.optimizer, save_dir=save_dir) as running:
         for _ in range(12):
-            step()
+            workload.backward(workload.forward(workload.next_batch()))
+            workload.optimizer_step()
             running.step()
 
 
@@ -233,6 +257,7 @@ def measure(name: str, num_rounds: int, parent: Path | None = None) -> dict[str,
     if parent is None:
         with tempfile.TemporaryDirectory() as temporary:
             return measure(name, num_rounds, Path(temporary))
+    torch.manual_seed(0)
     torch.set_num_threads(1)  # threads that wait for each other use as much processor time as those that work
     warnings.filterwarnings("ignore")
     for logger in ("lightning", "lightning.pytorch", "transformers"):
@@ -247,6 +272,12 @@ def measure(name: str, num_rounds: int, parent: Path | None = None) -> dict[str,
             with quiet():
                 run_program(name, mode, costs, str(folder))
     return found
+
+
+def measure_alone(name: str, num_rounds: int) -> dict[str, Costs]:
+    """Measure in a fresh interpreter, so that one program's leftovers do not weigh on the next."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, name, num_rounds).result()
 
 
 @contextmanager
@@ -320,10 +351,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name} left out: it needs {', '.join(missing)}", file=sys.stderr)
             continue
         rounds = min(options.rounds, 3) if name == "fno" else options.rounds
-        found = measure_ranks(rounds) if name == "torchrun" else in_own_process(measure, name, rounds)
+        found = measure_ranks(rounds) if name == "torchrun" else measure_alone(name, rounds)
         for clock, table in tables.items():
             table.append(rows(name, found, clock))
-    print(f"torch {torch.__version__}, 1 thread, {options.rounds} rounds, on the CPU")
+    print(f"torch {torch.__version__}, 1 thread, {options.rounds} rounds, on the {'GPU' if HAS_GPU else 'CPU'}")
     for clock, table in tables.items():
         print(f"\nMedians, {clock}\n\n{as_markdown(table)}")
 

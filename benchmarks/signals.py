@@ -31,8 +31,8 @@ from pathlib import Path
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.engine import as_markdown
 from benchmarks.signal_programs import END, OPTIONS, PROGRAMS, START
+from benchmarks.tables import as_markdown
 from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.process import restart_on
 

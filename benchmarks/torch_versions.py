@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.engine import as_markdown
+from benchmarks.tables import as_markdown
 
 _ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.0", "2.15.0")

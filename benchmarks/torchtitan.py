@@ -25,7 +25,7 @@ from typing import Final
 
 import torch
 
-from benchmarks.engine import as_markdown
+from benchmarks.tables import as_markdown
 from tracer.null_gpu.cards import named_card
 from tracer.null_gpu.job.place import RankPlace
 from tracer.null_gpu.process import environment

@@ -25,7 +25,7 @@ from functools import reduce
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-from benchmarks.engine import as_markdown
+from benchmarks.tables import as_markdown
 from tests.truth.catalogue import names
 from tests.truth.on_device import judge_on_device
 from tests.truth.verdict import Share, Verdict, judge

@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import json
 import os
+import pickle
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.job import complaints, make_job
+from benchmarks.synthetic_snapshot import NUM_LAYERS, Variant, make_snapshot
 from tests.commands.dying_reader import dying_reader
 from tests.commands.test_snapshots import run
 from tests.exporters.snapshot_samples import out_of_memory
@@ -142,15 +143,32 @@ def test_a_dask_cluster_finds_what_this_machine_finds(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("read_here")
 def test_planted_ranks_are_found_and_a_broken_file_costs_only_itself(tmp_path: Path) -> None:
-    """Two stages, three odd ranks and a truncated file, as in benchmarks/job.py with 64 ranks of a million entries."""
-    planted = make_job(tmp_path / "job", 16, 4_000, num_stacks=90)
-    status, out, _ = run("snapshot", planted.folder, "--json")
+    """Two stages of a pipeline, of eight ranks each, three odd ranks and a truncated file."""
+    odd = {
+        2: Variant(batch_factor=2),
+        7: Variant(kept_bytes=64 * MIB, runs_out=True),
+        14: Variant(held_bytes=2048 * MIB),
+    }
+    variants = {0: Variant(), 8: Variant(num_layers=3 * NUM_LAYERS // 4), **odd}
+    made = {
+        rank: pickle.dumps(make_snapshot(4_000, num_stacks=90, variant=variant), protocol=4)
+        for rank, variant in variants.items()
+    }
+    for rank in range(16):
+        path = tmp_path / f"rank{rank}" / "memory_snapshot.pkl"
+        path.parent.mkdir()
+        path.write_bytes(made[rank if rank in odd else rank // 8 * 8])
+    broken = tmp_path / "rank4" / "memory_snapshot.pkl"
+    broken.write_bytes(made[0][: -len(made[0]) // 100])  # the end is missing, known when all is read
+    status, out, _ = run("snapshot", tmp_path, "--json")
     assert status == 0
     found = json.loads(out)
-    assert complaints(planted, found) == []
+    found_odd = {Path(file).parent.name for group in found["groups"] if group["is_odd"] for file in group["files"]}
+    assert found_odd == {f"rank{rank}" for rank in odd} and found["worst_rank"] == "rank 7"
+    assert sum(not group["is_odd"] for group in found["groups"]) == 2
     assert len(found["ranks"]) == 15 and all(3_990 < one["entries"] <= 4_000 for one in found["ranks"])
-    (broken,) = found["unreadable"]
-    assert "is truncated" in broken["problem"]
+    (unread,) = found["unreadable"]
+    assert unread["rank"] == 4 and "is truncated" in unread["problem"]
 
 
 @pytest.mark.slow  # two processes

@@ -1,4 +1,4 @@
-"""Pages for the tests: a real run, a hand-made one, one that only an attacker would record, and nothing at all."""
+"""Pages for the tests: a hand-made one, a long one, one that only an attacker would record, and nothing at all."""
 
 from __future__ import annotations
 
@@ -98,6 +98,27 @@ def small_page() -> Page:
         peak_row(500, module="net.2", line=123),
     )
     return with_blocks(page, rows, 3)
+
+
+def long_page() -> Page:
+    """More rows than are shown at first, of five kinds, with names and paths as long as those of programs."""
+    page, kinds = small_page(), ("PARAMETER", "OPTIMIZER_STATE", "ACTIVATION", "AUTOGRAD_DETAIL", "TEMPORARY")
+    rows = tuple(
+        peak_row(
+            512 * (number + 1),
+            category=kinds[number % len(kinds)],
+            module=f"blocks.{number % 6}.skip",
+            file="/home/me/fno/models/layers.py",
+            line=40 + 7 * number,
+            name=f"blocks.{number % 6}.weight{number}",
+        )
+        for number in range(50)
+    )
+    sums = {kind: sum(row.bytes for row in rows if row.category == kind) for kind in kinds}
+    at_peak = np.arange(len(page.times)) == 3
+    peak = replace(page.marks[0], bytes=sum(sums.values()))
+    series = {kind: at_peak * size for kind, size in sums.items()}
+    return replace(with_blocks(page, rows, 3), series=series, breakdown=sums, marks=(peak,))
 
 
 def one_event_page() -> Page:

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from benchmarks.synthetic_page import synthetic_page
 from tests.exporters.page import page_samples as samples
 from tracer.answers.answer import Answer
 from tracer.answers.tables import Place, Section, Table, columns
@@ -88,7 +87,10 @@ def test_the_timeline_is_in_the_page_row_by_row() -> None:
 
 
 def test_a_long_timeline_keeps_its_peaks_and_exact_rows() -> None:
-    page = synthetic_page(200_000)
+    chance, steps = np.random.default_rng(0), np.arange(200_000) // 70_000
+    walks = {kind: np.abs(np.cumsum(chance.integers(-9, 10, 200_000))) * 512 for kind in ("ACTIVATION", "TEMPORARY")}
+    times = 1_700_000_000_000_000_000 + np.cumsum(chance.integers(0, 4000, 200_000))
+    page = Page("Long run", "cpu", samples.SAID, times=times, series={"PARAMETER": steps * 4096, **walks})
     table = page_data(page)["timeline"]["stack"]
     assert table["total"] == 200_000
     assert table["rows"] < 200_000

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.synthetic_page import synthetic_page
 from tests.answers.test_snapshot_findings import BASE, load
 from tests.exporters.page import page_samples as samples
 from tests.exporters.page.tab import (
@@ -492,7 +491,7 @@ def test_little_is_shown_as_little(opened: Callable[..., Any], page: Callable[[]
 
 @pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
 def test_themes_and_widths(opened: Callable[..., Any], width: int) -> None:
-    with opened(synthetic_page(3000), color_scheme="dark") as tab:
+    with opened(samples.long_page(), color_scheme="dark") as tab:
         tab.set_viewport_size({"width": width, "height": 900})
         assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
         dark = tab.evaluate("getComputedStyle(document.body).color")
@@ -511,7 +510,7 @@ def test_themes_and_widths(opened: Callable[..., Any], width: int) -> None:
 
 @pytest.mark.slow
 def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any]) -> None:
-    with opened(synthetic_page(600, num_rows=80), color_scheme="dark") as tab:
+    with opened(samples.long_page(), color_scheme="dark") as tab:
         tab.set_viewport_size({"width": 1280, "height": 900})
         assert tab.locator(".blocks tbody tr").count() == 25
         tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
