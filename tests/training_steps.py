@@ -35,6 +35,8 @@ ONE_OF_EACH = (
     *("growing_list", "inference_mode", "sparse_and_resize", "replaced_data"),
 )
 """Of each kind of workload one, for a claim that needs a run of its own for each and looks at no operator itself."""
+SMALL_OF_EACH = ONE_OF_EACH[3:7] + ONE_OF_EACH[8:]
+"""Of these the ones with few events, for a claim of which each event costs much."""
 REPORT_QUICK = ("every_other_step", "auxiliary_head", "retain_graph", "saved_unread")
 """Of `REPORT_WORKLOADS` those of which each breaks another rule."""
 
@@ -688,3 +690,5 @@ def rebinding_optimizer() -> Workload:
 
 each_workload = pytest.mark.parametrize("name", by_default(WORKLOADS, ONE_OF_EACH))
 """A law of all recordings: by default on one of each kind."""
+each_small_workload = pytest.mark.parametrize("name", by_default(WORKLOADS, SMALL_OF_EACH))
+"""A law of all recordings that costs much for each event."""

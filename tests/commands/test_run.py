@@ -268,15 +268,6 @@ def test_frames_that_are_hidden_are_not_in_a_traceback() -> None:
     assert files == ["train.py", "train.py", Path(__file__).name]
 
 
-@pytest.mark.slow
-def test_a_first_step_that_fails_is_explained(tmp_path: Path) -> None:
-    done = run(tmp_path, script(tmp_path, TRAIN.replace("    loss.backward()", "    raise ValueError('no data')")))
-    assert done.returncode == 1
-    assert "ValueError: no data" in done.stderr and "Note: " not in done.stderr
-    assert " in forward of step 1; " in done.stdout
-    assert peak(tmp_path)["peak_bytes"] > 0
-
-
 def test_quiet_prints_nothing_of_its_own(tmp_path: Path) -> None:
     done = run(tmp_path, "--quiet", script(tmp_path, TRAIN))
     assert (done.returncode, done.stderr) == (0, "")

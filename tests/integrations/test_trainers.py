@@ -216,16 +216,6 @@ def test_a_training_is_watched_to_its_end(trainer: str, parameter: str, tmp_path
     assert values["steps"]["step"] == [1, 2, 3, 4, 5]
 
 
-@BOTH
-@pytest.mark.slow
-def test_a_model_learns_the_same_with_it(trainer: str, parameter: str, tmp_path: Path) -> None:
-    callback = callback_of(trainer, "TimelineCallback", tmp_path / "out", schedule=SHORT)
-    with_it = trained_by(trainer, tmp_path, callback)
-    without = trained_by(trainer, tmp_path)
-    for ours, its in zip(with_it.parameters(), without.parameters(), strict=True):
-        assert torch.equal(ours, its)
-
-
 def test_neither_is_imported_unless_asked_for() -> None:
     program = (
         "import sys, tracer\ntracer.profile_training\nimport tracer.integrations\n"

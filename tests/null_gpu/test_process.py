@@ -157,12 +157,6 @@ def test_of_killed_processes_no_memory_is_counted() -> None:
 
 
 @needs_null_gpu
-@pytest.mark.slow
-def test_of_a_hundred_killed_processes_no_memory_is_counted() -> None:
-    run("kills", "100")
-
-
-@needs_null_gpu
 def test_a_fork_is_a_trial_of_its_own() -> None:
     run("forks")
 

@@ -167,16 +167,6 @@ def test_a_device_that_was_named_is_explained_whatever_others_hold() -> None:
     assert found.findings.other_devices == {"cuda:1": found.counted[1]}
 
 
-@pytest.mark.slow
-@runs_elsewhere
-def test_a_model_split_over_both() -> None:
-    found = train_split(8192, 8, 4096)
-    found.assert_laws(0)
-    sizes = found.findings.worst.peak.by_category()
-    assert sizes["PARAMETER"] > 0 and sizes["OPTIMIZER_STATE"] > 0
-    assert "BEFORE_RECORDING" not in sizes and "UNKNOWN" not in sizes
-
-
 @runs_elsewhere
 def test_an_embedding_on_the_cpu_makes_no_run_of_the_cpu() -> None:
     """The first parameter, and most of all bytes, are on the CPU."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import sys
 import textwrap
 from pathlib import Path
@@ -388,47 +386,3 @@ def test_our_own_faults_keep_their_traceback(nets: str, tmp_path: Path, monkeypa
     monkeypatch.setattr("tracer.workloads.user_model.random_batches", fault)
     result = command("--model", f"{nets}:Net", "--input", "8", save_dir=tmp_path)
     assert isinstance(result.exception, ZeroDivisionError)
-
-
-# ---- other people's models -------------------------------------------------------------------------------------------
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}")
-
-
-@pytest.mark.usefixtures("alone")
-@needs("torchvision")
-@pytest.mark.slow  # torchvision's import
-def test_resnet18_of_torchvision(tmp_path: Path) -> None:
-    arguments = ["torchvision.models:resnet18", "--input", "3x32x32", "--batch-size", "2", "--no-cuda-timing"]
-    result = command("--model", *arguments, save_dir=tmp_path)
-    assert result.exit_code == 0, result.output
-    peak = json.loads((tmp_path / "peak.json").read_text())
-    assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"] == peak["allocator_peak_bytes"]
-    parameters = sum(row["bytes"] for row in peak["rows"] if row["category"] == "PARAMETER")
-    assert parameters == 4 * 11_689_512
-    assert {"layer4.1.conv2", "fc"} <= {row["module"] for row in peak["rows"]}
-
-
-@needs("transformers")
-@pytest.mark.slow  # named inputs and checkpoints of any model are tested above; transformers takes seconds to load
-def test_a_transformers_model_built_from_a_config(tmp_path: Path) -> None:
-    path = tmp_path / "tiny_gpt2.py"
-    path.write_text(
-        textwrap.dedent("""
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        def build(width=16):
-            return GPT2LMHeadModel(GPT2Config(n_embd=width, n_layer=2, n_head=2, vocab_size=32, n_positions=16))
-    """)
-    )
-    inputs = ["--input", "input_ids=8:int64:0-32", "--input", "labels=8:int64:0-32", "--batch-size", "2"]
-    result = command(
-        "--model", f"{path}:build", *inputs, "--checkpoint", "--no-cuda-timing", "--full", save_dir=tmp_path / "out"
-    )
-    assert result.exit_code == 0, result.output
-    assert "Every parameter received a gradient." in result.output
-    assert "Loss: 3." in result.output  # log(32) is 3.47: the model's own loss
-    peak = json.loads((tmp_path / "out" / "peak.json").read_text())
-    assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"]

@@ -20,7 +20,7 @@ from tests.blocks.from_recording.test_block_lifetimes import KEYS, WALK, events,
 from tests.histories import Event, Key, known_of, levels_of, recording_of
 from tests.snapshot.allocator_model import SEGMENT_BYTES, AllocatorModel, rounded
 from tests.snapshot.explained import explain_snapshot
-from tests.training_steps import Recorded, build_workload, each_workload
+from tests.training_steps import Recorded, build_workload, each_small_workload
 from tracer.answers.failed_allocation import failed_allocation
 from tracer.answers.findings import CycleFindings, RunFindings
 from tracer.answers.labels import Labels, label_snapshot, labels_of
@@ -564,7 +564,7 @@ def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None
     assert len(own) == len(set(own)) == 2
 
 
-@each_workload
+@each_small_workload
 def test_a_snapshot_of_ours_gives_the_same_bytes_by_kind(
     name: str, recorded: Callable[[str], Recorded], tmp_path: Path
 ) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.rule_tables import facts_named, rows_of, told, weaker
+from tests.blocks.rule_examples import RuleExamples
+from tests.rule_tables import facts_named, told
 from tests.training_steps import Recorded, each_workload
 from tracer.answers.peak import peak_position
 from tracer.blocks.from_recording.block_facts import NONE, Facts
@@ -19,7 +18,6 @@ from tracer.blocks.from_recording.blocks import categories_at
 from tracer.blocks.from_recording.classify_blocks import RULES
 from tracer.blocks.from_recording.torch_categories import Category
 from tracer.blocks.kinds import Evidence, Kind
-from tracer.blocks.rules import Condition, apply_rules
 from tracer.blocks.table import Phase
 from tracer.capture.objects.known_storages import Role
 
@@ -57,11 +55,6 @@ def facts(*blocks: dict[str, Any]) -> Facts:
             for name, plain in PLAIN.items()
         },
     )
-
-
-def classified(*blocks: dict[str, Any], rules: Any = RULES) -> list[tuple[Kind, Evidence]]:
-    kinds, evidence = apply_rules(rules, facts(*blocks))
-    return [(Kind(kind), Evidence(how)) for kind, how in zip(kinds.tolist(), evidence.tolist(), strict=True)]
 
 
 # One row per rule, in the table's order: blocks that this rule decides, and what they are.
@@ -460,28 +453,15 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
 )
 
 
-@pytest.mark.parametrize(("block", "kind", "evidence"), NEARLY)
-def test_what_lacks_a_condition_is_something_else(block: dict[str, Any], kind: Kind, evidence: Evidence) -> None:
-    assert classified(block) == [(kind, evidence)]
+TABLE = RuleExamples(RULES, facts, tuple((evidence, tuple(blocks)) for evidence, *blocks in EXAMPLES), NEARLY)
 
 
-def test_every_rule_has_an_example_in_the_tables_order() -> None:
-    assert [rule.evidence for rule in RULES] == [evidence for evidence, *_ in EXAMPLES]
+def test_each_rule_decides_its_examples_which_are_something_else_without_it() -> None:
+    TABLE.check()
 
 
-@pytest.mark.parametrize("number", range(len(RULES)), ids=lambda number: f"{number} {RULES[number].evidence.name}")
-def test_a_rule_decides_its_examples(number: int) -> None:
-    evidence, *blocks = EXAMPLES[number]
-    for block, kind in blocks:
-        assert classified(block) == [(kind, evidence)], block
-
-
-@pytest.mark.parametrize("number", range(len(RULES) - 1), ids=lambda number: f"{number} {RULES[number].evidence.name}")
-def test_without_a_rule_its_examples_are_something_else(number: int) -> None:
-    """The last rule stands for all that no other knows: what it says is what holds without it."""
-    _, *blocks = EXAMPLES[number]
-    others = (*RULES[:number], *RULES[number + 1 :])
-    assert all(classified(block) != classified(block, rules=others) for block, _ in blocks)
+def test_without_a_condition_some_block_is_something_else() -> None:
+    TABLE.check_conditions()
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -509,39 +489,12 @@ def drawn_blocks() -> list[dict[str, Any]]:
 
 
 def test_neighbours_that_overlap_cannot_change_places_unseen() -> None:
-    drawn = facts(*drawn_blocks())
-    holds = [rule.holds(drawn) for rule in RULES]
-    overlapping = [number for number, (one, next_one) in enumerate(pairwise(holds)) if (one & next_one).any()]
-    assert len(overlapping) > 10
-    blocks = [block for _, *examples in EXAMPLES for block, _ in examples]
-    for number in overlapping:
-        swapped = (*RULES[:number], RULES[number + 1], RULES[number], *RULES[number + 2 :])
-        assert classified(*blocks) != classified(*blocks, rules=swapped), RULES[number].evidence.name
+    TABLE.check_order(facts(*drawn_blocks()))
 
 
 def test_the_text_of_every_evidence_is_another() -> None:
     assert all(evidence.text for evidence in Evidence)
     assert len({evidence.text for evidence in Evidence}) == len(Evidence)
-
-
-def test_each_rule_has_words_and_a_measured_gain() -> None:
-    """`python -m tests.rule_tables` prints them."""
-    rows = rows_of(RULES)
-    assert len(rows) == len(RULES) and all(kind and evidence for kind, evidence, _, _ in rows)
-
-
-WEAKER = [(number, name, when) for number, rule in enumerate(RULES) for name, when in weaker(rule.when)]
-
-
-@pytest.mark.parametrize(
-    ("number", "when"),
-    [(number, when) for number, _, when in WEAKER],
-    ids=[f"{number} {RULES[number].evidence.name} without {name}" for number, name, _ in WEAKER],
-)
-def test_without_a_condition_some_block_is_something_else(number: int, when: tuple[Condition[Any], ...]) -> None:
-    blocks = [*(block for _, *examples in EXAMPLES for block, _ in examples), *(block for block, _, _ in NEARLY)]
-    others = (*RULES[:number], replace(RULES[number], when=when), *RULES[number + 1 :])
-    assert classified(*blocks) != classified(*blocks, rules=others)
 
 
 @each_workload

@@ -15,7 +15,7 @@ from torch import nn
 from tests.histories import START_NS, Event, Key, recording_of
 from tests.programs import NODE_NS, Node, Program, Storage, programs
 from tests.torch_rules import TorchRules
-from tests.training_steps import Recorded, build_workload, each_workload, record, torch_timeline
+from tests.training_steps import Recorded, build_workload, each_small_workload, each_workload, record, torch_timeline
 from tracer.answers.findings import CycleFindings
 from tracer.answers.recording_findings import combine_cycles, find_in_cycle
 from tracer.blocks.from_recording.memory_timeline import (
@@ -174,7 +174,7 @@ def test_rows_of_one_microsecond_keep_their_own_peak() -> None:
 # ---- torch -----------------------------------------------------------------------------------------------------------
 
 
-@each_workload
+@each_small_workload
 def test_equals_torch(name: str, recorded: Callable[[str], Recorded]) -> None:
     """The second of two cycles of one profiler, read after it is gone."""
     run = recorded(name)
@@ -187,7 +187,7 @@ def test_the_first_of_two_cycles_equals_torch(name: str, recorded: Callable[[str
     assert_equals_torch(recorded(name).results[0])
 
 
-@each_workload
+@each_small_workload
 def test_every_row_of_torchs_timeline(name: str, recorded: Callable[[str], Recorded]) -> None:
     """Before torch merges them: rows of one nanosecond may swap, all else is equal."""
     run = recorded(name)

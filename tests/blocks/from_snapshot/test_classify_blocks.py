@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
-import pytest
 
-from tests.rule_tables import facts_named, rows_of, told, weaker
+from tests.blocks.rule_examples import Block, RuleExamples
+from tests.rule_tables import facts_named, told
 from tracer.blocks.from_snapshot.block_facts import NONE
 from tracer.blocks.from_snapshot.classify_blocks import LIKELY, PROOFS, RULES
 from tracer.blocks.from_snapshot.counting import BlockFacts
 from tracer.blocks.kinds import Evidence, Kind
-from tracer.blocks.rules import Condition, Rule, apply_rules
 
-Block = dict[str, Any]
 # A block of which no rule knows anything: made in the recording by C++ alone, in use at the end.
 NUMBERS = ("constructor", "stack_kind")
 PLAIN: Block = {
@@ -344,49 +341,28 @@ def facts(*blocks: Block) -> BlockFacts:
     return told(BlockFacts, {name: np.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
 
 
-def classified(*blocks: Block, rules: tuple[Rule[BlockFacts], ...] = RULES) -> list[tuple[Kind, Evidence]]:
-    kinds, evidence = apply_rules(rules, facts(*blocks))
-    return [(Kind(kind), Evidence(how)) for kind, how in zip(kinds.tolist(), evidence.tolist(), strict=True)]
+TABLE = RuleExamples(
+    RULES,
+    facts,
+    tuple((evidence, tuple((block, kind) for block in blocks)) for evidence, kind, *blocks in EXAMPLES),
+    NEARLY,
+)
 
 
-def name_of(number: int) -> str:
-    return f"{number} {RULES[number].evidence.name}"
-
-
-@pytest.mark.parametrize(("block", "kind", "evidence"), NEARLY)
-def test_what_lacks_a_condition_is_something_else(block: Block, kind: Kind, evidence: Evidence) -> None:
-    assert classified(block) == [(kind, evidence)]
-
-
-def test_every_rule_has_an_example_in_the_tables_order() -> None:
-    assert [rule.evidence for rule in RULES] == [evidence for evidence, *_ in EXAMPLES]
+def test_each_rule_decides_its_examples_which_are_something_else_without_it() -> None:
+    TABLE.check()
     assert (*PROOFS, *LIKELY) == RULES[:-1]
 
 
-@pytest.mark.parametrize("number", range(len(RULES)), ids=name_of)
-def test_a_rule_decides_its_examples(number: int) -> None:
-    evidence, kind, *blocks = EXAMPLES[number]
-    for block in blocks:
-        assert classified(block) == [(kind, evidence)], block
-
-
-@pytest.mark.parametrize("number", range(len(RULES) - 1), ids=name_of)
-def test_without_a_rule_its_examples_are_something_else(number: int) -> None:
-    """The last rule stands for all that no other knows: what it says is what holds without it."""
-    others = (*RULES[:number], *RULES[number + 1 :])
-    assert all(classified(block) != classified(block, rules=others) for block in EXAMPLES[number][2:])
+def test_without_a_condition_some_block_is_something_else() -> None:
+    TABLE.check_conditions()
 
 
 def test_neighbours_that_overlap_cannot_change_places_unseen() -> None:
     blocks = [block for _, _, *examples in EXAMPLES for block in examples]
     # What two of them are together where that can be: for some of these both rules hold.
     table = facts(*(one | other for one, other in product(blocks, blocks)))
-    holds = [rule.holds(table) & possible(table) for rule in RULES[:-1]]
-    overlapping = [number for number, (one, next_one) in enumerate(pairwise(holds)) if (one & next_one).any()]
-    assert len(overlapping) > 10
-    for number in overlapping:
-        swapped = (*RULES[:number], RULES[number + 1], RULES[number], *RULES[number + 2 :])
-        assert classified(*blocks) != classified(*blocks, rules=swapped), name_of(number)
+    TABLE.check_order(table, are_possible=possible(table))
 
 
 def possible(table: BlockFacts) -> Any:
@@ -435,25 +411,3 @@ def test_what_is_only_likely_says_so() -> None:
     for rule in LIKELY:
         assert rule.evidence.text.startswith("likely") or rule.evidence in certain
     assert not any(rule.evidence.text.startswith("likely") for rule in PROOFS)
-
-
-def test_each_rule_has_words_and_a_measured_gain() -> None:
-    """`python -m tests.rule_tables` prints them."""
-    rows = rows_of(RULES)
-    assert len(rows) == len(RULES) and all(kind and evidence for kind, evidence, _, _ in rows)
-
-
-WEAKER = [(number, name, when) for number, rule in enumerate(RULES) for name, when in weaker(rule.when)]
-
-
-@pytest.mark.parametrize(
-    ("number", "when"),
-    [(number, when) for number, _, when in WEAKER],
-    ids=[f"{name_of(number)} without {name}" for number, name, _ in WEAKER],
-)
-def test_without_a_condition_some_block_is_something_else(number: int, when: tuple[Condition[Any], ...]) -> None:
-    examples = [block for _, _, *blocks in EXAMPLES for block in blocks]
-    table = facts(*examples, *(block for block, _, _ in NEARLY))
-    others = (*RULES[:number], replace(RULES[number], when=when), *RULES[number + 1 :])
-    pairs = zip(apply_rules(RULES, table), apply_rules(others, table), strict=True)
-    assert any((before != after).any() for before, after in pairs)

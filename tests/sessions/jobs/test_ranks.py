@@ -355,21 +355,6 @@ def test_the_command_line_writes_what_it_has_when_its_peer_dies(tmp_path: Path) 
     assert summary["ranks"][0]["failure"] == "Terminated: ended by SIGTERM"
 
 
-@pytest.mark.slow
-def test_the_command_line_profiles_each_rank(tmp_path: Path) -> None:
-    options = ["--n-repeats", "1", "--n-active-steps", "1", "--no-cuda-timing", "--device", "cpu", "--batch-size", "2"]
-    finished = launch(
-        str(ROOT / "main.py"), "--model", "models.lstm:build", "--save-dir", "results", *options, folder=tmp_path
-    )
-    assert finished.returncode == 0, finished.stderr
-    results = tmp_path / "results"
-    assert {path.name for path in results.iterdir()} == {"rank0", "rank1", "ranks.json", "ranks.txt"}
-    assert finished.stdout.count("Peak: ") == 1
-    summary = json.loads((results / "ranks.json").read_text())
-    assert summary["differences"] == {}
-    assert summary["spread_bytes"] == 0
-
-
 def test_a_gpu_that_several_ranks_hold_memory_of_is_summed_up(tmp_path: Path) -> None:
     """Two nodes with two GPUs; rank 3 has loaded 45 GiB to the GPU of rank 2."""
     own = [GpuPart(f"uuid{rank}", True, 2 << 30) for rank in range(4)]
