@@ -9,7 +9,7 @@ import pytest
 from tests.allocator.recorded import MIB, Program, device_of, parts, requests_of
 from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
 from tracer.allocator.history import BEFORE_THE_RECORDING, Op
-from tracer.allocator.replay import replay, smallest_capacity
+from tracer.allocator.replay import replay
 from tracer.allocator.settings import AllocatorSettings, parse_settings
 
 DEFAULT = AllocatorSettings()
@@ -39,7 +39,7 @@ def test_retries_of_the_recorded_device_are_left_out() -> None:
     """On a device with room, the program empties its cache only where it says so."""
     large = Program(5, empties=0.0).run(900)
     needed = requests_of(large)
-    least = smallest_capacity(needed, DEFAULT, unlimited=replay(needed, DEFAULT))
+    least = replay(needed, DEFAULT).reserved_peak_bytes - 2 * MIB
     small = Program(5, capacity=least, empties=0.0).run(900)
     assert (small.allocator.num_retries > 0, small.allocator.num_ooms) == (True, 0)
     requests = requests_of(small)
@@ -96,19 +96,6 @@ def test_a_block_that_an_emptied_cache_waited_for_is_not_finished_twice() -> Non
     del keeper
     small = replay(requests, DEFAULT, capacity=40 * MIB)
     assert (small.failure, small.num_retries) == (None, 1)
-
-
-@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
-def test_the_smallest_device_is_just_large_enough(conf: str) -> None:
-    settings = parse_settings(conf)
-    requests = requests_of(Program(7, empties=0.0).run(700))
-    unlimited = replay(requests, settings)
-    least = smallest_capacity(requests, settings, unlimited=unlimited)
-    assert unlimited.allocated_peak_bytes <= least <= unlimited.reserved_peak_bytes + 2 * MIB
-    assert replay(requests, settings, capacity=least).failure is None
-    assert replay(requests, settings, capacity=least - 2 * MIB).failure is not None
-    roughly = smallest_capacity(requests, settings, unlimited=unlimited, resolution=64 * MIB)
-    assert least <= roughly <= least + 64 * MIB
 
 
 def test_a_memory_fraction_is_of_the_device() -> None:

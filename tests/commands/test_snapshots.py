@@ -316,8 +316,7 @@ def test_a_recording_that_ended_by_the_failure_gives_a_bound(tmp_path: Path) -> 
     code, out, _ = run("snapshot", path, "--gpu-memory", "8GiB")
     words = " ".join(out.split())
     assert code == 0
-    assert "it is no whole run" in words and "at least" in words and "gets past the failure" in words
-    assert "runs" not in words and "all larger ones work" not in words
+    assert "it is no whole run" in words and "gets past the failure" in words and "runs" not in words
     found = json.loads(run("snapshot", path, "--gpu-memory", "8GiB", "--json")[1])["devices"][0]["allocator"]["what_if"]
     assert (found["runs"], found["ends_by_failure"]) == (None, True)
     assert run("snapshot", path, "--gpu-memory", "100MiB")[0] == 3, "what was recorded does not fit there"

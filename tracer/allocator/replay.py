@@ -14,9 +14,8 @@ from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.start_state import StartState, load
 from tracer.allocator.state import NEWEST_TORCH
-from tracer.block_sizes import SEGMENT_STEP_BYTES, SMALL_BYTES, round_sizes
+from tracer.block_sizes import SMALL_BYTES, round_sizes
 
-_NUM_PROBES = 8
 _ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(
     int, (Op.ALLOC, Op.FREE, Op.REQUEST_FREE, Op.COMPLETE_FREE, Op.RELEASE, Op.OOM)
 )
@@ -186,44 +185,6 @@ class _ReplayRun:
             if not self._goes_on:
                 raise
             self.unserved.append(int(self._program.entry[position]))
-
-
-def smallest_capacity(
-    program: Requests,
-    settings: AllocatorSettings,
-    *,
-    unlimited: Need,
-    resolution: int = SEGMENT_STEP_BYTES,
-    torch_version: tuple[int, int] = NEWEST_TORCH,
-) -> int:
-    """The least memory from which on a history runs, by bisection over replays.
-
-    More memory is not always better: where the cache is emptied earlier, what comes later may find its place. A few
-    sizes above the one found are tried as well, and where one fails, the search goes on above it. A smaller size may
-    still do.
-
-    Args:
-        settings: The allocator's; without a memory fraction.
-        unlimited: What came of a replay without limit: with its peak as the capacity nothing changes.
-    """
-    low = unlimited.allocated_peak_bytes // SEGMENT_STEP_BYTES - 1
-    high = -(-unlimited.reserved_peak_bytes // SEGMENT_STEP_BYTES)
-
-    def runs(steps: int) -> bool:
-        outcome = replay(program, settings, capacity=steps * SEGMENT_STEP_BYTES, torch_version=torch_version)
-        return outcome.failure is None
-
-    most, fails = high, True
-    while fails:
-        while low + 1 < high and (high - low) * SEGMENT_STEP_BYTES > resolution:
-            middle = (low + high) // 2
-            low, high = (low, middle) if runs(middle) else (middle, high)
-        above = {high + 1, *(high + (most - high) * part // _NUM_PROBES for part in range(1, _NUM_PROBES))}
-        failing = [steps for steps in above if high < steps < most and not runs(steps)]
-        fails = bool(failing)
-        if fails:
-            low, high = max(failing), most
-    return high * SEGMENT_STEP_BYTES
 
 
 class LifeColumns:

@@ -194,7 +194,6 @@ def _what_if_table(what_if: WhatIf) -> Table:
         *(columns("count", "retries") if is_limited else ()),
         *(columns("text", "failed requests") if what_if.num_failed else ()),
         *(columns("text", f"on {format_bytes(what_if.gpu_memory or 0)}") if on_gpu else ()),
-        *(columns("bytes", "at least" if what_if.ends_by_failure else "smallest") if on_gpu else ()),
         *columns("text", "settings"),
     )
     rows: list[tuple[Cell, ...]] = []
@@ -205,7 +204,7 @@ def _what_if_table(what_if: WhatIf) -> Table:
         num_served = what_if.num_failed - len(outcome.unserved)
         words = "fails earlier" if has_failed else f"{num_served:,} of {what_if.num_failed:,} served"
         served = [words] if what_if.num_failed else []
-        fits = [_fits(row, what_if), "" if row.smallest_gpu_bytes is None else row.smallest_gpu_bytes] if on_gpu else []
+        fits = [_fits(row, what_if)] if on_gpu else []
         name = "as recorded" if row.settings == AS_RECORDED else row.settings
         saved = "" if row.settings == AS_RECORDED or has_failed else row.saved_bytes
         sizes = (outcome.reserved_peak_bytes, saved, outcome.num_driver_calls)
@@ -242,32 +241,12 @@ def _explanations(what_if: WhatIf, modelled: Modelled) -> list[str]:
             )
             sentences.append(f"{name}: a request for {format_bytes(failure.size)} fails {where}, with {in_use}.")
     sentences.append(what_it_is_not(what_if))
-    if what_if.gpu_memory is not None:
-        sentences.append(_how_searched(what_if))
-    return sentences
-
-
-def _how_searched(what_if: WhatIf) -> str:
-    if what_if.ends_by_failure:
-        return (
+    if what_if.gpu_memory is not None and what_if.ends_by_failure:
+        sentences.append(
             "The recording ends by the request that failed, so it is no whole run: on a larger GPU the program would "
-            "go on and ask for more. The sizes under 'at least' serve what was recorded, with that request; how much "
-            "the whole program needs is not known from it."
+            "go on and ask for more."
         )
-    below = [
-        "as recorded" if row.settings == AS_RECORDED else row.settings
-        for row in what_if.rows
-        if row.fits and what_if.gpu_memory is not None and what_if.gpu_memory < (row.smallest_gpu_bytes or 0)
-    ]
-    lucky = (
-        f" It runs on {format_bytes(what_if.gpu_memory or 0)} {' and '.join(below)}, but not on every size in between."
-        if below
-        else ""
-    )
-    return (
-        f"The smallest GPU was found by bisection in steps of {format_bytes(what_if.step_bytes)}: all larger ones work "
-        f"too. A smaller one may work if the cache happens to be emptied at a better moment.{lucky}"
-    )
+    return sentences
 
 
 def _what_was_had(what_if: WhatIf) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import tracer.allocator.replay as replay_file
 from tests.allocator.recorded import GIB, MIB, Program
 from tests.allocator.recording_allocator import RecordingAllocator
 from tests.blocks.from_snapshot.recorded_program import (
@@ -26,8 +24,6 @@ from tests.blocks.from_snapshot.recorded_program import (
     train,
 )
 from tests.snapshot.dumps import block, entry, freed, segment, snapshot
-from tracer.allocator.history import FailedRequest, Need
-from tracer.allocator.replay import smallest_capacity
 from tracer.allocator.reproduce import reproduce
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
@@ -45,7 +41,6 @@ from tracer.answers.allocator.explained import Explanation, explanation_of, with
 from tracer.answers.allocator.modelled import Modelled, model_device
 from tracer.answers.allocator.reserved import ASKED, CACHED, HELD, ROUNDING, UNSPLIT, WAITING
 from tracer.answers.snapshot_findings import explain_replayed, replay_snapshot
-from tracer.block_sizes import SEGMENT_STEP_BYTES
 from tracer.errors import SettingsError
 from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.snapshot.load import snapshot_in_memory
@@ -374,13 +369,13 @@ def test_whether_it_runs_on_a_smaller_gpu() -> None:
     objects = fragmented().snapshot()
     large = explain(objects, gpu_memory=2 * GIB).what_if
     assert large is not None and large.runs
-    row = large.rows[0]
-    assert row.smallest_gpu_bytes is not None
-    fits = explain(objects, gpu_memory=row.smallest_gpu_bytes)
+    in_use = large.rows[0].outcome.allocated_peak_bytes
+    assert in_use < large.rows[0].outcome.reserved_peak_bytes - 2 * MIB
+    fits = explain(objects, gpu_memory=large.rows[0].outcome.reserved_peak_bytes - 2 * MIB)
     assert fits.what_if is not None and fits.what_if.runs
     assert fits.what_if.rows[0].on_gpu is not None and fits.what_if.rows[0].on_gpu.num_retries > 0
     assert "runs, " in screen(fits)
-    fails = explain(objects, gpu_memory=row.smallest_gpu_bytes - 2 * MIB)
+    fails = explain(objects, gpu_memory=in_use - 2 * MIB)
     assert fails.what_if is not None and not fails.what_if.runs
     assert "out of memory" in screen(fails)
     assert "As recorded: a request for " in screen(fails)
@@ -388,13 +383,11 @@ def test_whether_it_runs_on_a_smaller_gpu() -> None:
 
 def test_it_runs_if_one_of_the_settings_asked_about_lets_it() -> None:
     objects = fragmented().snapshot()
-    needed = explain(objects, settings=("expandable_segments:True",), gpu_memory=2 * GIB).what_if
-    assert needed is not None
-    least, expandable = (row.smallest_gpu_bytes for row in needed.rows)
-    assert least is not None and expandable is not None
-    small = min(least, expandable)
-    found = explain(objects, settings=("expandable_segments:True",), gpu_memory=small).what_if
-    assert found is not None and found.runs == (small == expandable)
+    sizes = explain(objects, settings=("expandable_segments:True",), gpu_memory=2 * GIB).what_if
+    assert sizes is not None
+    for gpu_memory in range(100 * MIB, 2 * GIB, 100 * MIB):
+        found = explain(objects, settings=("expandable_segments:True",), gpu_memory=gpu_memory).what_if
+        assert found is not None and found.runs == found.rows[1].fits
 
 
 def test_wrong_settings_are_refused() -> None:
@@ -417,20 +410,6 @@ def test_other_settings_have_what_the_recording_had() -> None:
     assert "The recording used all that the device had for it" in said
 
 
-def test_the_smallest_gpu_is_the_one_from_which_on_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where 7 to 9 steps do not run, and 3 do, 10 are the answer: nobody can buy the luck of 3."""
-    step = SEGMENT_STEP_BYTES
-
-    def runs(*_: object, capacity: int, **__: object) -> Need:
-        is_lucky = capacity // step in (3, 4, 5, 6) or capacity // step >= 10
-        return replace(unlimited, failure=None if is_lucky else FailedRequest(0, 1, 1, 1))
-
-    unlimited = Need(20 * step, 2 * step, 0, 0, None)
-    monkeypatch.setattr(replay_file, "replay", runs)
-    program: Any = None
-    assert smallest_capacity(program, AllocatorSettings(), unlimited=unlimited) == 10 * step
-
-
 def test_json_has_all_of_it() -> None:
     objects = fragmented().snapshot()
     replayed = replay_snapshot(snapshot_in_memory(objects))
@@ -443,7 +422,7 @@ def test_json_has_all_of_it() -> None:
     assert sum(row["bytes"] for row in peak["rows"]) == peak["reserved_bytes"]
     rows = allocator["what_if"]["rows"]
     assert [row["settings"] for row in rows] == ["", "expandable_segments:True"]
-    assert rows[1]["on_gpu"]["failure"] is None and rows[1]["smallest_gpu_bytes"] <= GIB
+    assert rows[1]["on_gpu"]["failure"] is None
 
 
 def test_without_a_history_what_is_asked_of_settings_is_said_to_have_no_answer() -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tracer.allocator.history import Need, Requests
+from tracer.allocator.history import Need
 from tracer.allocator.replay import replay as replay_program
-from tracer.allocator.replay import smallest_capacity
 from tracer.allocator.settings import AllocatorSettings, parse_settings, recorded_settings
-from tracer.answers.allocator.modelled import LONG_HISTORY, Modelled, agreement, model_device
+from tracer.answers.allocator.modelled import Modelled, agreement, model_device
 from tracer.answers.allocator.reserved import Reserved, reserved_at_end, reserved_at_peak
 from tracer.answers.out_of_memory import in_evaluation, last_out_of_memory
 from tracer.answers.why.case import Case
 from tracer.answers.why.first_changes import FirstChanges, first_changes
-from tracer.block_sizes import SEGMENT_STEP_BYTES
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.capture.objects.at_failure import ObjectsAtFailure
 from tracer.collector import paused_gc
@@ -38,7 +36,6 @@ class SettingsOutcome:
     outcome: Need  # A replay with the capacity of the recording, see `WhatIf.capacity`
     saved_bytes: int  # The reserved peak under the recorded settings less that under these; negative if these need more
     on_gpu: Need | None  # A replay on the GPU asked about; None without one
-    smallest_gpu_bytes: int | None  # The least memory on which the history runs; None if it was not asked for
 
     @property
     def fits(self) -> bool:
@@ -64,7 +61,6 @@ class WhatIf:
     num_failed: int  # Requests that failed in the recording
     # Nothing was allocated after the last failed request: what the program would have asked for then is not known.
     ends_by_failure: bool
-    step_bytes: int  # The resolution of `SettingsOutcome.smallest_gpu_bytes`
 
     @property
     def best(self) -> SettingsOutcome:
@@ -96,14 +92,13 @@ def _what_if(modelled: Modelled, settings: Sequence[str], gpu_memory: int | None
         recorded_peak_bytes=modelled.reproduction.recorded_peak_bytes,
         num_failed=len(modelled.history.failed),
         ends_by_failure=modelled.history.ends_by_failure,
-        step_bytes=_search_step(modelled.program, modelled.unlimited) if gpu_memory is not None else SEGMENT_STEP_BYTES,
     )
 
 
 def _row(modelled: Modelled, text: str, settings: AllocatorSettings, gpu_memory: int | None) -> SettingsOutcome:
     program, version = modelled.program, modelled.torch_version
     outcome = modelled.baseline if text == AS_RECORDED else modelled.at_capacity(settings, modelled.capacity)
-    smallest = on_gpu = None
+    on_gpu = None
     if gpu_memory is not None:
         unlimited = outcome
         if modelled.capacity is not None:
@@ -113,34 +108,12 @@ def _row(modelled: Modelled, text: str, settings: AllocatorSettings, gpu_memory:
         on_gpu = (
             unlimited if is_below else replay_program(program, settings, capacity=gpu_memory, torch_version=version)
         )
-        smallest = _smallest(program, settings, unlimited, version)
     return SettingsOutcome(
         settings=text,
         outcome=outcome,
         saved_bytes=modelled.baseline.reserved_peak_bytes - outcome.reserved_peak_bytes,
         on_gpu=on_gpu,
-        smallest_gpu_bytes=smallest,
     )
-
-
-def _smallest(program: Requests, settings: AllocatorSettings, unlimited: Need, version: tuple[int, int]) -> int | None:
-    """Return the least memory of which the share that a memory fraction leaves suffices; None for a share of 0."""
-    if not settings.per_process_memory_fraction:
-        return None
-    least = smallest_capacity(
-        program,
-        replace(settings, per_process_memory_fraction=1.0),
-        unlimited=unlimited,
-        resolution=_search_step(program, unlimited),
-        torch_version=version,
-    )
-    return int(-(-least // settings.per_process_memory_fraction))
-
-
-def _search_step(program: Requests, unlimited: Need) -> int:
-    """A segment's step; of long histories a thousandth, see `LONG_HISTORY`."""
-    is_long = len(program.code) > LONG_HISTORY
-    return max(unlimited.reserved_peak_bytes >> 10, SEGMENT_STEP_BYTES) if is_long else SEGMENT_STEP_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,8 +26,8 @@ from tracer.snapshot.replay import Replay
 from tracer.units import format_bytes, some
 
 LONG_HISTORY = 200_000
-"""Operations, for which a replay takes a third of a second: above, the smallest capacity is found to a thousandth, and
-of a program that was never short of memory no settings are tried unless they are asked for."""
+"""Operations, for which a replay takes a third of a second: above, of a program that was never short of memory no
+settings are tried unless they are asked for."""
 OLDER_TORCH = (FIRST_TORCH_WITH_COUNTERS[0], FIRST_TORCH_WITH_COUNTERS[1] - 1)
 
 

@@ -110,6 +110,5 @@ def _what_if(what_if: WhatIf) -> dict[str, Any]:
         "capacity_bytes": what_if.capacity,
         "recorded_peak_bytes": what_if.recorded_peak_bytes,
         "num_failed": what_if.num_failed,
-        "search_step_bytes": what_if.step_bytes,
         "rows": [{**record_values(row, without=("outcome",)), **record_values(row.outcome)} for row in what_if.rows],
     }
