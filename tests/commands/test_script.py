@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -13,10 +12,9 @@ from typer.testing import CliRunner, Result
 
 import main
 from tests.processes import run_python
-from tracer.commands import script as script_module
 from tracer.commands.launchers import script_named, set_environment_of
 from tracer.commands.on_card import OnOptions
-from tracer.commands.script import BEFORE_SCRIPT, Script, modules_of
+from tracer.commands.script import BEFORE_SCRIPT, Script
 from tracer.errors import UsageError
 
 ROOT = Path(main.__file__).parent
@@ -202,21 +200,17 @@ def script(folder: Path, text: str) -> str:
     ("text", "expected"),
     [
         ("import os; os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'", {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
-        ("from os import environ\nenviron['OMP_NUM_THREADS'] = str(2)", {"OMP_NUM_THREADS": "2"}),
+        ("from os import environ\nenviron['OMP_NUM_THREADS'] = '2'", {"OMP_NUM_THREADS": "2"}),
         ("os.environ.setdefault('OMP_NUM_THREADS', '1')\nos.environ.setdefault('KMP_X', '1')", {"KMP_X": "1"}),
-        ("os.environ.update({'OMP_NUM_THREADS': '1'}, TORCH_X='2')", {"OMP_NUM_THREADS": "1", "TORCH_X": "2"}),
         ("del os.environ['MKL_NUM_THREADS']\nos.environ.pop('OMP_NUM_THREADS', None)", {}),
         ("number = 3\nos.environ['OMP_NUM_THREADS'] = str(number)\nos.environ['MKL_X'] = 3", {}),
         (
             "import numpy as np\nimport argparse\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'",
             {"CUDA_VISIBLE_DEVICES": "1"},
         ),
-        ("import settings\nos.environ['NCCL_X'] = '1'", {"NCCL_X": "1", "OMP_NUM_THREADS": "3"}),
         # Too late in Python, too.
         ("import torch\nos.environ['OMP_NUM_THREADS'] = '1'", {}),
         ("from torch import nn\nos.environ['OMP_NUM_THREADS'] = '1'", {}),
-        ("import lightning\nos.environ['OMP_NUM_THREADS'] = '1'", {}),
-        ("import trains\nos.environ['OMP_NUM_THREADS'] = '1'", {}),
         ("def main():\n    os.environ['OMP_NUM_THREADS'] = '1'", {}),
         # Not read by torch, or meant for those who start processes.
         ("os.environ['RANK'] = '1'\nos.environ['PYTHONPATH'] = '/'\nos.environ['LD_PRELOAD'] = 'x'", {}),
@@ -226,25 +220,21 @@ def script(folder: Path, text: str) -> str:
 def test_constants_that_are_set_before_torch_is_imported(
     text: str, expected: dict[str, str], tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    (tmp_path / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'", "utf-8")
-    (tmp_path / "trains.py").write_text("import torch", "utf-8")
     before = {"OMP_NUM_THREADS": "5", "MKL_NUM_THREADS": "6"}
     set_environment_of(script(tmp_path, text), is_module=False)
     environment.pop("PYTEST_CURRENT_TEST", None)
     assert environment == before | expected
 
 
-def test_modules_are_read_as_python_m_runs_them(
+def test_of_a_package_its_first_file_is_read(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "own_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'", "utf-8")
-    (package / "__main__.py").write_text("import os\nos.environ['MKL_NUM_THREADS'] = '4'", "utf-8")
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'", "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    set_environment_of("own_package", is_module=True)
+    set_environment_of("own_package.train", is_module=True)
     environment.pop("PYTEST_CURRENT_TEST", None)
-    assert environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "4"}
+    assert environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "6"}
 
 
 @pytest.mark.slow  # a process that has not loaded torch; what is set, and when, is tested above
@@ -290,81 +280,12 @@ def test_threads_spin_shortly_unless_the_user_says_for_how_long(
         assert "[None, None]" in ended.stdout
 
 
-# ------------------------------------------------------------ its own modules, named like ours, a library's or Python's
-SCRIPT = """
-import importlib, pickle
-import tracer, typer, statistics
-from tracer import mine, Own
-assert typer.MINE == 2 and statistics.MINE == 3 and importlib.import_module("tracer") is tracer
-assert pickle.loads(pickle.dumps(Own())).__class__ is tracer.Own
-import tracer.parts.inner as inner
-assert inner.MINE == 4
-import numpy, torch
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=1)
-for _ in range(4):
-    optimizer.zero_grad()
-    model(torch.randn(3, 4)).sum().backward()
-    optimizer.step()
-print("mine", mine)
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    parts = tmp_path / "tracer" / "parts"
-    parts.mkdir(parents=True)
-    (tmp_path / "tracer" / "__init__.py").write_text("from .parts import inner\nmine = 1\nclass Own: pass\n")
-    (parts / "__init__.py").touch()
-    (parts / "inner.py").write_text("import tracer.parts\nMINE = 4\n")
-    (tmp_path / "typer.py").write_text("MINE = 2\n")
-    (tmp_path / "statistics.py").write_text("MINE = 3\n")
-    (tmp_path / "train.py").write_text(SCRIPT)
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_a_script_has_its_own_modules_and_the_answer_comes(folder: Path) -> None:
-    """In a process that has loaded nothing yet: ours are loaded beside the script's."""
-    found = subprocess.run(
-        [sys.executable, "-P", "-m", "tracer", "run", "train.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert_trained(found, folder)
-
-
-def test_a_module_has_its_own_modules_and_the_answer_comes(folder: Path) -> None:
-    assert_trained(run_python("-m", "tracer", "run", "-m", "train", folder=folder), folder)
-
-
-def assert_trained(found: subprocess.CompletedProcess[str], folder: Path) -> None:
-    assert found.returncode == 0, found.stderr
-    assert "mine 1" in found.stdout and "Peak: " in found.stdout
-    assert (folder / "profiler_outputs" / "memory_timeline.html").is_file()
-
-
-def test_all_is_as_before_when_the_script_has_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(folder))
-    before, ours = __import__, sys.modules["tracer"]
-    import statistics
-
-    with modules_of(folder):
-        assert importlib.import_module("tracer").mine == 1
-        with pytest.raises(ModuleNotFoundError):  # the script's `tracer` has no such module
-            exec("import tracer.units", {"__file__": str(folder / "train.py")})
-        exec("import tracer.units", {"__file__": script_module.__file__})
-    assert sys.modules["tracer"] is ours and sys.modules["statistics"] is statistics and __import__ is before
-    assert "tracer.parts" not in sys.modules
-
-
-def test_nothing_changes_where_no_name_clashes(tmp_path: Path) -> None:
-    (tmp_path / "sys.py").touch()  # Python never looks for it there
-    (tmp_path / "torch").mkdir()  # no package
-    (tmp_path / "helpers.py").touch()
-    before = __import__
-    with modules_of(tmp_path):
-        assert __import__ is before
+@pytest.mark.parametrize("name", ["tracer.py", "tracer/__init__.py"])
+def test_a_module_named_like_this_program_is_a_sentence(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine = 1\n")
+    (tmp_path / "train.py").write_text("import tracer\nprint(tracer.mine)\n")
+    for words in (("train.py",), ("-m", "train")):
+        found = run_python("-m", "tracer", "run", *words, folder=tmp_path)
+        assert found.returncode == 1 and not found.stdout
+        assert found.stderr.startswith("Error: The folder of train") and "Hint: Rename it" in found.stderr

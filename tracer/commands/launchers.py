@@ -11,7 +11,6 @@ import re
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -30,94 +29,38 @@ _READ_BY_TORCH: Final = (
     "MKL_", "OPENBLAS_", "NUMEXPR_", "VECLIB_", "ATEN_", "DNNL_", "ONEDNN_", "KINETO_", "HIP_", "ROCR_", "HSA_",
     "MIOPEN_",
 )  # fmt: skip
-_WITHOUT_TORCH: Final = frozenset({
-    "PIL", "absl", "click", "cv2", "dotenv", "fire", "matplotlib", "numpy", "omegaconf", "pandas", "psutil",
-    "requests", "rich", "scipy", "seaborn", "setproctitle", "sklearn", "tabulate", "tiktoken", "toml", "tqdm",
-    "typer", "yaml",
-})  # fmt: skip
 
 
 def set_environment_of(script: str, *, is_module: bool) -> None:
-    """Set what a script's first statements set, up to those that can import torch.
+    """Set what a script's first statements set: `os.environ["OMP_NUM_THREADS"] = "1"`, and `setdefault` with constants.
 
-    `os.environ["OMP_NUM_THREADS"] = "1"`, `setdefault` and `update` with constants, in the script and in its own
-    modules that it imports before.
+    Those of its own file, with -m of the package's, up to the one that imports torch.
     """
     if "torch" in sys.modules:
         return
-    reader = _StatementReader(Path() if is_module else Path(script).parent)
-    for file in _files_of_module(script) if is_module else [Path(script)]:
-        if reader.reads(file):
-            break
+    spec = PathFinder.find_spec(script.partition(".")[0], ["", *sys.path]) if is_module else None
+    try:
+        statements = ast.parse(Path(spec.origin if spec and spec.origin else script).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):  # Python says it when the script runs
+        return
+    for statement in statements:
+        match statement:
+            case ast.Import(names=names) if any(alias.name.partition(".")[0] == "torch" for alias in names):
+                return
+            case ast.ImportFrom(module=str(name)) if name.partition(".")[0] == "torch":
+                return
+            case ast.Assign(
+                targets=[ast.Subscript(value=environ, slice=ast.Constant(str(name)))], value=ast.Constant(str(value))
+            ) if _is_environ(environ):
+                os.environ.update({name: value} if name.startswith(_READ_BY_TORCH) else {})
+            case ast.Expr(
+                ast.Call(ast.Attribute(environ, "setdefault"), [ast.Constant(str(name)), ast.Constant(str(value))])
+            ) if _is_environ(environ) and name.startswith(_READ_BY_TORCH):
+                os.environ.setdefault(name, value)
 
 
-def _files_of_module(name: str) -> Iterator[Path]:
-    """The files that `python -m` runs, in order; none where they are not found."""
-    path: list[str] | None = ["", *sys.path]
-    for part in name.split("."):
-        spec = PathFinder.find_spec(part, path)
-        if spec is None:
-            return
-        path = spec.submodule_search_locations
-        if spec.origin is not None:
-            yield Path(spec.origin)
-    if path:
-        yield Path(path[0], "__main__.py")
-
-
-class _StatementReader:
-    """Follows statements in the order in which they run."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._has_read: set[Path] = set()
-
-    def reads(self, file: Path) -> bool:
-        """Read a file; True if it has come to what can import torch."""
-        if file in self._has_read:
-            return False
-        self._has_read.add(file)
-        try:
-            statements = ast.parse(file.read_bytes()).body
-        except (OSError, SyntaxError, ValueError):  # Python says it when the script runs
-            return True
-        return any(map(self._is_end, statements))
-
-    def _is_end(self, statement: ast.stmt) -> bool:
-        if isinstance(statement, ast.Import):
-            return any(self._imports(alias.name) for alias in statement.names)
-        if isinstance(statement, ast.ImportFrom):
-            return bool(statement.level) or self._imports(statement.module or "")
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            return False
-        os.environ.update(_variables_set_by(statement))
-        imports = (node for node in ast.walk(statement) if isinstance(node, ast.Import | ast.ImportFrom))
-        return any(map(self._is_end, imports))
-
-    def _imports(self, name: str) -> bool:
-        root = name.partition(".")[0]
-        if root in sys.stdlib_module_names or root in _WITHOUT_TORCH:
-            return False
-        own = (self._folder / f"{root}.py", self._folder / root / "__init__.py")
-        file = next((path for path in own if path.is_file()), None)
-        return file is None or "." in name or self.reads(file)
-
-
-def _variables_set_by(statement: ast.stmt) -> dict[str, str]:
-    """Variables that torch reads and a statement sets, if it does nothing else, to values that are written in it."""
-    match statement:
-        case ast.Assign(targets=[ast.Subscript(value=environ)]):
-            pass
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=environ, attr="setdefault" | "update"))):
-            pass
-        case _:
-            return {}
-    name = ast.unparse(environ)  # `environ`, `os.environ`
-    found = dict(os.environ)
-    if name.rpartition(".")[2] == "environ":
-        with suppress(Exception):  # it needs more than is written in it; or the script will raise that itself
-            exec(ast.unparse(statement).replace(name, "environ", 1), {"__builtins__": {"str": str}, "environ": found})
-    return {name: value for name, value in found.items() if name.startswith(_READ_BY_TORCH) and isinstance(value, str)}
+def _is_environ(expression: ast.expr) -> bool:
+    return ast.unparse(expression).rpartition(".")[2] == "environ"
 
 
 _MODULES: Final = {

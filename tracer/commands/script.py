@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import re
 import runpy
 import shlex
 import sys
-import sysconfig
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer.capture.deferred_handlers import handlers_dropped
@@ -34,6 +31,8 @@ __tracebackhide__ = True  # a line of this file explains nothing about the scrip
 BEFORE_SCRIPT: Final = "Options of this command come before the script's name: what follows it is the script's."
 
 
+_PACKAGE: Final = "tracer"
+_OURS: Final = Path(__file__).parents[1] / "__init__.py"
 _PYTHON: Final = re.compile(r"(?:.*/)?python[\d.]*")
 
 
@@ -55,9 +54,18 @@ class Script(NamedTuple):
         num_words = 1 + self.is_module
         return {"script": shlex.join(self.words[:num_words]), "arguments": shlex.join(self.words[num_words:])}
 
+    @property
+    def folder(self) -> Path:
+        """The folder in which it finds its own modules."""
+        path = Path(self.path).resolve()
+        return Path.cwd() if self.is_module else path if path.is_dir() else path.parent
+
     def check(self) -> None:
         """Check that the script or module exists and is one, before anything of it runs."""
-        path = Path(self.path)
+        path, own = Path(self.path), PathFinder.find_spec(_PACKAGE, [str(self.folder)])
+        if own is not None and own.origin is not None and not Path(own.origin).samefile(_OURS):
+            named = f"The folder of {self.path} has a module `{_PACKAGE}`, the name of this program's own."
+            raise TracerError(named, hint="Rename it: `import tracer` finds one of them alone.")
         if not self.is_module:
             if path.is_dir():
                 if not (path / "__main__.py").is_file():
@@ -238,12 +246,9 @@ def _pythons_hook() -> Iterator[None]:
 def _as_main(script: Script) -> Iterator[None]:
     before = sys.argv
     sys.argv = [script.path, *script.arguments]
-    path = Path(script.path).resolve()
-    folder = Path.cwd() if script.is_module else path if path.is_dir() else path.parent
-    sys.path.insert(0, "" if script.is_module else str(folder))
+    sys.path.insert(0, "" if script.is_module else str(script.folder))
     try:
-        with modules_of(folder):
-            yield
+        yield
     finally:
         sys.argv = before
 
@@ -293,92 +298,3 @@ def _of_script(error: BaseException) -> TracebackType | None:
         if not is_python and not frame.tb_frame.f_globals.get("__tracebackhide__"):
             shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return shown or error.__traceback__
-
-
-_PACKAGE = str(Path(__file__).resolve().parents[1])
-
-
-@contextmanager
-def modules_of(folder: Path) -> Iterator[None]:
-    """While active, imports of a script find the modules in its folder, whatever is loaded under their names.
-
-    A script's `import tracer` finds the `tracer.py` beside it, as under Python alone, though `sys.modules` has ours.
-    Names that clash are the script's there; what this program or a library imports comes from a table of its own.
-
-    Source: Python's reference, "the import statement". `importlib.import_module` and pickle see the script's.
-    """
-    names = _clashing(folder)
-    if not names:
-        yield
-        return
-    apart = _Apart(names)
-    try:
-        yield
-    finally:
-        apart.end()
-
-
-def _clashing(folder: Path) -> frozenset[str]:
-    entries = [entry for entry in folder.iterdir() if entry.suffix in ("", ".py")] if folder.is_dir() else []
-    names = {entry.stem for entry in entries} & set(sys.modules) - {"__main__"}
-    return frozenset(name for name in names if _is_another(name, folder))
-
-
-def _is_another(name: str, folder: Path) -> bool:
-    if BuiltinImporter.find_spec(name) is not None or FrozenImporter.find_spec(name) is not None:
-        return False  # Python never looks for these in a folder
-    spec = PathFinder.find_spec(name, [str(folder)])
-    loaded = getattr(sys.modules[name], "__file__", None)
-    return (
-        spec is not None
-        and spec.origin is not None
-        and (loaded is None or Path(spec.origin).resolve() != Path(loaded).resolve())
-    )
-
-
-class _Apart:
-    """Two sets of modules of the same names: the script's in `sys.modules`, the others in a table."""
-
-    def __init__(self, roots: frozenset[str]) -> None:
-        self._roots, self._lock, self._is_swapped = roots, threading.RLock(), False
-        paths = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-        self._libraries = tuple(f"{path}/" for path in {_PACKAGE, *paths})
-        self._others = self._take()
-        self._import = builtins.__import__
-        builtins.__import__ = self._dispatch
-
-    def end(self) -> None:
-        """Put the others back; the script's modules are forgotten."""
-        builtins.__import__ = self._import
-        with self._lock:
-            self._take()
-            sys.modules.update(self._others)
-
-    def _take(self) -> dict[str, ModuleType]:
-        names = [name for name in sys.modules if name.partition(".")[0] in self._roots]
-        return {name: sys.modules.pop(name) for name in names}
-
-    def _dispatch(
-        self,
-        name: str,
-        globals: Mapping[str, Any] | None = None,
-        locals: Mapping[str, Any] | None = None,
-        fromlist: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> ModuleType:
-        importer = globals or {}
-        root = name if level == 0 else str(importer.get("__package__") or "")
-        if root.partition(".")[0] not in self._roots:
-            return self._import(name, globals, locals, fromlist or (), level)
-        with self._lock:
-            if self._is_swapped or not str(importer.get("__file__")).startswith(self._libraries):
-                return self._import(name, globals, locals, fromlist or (), level)
-            self._is_swapped = True
-            scripts = self._take()
-            sys.modules.update(self._others)
-            try:
-                return self._import(name, globals, locals, fromlist or (), level)
-            finally:
-                self._others = self._take()
-                sys.modules.update(scripts)
-                self._is_swapped = False
