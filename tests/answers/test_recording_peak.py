@@ -20,7 +20,6 @@ from tracer.answers.findings import RunFindings
 from tracer.answers.peak import Peak
 from tracer.answers.recording_findings import find_in_cycle
 from tracer.answers.rows import Row, group_rows
-from tracer.blocks.from_recording.source_lines import recorded_op_name
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.recording import Recording
@@ -261,11 +260,3 @@ def test_equal_blocks_are_one_row_and_a_block_of_unknown_request_makes_its_rows_
     assert row_of(5, 6, 7) == (27, 3, 18)
     assert row_of(5, -1, 7) == (27, 3, None)
     assert row_of(-1, 6, 7) == (27, 3, None)
-
-
-def test_work_of_the_engine_has_the_name_of_its_node() -> None:
-    recording = recording_of([Event(500, 7, 1)])
-    names = ("autograd::engine::evaluate_function: MmBackward0", "aten::mm")
-    ops = replace(recording.ops, **{name: np.arange(2) for name in recording.ops.__dataclass_fields__})
-    recording = replace(recording, strings=names, ops=ops)
-    assert [recorded_op_name(recording, op) for op in (-1, 0, 1)] == [None, "MmBackward0", "aten::mm"]

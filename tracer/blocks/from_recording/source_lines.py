@@ -15,7 +15,7 @@ from tracer.arrays import Int, PerFrame
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import is_generated
 from tracer.capture.sources.source_line import SourceLine
-from tracer.capture.torch_names import OVERRIDES, node_name
+from tracer.capture.torch_names import OVERRIDES
 
 
 class CodeOwner(IntEnum):
@@ -43,11 +43,6 @@ def owner_of_frames(recording: Recording) -> PerFrame[Int]:
         [CodeOwner.TORCH, CodeOwner.USER, CodeOwner.TRACER],
         np.array([is_absolute[file] for file in frames.file.tolist()], np.int64),
     )
-
-
-def recorded_op_name(recording: Recording, op: int) -> str | None:
-    """An operator's recorded name; for work of the autograd engine the name of the node."""
-    return None if op < 0 else node_name(recording.strings[int(recording.ops.name[op])])
 
 
 def line_of_frame(recording: Recording, frame: int) -> SourceLine | None:
