@@ -111,7 +111,8 @@ def growth(case: Case) -> Iterator[Cause]:
         return
     if _is_graph(case, grown):
         is_needed = case.is_for_later_backward(grown.rows) or case.are_used(grown.rows, in_backward=True)
-        by = case.holder_words(grown.rows) or (
+        by = case.holder_words(grown.rows) or case.several_words(grown.rows)
+        by = by or (
             f"a tensor that outlives its {what} (a loss in a list or a running sum, a metric, an output, a hidden "
             "state, a gradient with a graph)"
         )
