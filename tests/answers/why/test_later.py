@@ -157,6 +157,19 @@ def test_a_functools_cache_is_told_with_its_function() -> None:
     )
 
 
+def test_what_is_made_anew_and_larger_is_not_told_of_the_time_before() -> None:
+    program = Recorded(capacity=290)
+    old = program.make(60, layer(7))
+    for size in range(64, 100, 4):
+        new = program.make(size, layer(7))
+        program.free(old, layer(7))
+        old = new
+    program.make(100, [line(2)])
+    program.fail(100, layer(7))
+    told = program.changes(second_run((96, NEVER), (100, 0)))
+    assert "cache grown by cat" in told and "not read again" not in told
+
+
 def test_parameters_are_told_only_of_a_whole_step() -> None:
     program = Recorded(capacity=100)
     program.make(60, MOVING)

@@ -457,8 +457,8 @@ def _is_graph(case: Case, grown: Grown) -> bool:
     return is_several and case.bytes(in_model) >= _KEPT_OF_FORWARD * case.bytes(np.flatnonzero(made))
 
 
-def grown_by_cat(case: Case) -> Iterator[Cause]:
-    """Blocks that one line makes again and again, each larger than the one before, which it lets go of."""
+def made_larger(case: Case) -> list[Ints]:
+    """Blocks of each line that makes them again and again, larger each time, as torch.cat does; also those freed."""
     lives = case.lives
     rows = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.entry) & has(case.facts, Fact.STACK))
     rows = rows[np.argsort(lives.begin[rows], kind="stable")]
@@ -477,7 +477,12 @@ def grown_by_cat(case: Case) -> Iterator[Cause]:
             or _blocks_at_a_time(lives.requested_bytes[mine], len(case.held(mine)))
         )
     ]
-    chosen = [mine for mine in grown if len(case.held(mine)) and _may_join(case, int(case.held(mine)[-1]))]
+    return [mine for mine in grown if len(case.held(mine)) and _may_join(case, int(case.held(mine)[-1]))]
+
+
+def grown_by_cat(case: Case) -> Iterator[Cause]:
+    """Blocks that one line makes again and again, each larger than the one before, which it lets go of."""
+    lives, chosen = case.lives, made_larger(case)
     if not chosen:
         return
     all_rows = np.concatenate(chosen)

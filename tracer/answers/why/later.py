@@ -11,6 +11,7 @@ import numpy as np
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.evaluation import end_of_last_backward
+from tracer.answers.why.growth import made_larger
 from tracer.answers.why.holding import idle_models
 from tracer.answers.why.source import source_at
 from tracer.arrays import Ints
@@ -34,6 +35,8 @@ def not_read_again(case: Case) -> Iterator[Cause]:
     for_nothing = followed.rows[followed.ahead_bytes == 0]
     rows = np.union1d(rows, for_nothing[case.kind[for_nothing] != Kind.GRADIENT])
     rows = rows[~np.isin(case.kind[rows], (Kind.WORKSPACE, Kind.COMMUNICATION))]
+    for larger in made_larger(case):  # Those of the time before, until their successors are there
+        rows = np.setdiff1d(rows, larger)
     # A model or a state that was not read in a part of a step may be read in the next one; an idle model has a name.
     may_be_read = uses.num_steps < _LEAST_STEPS and not uses.is_to_the_end
     if may_be_read or next(idle_models(case), None) is not None:
