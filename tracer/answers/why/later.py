@@ -10,7 +10,7 @@ import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
-from tracer.answers.why.evaluation import end_of_last_backward
+from tracer.answers.why.evaluation import end_of_last_backward, evaluation_with_gradients
 from tracer.answers.why.growth import made_larger
 from tracer.answers.why.holding import idle_models
 from tracer.answers.why.source import source_at
@@ -68,9 +68,11 @@ def _groups(case: Case, rows: Ints) -> Iterator[tuple[Ints, str, str, GivesUp]]:
         'keep what is not called on the host meanwhile (.to("cpu")), or delete it where it is done',
         GivesUp.NOTHING if case.followed is not None and case.followed.uses.is_to_the_end else GivesUp.A_LITTLE,
     )
-    # Through the others a backward has run: that is no evaluation, see `evaluation.retained_graphs`.
+    # Through the others a backward has run: that is no evaluation, see `evaluation.retained_graphs`. A call without a
+    # backward is a cause of its own.
+    is_called = next(evaluation_with_gradients(case), None) is not None
     yield (
-        rows[is_in_graph & (end_of_last_backward(case, rows) == FAR)],
+        rows[is_in_graph & (end_of_last_backward(case, rows) == FAR) & (not is_called)],
         " that a graph keeps for a backward",
         "call what makes them under torch.no_grad(), or detach its result: no backward reads them",
         GivesUp.NOTHING,
