@@ -14,11 +14,14 @@ ALONE: dict[str, dict[str, str]] = {
     "a_destructor_when_python_ends": {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"},  # A Python of its own, which ends
 }
 OF_THREADS = ("processes_and_threads", "copies_of_tensors")
-TOGETHER = programs_in("untouched_programs.py", but=[*ALONE])
+LONG = ("one_call_for_many_pieces", "chains_of_operations")
+TOGETHER = programs_in("untouched_programs.py", but=[*ALONE, *LONG])
 
 
 @needs_null_gpu
-@pytest.mark.parametrize(("threads", "programs"), [("1", TOGETHER), ("2", OF_THREADS)])
+@pytest.mark.parametrize(
+    ("threads", "programs"), [("1", TOGETHER), ("2", OF_THREADS), pytest.param("1", LONG, marks=pytest.mark.slow)]
+)
 def test_readers_find_what_torch_would_have_made(threads: str, programs: list[str]) -> None:
     pytest.importorskip("safetensors")
     ended = run_program(*programs, module="untouched_programs", variables={"OMP_NUM_THREADS": threads})
