@@ -195,7 +195,8 @@ class _Again:
         trial = self._trial(follow if _operators_tell_all() else None)
         missing_bytes = max(0, trial.allocated_bytes + trial.beside_bytes - self._usable_bytes)
         grows = trial.growth_bytes > 0
-        return SecondRun(need_words(trial, self._usable_bytes), missing_bytes, trial.uses, trial.allocated_bytes, grows)
+        need, peak_bytes = need_words(trial, self._usable_bytes), trial.allocated_bytes
+        return SecondRun(need, missing_bytes, trial.uses, peak_bytes, grows, trial.reserved_bytes)
 
     def need(self) -> tuple[str, ...]:
         """Return sentences on how much memory it needs."""

@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.blocks.from_snapshot.recorded_program import ACCUMULATE, BACKWARD, MOVING, Recorded, layer, line, objects_of
+from tests.blocks.from_snapshot.recorded_program import (
+    ACCUMULATE,
+    BACKWARD,
+    MOVING,
+    Recorded,
+    layer,
+    line,
+    objects_of,
+)
 from tracer.answers.failed_allocation import explain_failure
 from tracer.answers.snapshot_findings import replay_snapshot
+from tracer.answers.why.case import Case
 from tracer.capture.objects.at_failure import FUNCTOOLS, Holder, ObjectsAtFailure
 from tracer.capture.objects.later_uses import LargeBlocks, LaterUses, Making, NextUse, SecondRun, Sized
 from tracer.errors import SnapshotError
@@ -313,6 +322,18 @@ def following(objects: ObjectsAtFailure, **columns: Any) -> ObjectsAtFailure:
     assert objects.second_run is not None and objects.second_run.uses is not None
     uses = replace(objects.second_run.uses, **columns)
     return replace(objects, second_run=replace(objects.second_run, uses=uses))
+
+
+@pytest.mark.parametrize(("reserved_mib", "missing_mib", "is_so"), [(250, 0, True), (150, 0, False), (250, 1, False)])
+def test_memory_is_in_pieces_where_all_fits_and_far_more_is_reserved(
+    reserved_mib: int, missing_mib: int, is_so: bool
+) -> None:
+    program = Recorded(capacity=100)
+    program.make(60, [line(3)])
+    program.fail(60, [line(4)])
+    (device,) = replay_snapshot(snapshot_in_memory(program.snapshot())).devices
+    run = SecondRun((), missing_mib * _MIB, peak_bytes=120 * _MIB, reserved_bytes=reserved_mib * _MIB)
+    assert Case(device, replace(objects_of(), second_run=run)).is_in_pieces == is_so
 
 
 def test_no_setting_is_named_where_the_program_needs_more_than_there_is() -> None:

@@ -65,6 +65,7 @@ class Cause:
 _LEAST_PERCENT: Final = 1
 _OF_PEAK: Final = 0.8
 """Share of a program's peak, that large blocks come to where it was followed that far."""
+_IN_PIECES: Final = 2
 MODULES: Final = "nn/modules/module.py"
 _SAFETENSORS: Final = "/safetensors/torch.py"
 
@@ -330,6 +331,14 @@ class Case:
         """Bytes that there are for the blocks of a program that needs more; 0 where that is not known."""
         second = self.objects.second_run if self.objects is not None else None
         return second.peak_bytes - second.missing_bytes if second is not None and second.peak_bytes else 0
+
+    @property
+    def is_in_pieces(self) -> bool:
+        """True if a second run showed that what the program needs fits, and that far more is reserved for it."""
+        second = self.objects.second_run if self.objects is not None else None
+        if second is None or second.missing_bytes or second.grows:
+            return False
+        return 0 < _IN_PIECES * second.peak_bytes <= second.reserved_bytes
 
     @cached_property
     def followed(self) -> Followed | None:

@@ -290,6 +290,8 @@ def first_changes(
             capacity=modelled.capacity,
         )
     )
+    if case.is_in_pieces:
+        helping.sort(key=lambda pair: pair[0].name not in _OF_RESERVED_ALONE)
     # A change that only names a line is left out if another with the same effect says how to do it.
     known = {
         (change.allocated_bytes, change.reserved_bytes)

@@ -112,3 +112,4 @@ class SecondRun:
     uses: LaterUses | None = None  # None where the two runs cannot be compared
     peak_bytes: int = 0  # The blocks that it needs at once; 0 where that is not known
     grows: bool = False  # Whether each of its last steps left more in use
+    reserved_bytes: int = 0  # At its peak; 0 where that is not known
