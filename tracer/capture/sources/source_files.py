@@ -154,7 +154,10 @@ def _places_of_loaded_files(num_modules: int) -> dict[str, int]:
     """Positions of the files of this process's code: the script first, then modules, of which there are so many."""
     modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
     files = [sys.argv[0] if sys.argv else None, *(names.get("__file__") for names in modules)]
-    paths = [os.path.abspath(file) for file in files if isinstance(file, str)]  # noqa: PTH100 - as the profiler has them
+    folder = (
+        working_folder()
+    )  # as the profiler has them, from the folder where the program began if it has deleted its own
+    paths = [os.path.normpath(folder / file) for file in files if isinstance(file, str)]
     return {path: place for place, path in enumerate(dict.fromkeys(paths))}
 
 
