@@ -10,7 +10,8 @@ each program on_device.json, or the file of `--to`, holds what was found, and a 
 call with the same file goes on with what is not in it; what was cut off by the end of the time is asked again.
 
 Below the tables stand the seconds of a processor that each part took, and when it would end on 16 cores by these: the
-longest programs are not split, and programs that were not run count as the median of their part.
+longest programs are not split, and programs that were not run count as the median of their part, or as their limit
+where none of it was.
 
 It needs this checkout, torch, numpy, typer and rich; for part 3 torchvision and transformers, for part 7 pytest and
 hypothesis. Nothing is installed or downloaded: a package that is missing is unpacked in a folder named by PYTHONPATH.
@@ -144,7 +145,7 @@ def tasks(on: str | None) -> list[Task]:
     return [
         *(of_truth(1, name) for name in first),
         *of_scripts(2, "causes", 120.0),
-        *(Task(3, name, ("benchmarks.beside_null_gpu", *card, name), 90.0, 9 * GIB) for name in PROGRAMS),
+        *(Task(3, name, ("benchmarks.beside_null_gpu", *card, name), 120.0, 9 * GIB) for name in PROGRAMS),
         *of_scripts(4, "fit", 150.0),
         Task(
             5,
@@ -308,7 +309,7 @@ class Room:
 
 def plan(asked: Sequence[Task], results: Mapping[str, Result], room: Room) -> dict[int, float]:
     """Return when each part would end, in seconds, if each program took one core for its processor's seconds."""
-    known: dict[int, list[float]] = {part: [0.0] for part in PARTS}
+    known: dict[int, list[float]] = {part: [] for part in PARTS}
     for task in asked:
         if task.key in results:
             known[task.part].append(results[task.key]["processor_s"])
@@ -318,7 +319,7 @@ def plan(asked: Sequence[Task], results: Mapping[str, Result], room: Room) -> di
             now = min(end for end, _ in running)
             running = [one for one in running if one[0] > now]
         measured = results.get(task.key, {}).get("processor_s")
-        end = now + (median(known[task.part][1:] or [0.0]) if measured is None else measured)
+        end = now + (median(known[task.part] or [task.limit_s]) if measured is None else measured)
         running.append((end, task))
         ends[task.part] = max(ends.get(task.part, 0.0), end)
     return ends

@@ -77,15 +77,16 @@ def test_a_program_begins_where_there_are_a_core_and_memory_of_the_device_and_a_
     assert not room.has(alone, [small]) and not room.has(small, [alone])
 
 
-def test_the_plan_takes_each_program_for_its_seconds_or_the_median_of_its_part() -> None:
+def test_the_plan_takes_each_program_for_its_seconds_the_median_of_its_part_or_its_limit() -> None:
     tasks = [_task(str(number), part=1 + number // 3) for number in range(5)]
-    tasks.append(_task("clock", part=5, is_alone=True))
+    tasks += [_task("clock", part=5, is_alone=True), _task("never", part=7, limit_s=60.0)]
     results: dict[str, Result] = {
         "1: 0": {"processor_s": 4.0}, "1: 1": {"processor_s": 2.0}, "2: 3": {"processor_s": 10.0},
         "5: clock": {"processor_s": 1.0},
     }  # fmt: skip
-    # Two cores: 0 until 4, 1 until 2, 2 (the median, 3) until 5, 3 until 14, 4 (10) until 15, then the clock.
-    assert plan(tasks, results, _ROOM) == {1: 5.0, 2: 15.0, 5: 16.0}
+    # Two cores: 0 until 4, 1 until 2, 2 (the median, 3) until 5, 3 until 14, 4 (10) until 15, then the clock, and one
+    # of which nothing is known.
+    assert plan(tasks, results, _ROOM) == {1: 5.0, 2: 15.0, 5: 16.0, 7: 76.0}
 
 
 def test_the_first_table_is_read_without_its_sums() -> None:
