@@ -87,7 +87,7 @@ def test_only_whole_cycles_differ(is_whole: bool, differ: bool) -> None:
     smaller = replace(found, source=replace(found.source, is_whole=is_whole), peak=replace(found.peak, peak_bytes=1))
     text = " ".join(screen_of(combine_cycles([cycle(), smaller])))
     assert ("recorded cycles differ" in text) == differ
-    assert ("1 cycle was cut short" in text) == (not is_whole)
+    assert ("1 cycle was cut short by the end of the run" in text) == (not is_whole)
 
 
 def rows_of(lines: list[str], title: str) -> list[tuple[str, int]]:

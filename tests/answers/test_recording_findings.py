@@ -504,9 +504,12 @@ def test_cycles_that_were_cut_are_said_and_whether_the_peak_is_in_one() -> None:
     )
     larger = findings_of(recording_of([Event(0, 500, 1)]))
     cut, larger = (replace(one, source=replace(one.source, is_whole=False)) for one in (cut, larger))
-    assert left_out(combine_cycles([whole, cut])) == ("1 cycle was cut short: means (max_mem.txt) leave that out.",)
+    assert left_out(combine_cycles([whole, cut])) == (
+        "1 cycle was cut short by the end of the run: means (max_mem.txt) leave that out.",
+    )
     assert left_out(combine_cycles([whole, cut, larger])) == (
-        "2 cycles were cut short: means (max_mem.txt) leave that out, and the peak shown is in one that was cut.",
+        "2 cycles were cut short by the end of the run: means (max_mem.txt) leave that out, and the peak shown is in "
+        "one that was cut.",
     )
 
 

@@ -16,7 +16,6 @@ from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 ASKED = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=2)
 PLAN = replace(ASKED, may_end_early=True)
-FROM_FIRST = Schedule(0, 0, 3, 2, may_end_early=True)
 
 
 def train(
@@ -83,7 +82,6 @@ def evaluates(at: range, num_calls: int) -> Callable[[int, nn.Module], None]:
         (range(2, 3), 51, PLAN, 5, [2, 2]),  # in the first step that is to be recorded: later ones are
         (range(3, 4), 51, PLAN, 2, [2]),  # behind a whole one: recording ends within it
         (range(99), 51, PLAN, 11, [2]),  # in all: dropped three times, then one is recorded whole
-        (range(1, 2), 51, FROM_FIRST, 0, [2, 3, 3]),  # behind the program's first step, which is kept beside the plan
         (range(99), 51, ASKED, 2, [2, 2]),  # `python main.py` makes no more steps than its options name
     ],
 )

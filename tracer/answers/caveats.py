@@ -133,7 +133,7 @@ def left_out(findings: RunFindings) -> tuple[str, ...]:
         return ()
     cycles = some(count, "cycle", "was/were")
     of_peak = "" if findings.worst.source.is_whole else ", and the peak shown is in one that was cut"
-    return (f"{cycles} cut short: means (max_mem.txt) leave that out{of_peak}.",)
+    return (f"{cycles} cut short by the end of the run: means (max_mem.txt) leave that out{of_peak}.",)
 
 
 def compiled_sentences(findings: RunFindings) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class RecordedCycles:
 
     def are_all(self, stages: Stages) -> bool:
         """True if the last cycle of the schedule has ended."""
-        return bool(stages.ended_by) or self.number - stages.cost.num_cut == stages.schedule.num_repeats
+        return bool(stages.ended_by) or self.number == stages.schedule.num_repeats
 
     # ------------------------------------------------------------------------------------------------ while it runs
     def begin(self, num_steps: int, *, is_recorded: bool) -> None:

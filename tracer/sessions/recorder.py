@@ -62,7 +62,7 @@ class Recorder:
         if threading.get_ident() != self.thread:
             self._end()
         elif stages.is_recording:
-            stages.cost.end_step(stages.num_steps)
+            stages.cost.num_recorded += 1
 
     def begin_next(self) -> None:
         """Begin the step that comes next."""
@@ -165,17 +165,10 @@ class Recorder:
                 self._begin_again()
 
     def _begin_again(self) -> None:
-        """Drop what is being recorded, and begin the schedule anew behind this step.
-
-        Behind the program's first step it is kept: there may be no further one.
-        """
+        """Drop what is being recorded, and begin the schedule anew behind this step."""
         profiler, self._profiler = self._profiler, None
-        cost, step = self._stages.cost, profiler.step_num
-        cost.num_dropped += 1
-        if step == 1 and cost.num_recorded:
-            cost.num_cut += 1
-        else:
-            profiler.on_trace_ready = None
+        self._stages.cost.num_dropped += 1
+        step, profiler.on_trace_ready = profiler.step_num, None
         torch_profiler.end(profiler)
         # What is open here, such as an optimizer's step with a closure, may end behind this step: see `is_apart`.
         self._stages.num_steps_waited = step + 1 + self._stages.schedule.is_apart

@@ -27,35 +27,27 @@ class RecordingCost:
 
     Attributes:
         num_recorded: Whole steps that were recorded.
-        has_later_step: Whether one of them is not the program's first, which others may need more than.
-        num_dropped: Recordings that were dropped, or cut, within a step.
-        num_cut: Those that were cut behind the program's first step: cycles beside those of the schedule.
+        num_dropped: Recordings that were dropped within a step.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         """Begin to count."""
         self._num_steps = schedule.num_active_steps * schedule.num_repeats
         self._may_end_early = schedule.may_end_early
-        self.num_recorded = self.num_dropped = self.num_cut = self._num_calls = 0
-        self.has_later_step = False
+        self.num_recorded = self.num_dropped = self._num_calls = 0
 
     def begin_step(self) -> None:
         """Begin to count the calls of a step."""
         self._num_calls = 0
 
-    def end_step(self, step: int) -> None:
-        """Count a recorded step, the program's first being 1."""
-        self.num_recorded += 1
-        self.has_later_step |= step > 1
-
     @property
     def may_drop(self) -> bool:
-        """True if a recording may be dropped, or cut behind the program's first step, for a later one."""
-        return self._may_end_early and not self.has_later_step and self.num_dropped < _MOST_DROPPED
+        """True if a recording without a whole step may be dropped for a later one."""
+        return self._may_end_early and self.num_recorded == 0 and self.num_dropped < _MOST_DROPPED
 
     def after_cycle(self, step: int, num_events: int) -> str:
         """Return why recording ends with a cycle, whose last step has this number; empty if it goes on."""
-        if not self._may_end_early or num_events <= MOST_EVENTS or self.num_recorded >= self._num_steps:
+        if not self._may_end_early or num_events <= MOST_EVENTS or self.num_recorded == self._num_steps:
             return ""
         why = f"those have {num_events:,} events, and more would take long to read."
         return self._ended(f"with step {step}", why)
@@ -64,7 +56,7 @@ class RecordingCost:
         """Count a call without gradients in a recorded step; return whether the step is recorded no further."""
         self._num_calls += 1
         is_long = self._may_end_early and self._num_calls > MOST_CALLS
-        return is_long and (self.has_later_step or self.may_drop)
+        return is_long and (self.num_recorded > 0 or self.may_drop)
 
     def within_evaluation(self, step: int) -> str:
         """Return why recording ends within a step that evaluates."""

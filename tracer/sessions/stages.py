@@ -31,7 +31,7 @@ TRANSITIONS: Final = (
     ),
     (Stage.READING, Stage.WAITING, "The schedule skips the step that begins."),
     (Stage.READING, Stage.RECORDING, "The schedule records the step that begins."),
-    (Stage.RECORDING, Stage.WAITING, "Dropped: torch.func or a compilation began, or an evaluation is long."),
+    (Stage.RECORDING, Stage.WAITING, "Dropped: torch.func or a compilation began, or an evaluation took long."),
     (Stage.WAITING, Stage.DONE, "The schedule has ended, or the block, or the session by a fault of its own."),
     (Stage.RECORDING, Stage.DONE, "The loop went on in another thread, or in a forked child."),
     (Stage.READING, Stage.DONE, "The block has ended, another profiler begins, or recording costs too much."),
