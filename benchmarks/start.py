@@ -130,7 +130,7 @@ def print_scripts(checkouts: Sequence[Path], columns: Sequence[str], repeats: in
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "train.py"
             script.write_text(source)
-            command = ("run", *options, str(script))
+            command = ("run", *options, "--device", "cpu", str(script))
             runs = [[str(script)], *([str(checkout / "main.py"), *command] for checkout in checkouts)]
             costs = [[cost([sys.executable, *words], Path(folder)) for words in runs] for _ in range(repeats)]
         seconds = [[used.ru_utime + used.ru_stime for used in turn] for turn in costs]
@@ -148,7 +148,7 @@ def run_of_script(checkout: Path) -> tuple[float, int]:
     with tempfile.TemporaryDirectory() as name:
         script, modules = Path(name) / "train.py", Path(name) / "modules"
         script.write_text(SCRIPT)
-        command = [sys.executable, str(checkout / "main.py"), "run", str(script)]
+        command = [sys.executable, str(checkout / "main.py"), "run", "--device", "cpu", str(script)]
         seconds = processor_seconds(command, Path(name), {"MODULES_FILE": str(modules)})
         return seconds, int(modules.read_text())
 

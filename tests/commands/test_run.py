@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import main
 from tests.engines.test_start import READY
 from tests.processes import run_python
+from tests.skips import by_default
 from tracer.command_line import role
 from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.run import followed
@@ -147,6 +148,16 @@ def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> N
     }  # fmt: skip
     lines_of = {row["line"] for row in found["rows"] if row["file"] == str(tmp_path / "train.py")}
     assert 7 in lines_of
+
+
+@pytest.mark.parametrize("device", by_default(["cuda:9", "xpu:9", "tpu!"], {"cuda:9"}))
+def test_a_device_that_is_not_there_is_said_before_the_script_trains(device: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "--device", device, script(tmp_path, TRAIN))
+    assert done.returncode == (2 if device == "tpu!" else 1)
+    assert "trained" not in done.stdout
+    assert [line.partition(" ")[0] for line in done.stderr.splitlines()][:2] == ["Error:", "Hint:"], done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert device in done.stderr
 
 
 def test_tensors_under_an_optimizer_are_trained_without_a_model(tmp_path: Path) -> None:
@@ -298,12 +309,24 @@ print("trained")
 """
 
 
-def test_a_loop_that_goes_on_in_another_thread_is_said_to_be_recorded_no_further(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("in_main", "in_thread", "is_explained"), [(2, 4, True), pytest.param(2, 2, False, marks=pytest.mark.slow)]
+)
+def test_a_loop_that_goes_on_in_another_thread_is_recorded_there_or_said_to_be_too_short(
+    in_main: int, in_thread: int, is_explained: bool, tmp_path: Path
+) -> None:
     """torch records one thread, and ends a recording in that alone."""
-    done = run(tmp_path, script(tmp_path, IN_A_THREAD), "2", "4")
+    done = run(tmp_path, script(tmp_path, IN_A_THREAD), str(in_main), str(in_thread))
     assert done.returncode == 0 and "trained" in done.stdout, done.stderr
     assert "fault" not in done.stderr and "torch.profiler of the program's own" not in done.stderr
-    assert "The loop went on, or ended, in another thread." in " ".join(done.stdout.split())
+    assert ("recording began anew there" if is_explained else "this one is left out") in " ".join(done.stdout.split())
+    if is_explained:
+        document = peak(tmp_path)
+        assert (
+            document["peak_bytes"] == document["allocator_peak_bytes"] == sum(row["bytes"] for row in document["rows"])
+        )
+        state = sum(row["bytes"] for row in document["rows"] if row["category"] == "OPTIMIZER_STATE")
+        assert state == 2 * 64 * 65 * 4 + 2 * 4
 
 
 @pytest.mark.parametrize(
@@ -384,6 +407,11 @@ def test_an_error_of_a_child_that_torch_starts_ends_its_rank(tmp_path: Path) -> 
     assert done.returncode == 1
     of_rank_1 = (tmp_path / "out" / "ranks.txt").read_text("utf-8").splitlines()[3]
     assert of_rank_1.startswith("rank 1: ") and of_rank_1.endswith("by ValueError: the data ran out")
+
+
+def test_processes_that_train_nothing_are_told(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, CHILDREN.replace("mp.start_processes", "(lambda *_, **options: None)")))
+    assert "The script started 1 process by multiprocessing. No training was found there either." in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ assert session.peak_bytes == sum(row.bytes for row in session.rows) == session.t
 assert pandas.DataFrame([row.values() for row in session.rows]).equals(session.to_pandas())
 session""",
     "%load_ext tracer",
-    """%%memory_timeline --active 1 --save-dir magic
+    """%%memory_timeline --active 1 --warmup 0 --save-dir magic
 for _ in range(2):
     loss = model(torch.randn(128, 64)).square().mean()
     loss.backward()

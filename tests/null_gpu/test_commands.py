@@ -432,9 +432,9 @@ def test_a_script_that_ends_by_sys_exit_has_an_answer(tmp_path: Path) -> None:
 
 def test_workspaces_that_cublas_keeps_are_workspaces(script: Path, tmp_path: Path) -> None:
     """Of one cycle, in which they are made, and of one before which they were."""
-    for num_waits in (0, 1):
-        folder = tmp_path / str(num_waits)
-        arguments = ("--n-repeats", "1", "--n-wait-steps", str(num_waits), "--save-dir", str(folder))
+    for num_warmup in (0, 1):
+        folder = tmp_path / str(num_warmup)
+        arguments = ("--n-repeats", "1", "--n-warmup-steps", str(num_warmup), "--save-dir", str(folder))
         run = called(tmp_path, "run", "--on", "h100", *arguments, str(script), TORCH_CUBLAS_WORKSPACE_CACHE="1")
         assert run.returncode == 0, run.stderr
         rows = peak_of(folder)["rows"]

@@ -13,7 +13,7 @@ from tests.truth.isolate import runs_elsewhere
 from tracer.capture.device import phase_ledger
 from tracer.capture.device.phase_ledger import PhaseLedger
 from tracer.capture.device.phase_memory import BETWEEN
-from tracer.capture.torch_private.torch_profiler import on_regions
+from tracer.capture.torch_private.torch_profiler import OpenRegions
 from tracer.null_gpu.cards import CONTEXT_BYTES
 
 MIB = 1 << 20
@@ -135,10 +135,11 @@ def test_regions_of_torch_itself_are_no_phases() -> None:
         num_ended += 1
 
     with PhaseLedger("trains.py", ended=count) as ledger:
-        stop = on_regions(lambda *_: None, lambda _: None)
+        regions = OpenRegions()
+        regions.start()
         model(torch.ones(8, 8, device="cuda")).sum().backward()
         optimizer.step()
-        stop()
+        regions.stop()
         if not (child := os.fork()):
             with record_function("of the child"):
                 pass

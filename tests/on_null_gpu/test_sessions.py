@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -449,6 +450,24 @@ def test_a_failure_right_behind_the_recorded_steps_is_explained() -> None:
             session.step()
         torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
     assert session.num_steps_done == 4 and session.cycles.failed_allocation is not None
+
+
+@pytest.mark.slow
+@runs_elsewhere
+def test_a_failure_behind_a_recording_that_was_dropped_is_explained() -> None:
+    """For its imports."""
+    model = nn.Linear(16, 64, device="cuda:0")
+    with (
+        suppress(torch.OutOfMemoryError),
+        ProfileSession(model, schedule=Schedule(0, 0, 2, 1), voice=ScriptVoice()) as session,
+    ):
+        model(torch.ones(1, 16, device="cuda:0"))
+        for index in range(200):
+            with suppress(ImportError):
+                import_module(f"no_module_{index}")
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda:0")
+    failed = session.cycles.failed_allocation
+    assert len(session.findings.parts) == 1 and failed is not None and failed.event.asked_bytes == 1 << 40
 
 
 @pytest.mark.slow

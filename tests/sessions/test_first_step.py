@@ -1,11 +1,10 @@
-"""Steps of programs as `run` sees them, from the first one: what is recorded, and what is dropped."""
+"""Programs of one step, as `run` sees them: their only step is recorded, and where there is a second it is not."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,28 +149,31 @@ def open_at_beginnings(happened: list[str]) -> list[str]:
     return found
 
 
-DEFAULT = Schedule(0, 0, 3, 2, may_end_early=True)
-CASES: dict[str, tuple[Step, int, list[list[int]]]] = {
-    "one step": (usual_step, 1, [[1]]),
-    "two steps": (usual_step, 2, [[1, 2]]),
-    "all of it": (usual_step, 9, [[1, 2, 3], [5, 6, 7]]),
-    "a step in a region": (step_in_a_region, 3, [[1, 2, 3]]),
-    "a region that stays open": (step_that_leaves_a_region_open, 6, [[1, 2, 3], [5, 6]]),
-    "a step that fails": (step_that_fails, 1, [[1]]),
-    "what a profiler would keep": (functional_step, 1, []),
-    "what a profiler would keep, and further steps": (functional_step, 4, [[3, 4]]),
-    "compiled": (compiled_step, 1, []),
-    "compiled, and further steps": (compiled_step, 4, [[3, 4]]),
+DEFAULT, WAITS = Schedule(0, 1, 3, 2), Schedule(2, 1, 1, 1)
+CASES: dict[str, tuple[Step, int, Schedule, list[list[int]]]] = {
+    "one step": (usual_step, 1, DEFAULT, [[1]]),
+    "two steps": (usual_step, 2, DEFAULT, [[2]]),
+    "all of it": (usual_step, 9, DEFAULT, [[2, 3, 4], [6, 7, 8]]),
+    "a step in a region": (step_in_a_region, 3, DEFAULT, [[2, 3]]),
+    "a region that stays open": (step_that_leaves_a_region_open, 5, DEFAULT, [[4, 5]]),
+    "a region that stays open, and few steps": (step_that_leaves_a_region_open, 2, DEFAULT, [[1]]),
+    "a schedule that waits": (usual_step, 2, WAITS, [[1]]),
+    "a schedule that waits, and long enough": (usual_step, 5, WAITS, [[4]]),
+    "a step that fails": (step_that_fails, 1, DEFAULT, [[1]]),
+    "what a profiler would keep": (functional_step, 1, DEFAULT, []),
+    "what a profiler would keep, and another step": (functional_step, 3, DEFAULT, [[2, 3]]),
+    "compiled": (compiled_step, 1, DEFAULT, []),
+    "compiled, and another step": (compiled_step, 3, DEFAULT, [[2, 3]]),
 }
 
 
-QUICK = {"one step", "all of it", "a region that stays open", "what a profiler would keep, and further steps"}
+QUICK = {"one step", "all of it", "a region that stays open", "what a profiler would keep, and another step"}
 
 
 @pytest.mark.parametrize("case", by_default(CASES, QUICK))
-def test_a_script_is_recorded_from_its_first_step(case: str, tmp_path: Path) -> None:
-    step, num_steps, steps = CASES[case]
-    found = value_in_fresh_process(steps_found, step, num_steps, str(tmp_path), DEFAULT)
+def test_the_first_step_is_recorded_until_another_one_has_been(case: str, tmp_path: Path) -> None:
+    step, num_steps, schedule, steps = CASES[case]
+    found = value_in_fresh_process(steps_found, step, num_steps, str(tmp_path), schedule)
     assert [of_cycle for of_cycle in found["steps"] if of_cycle] == steps
     assert (found["fault"], found["patched"]) == ("None", "seen")
     assert found["open"] == ["from the first step on"] * (step is step_that_leaves_a_region_open)
@@ -180,25 +182,3 @@ def test_a_script_is_recorded_from_its_first_step(case: str, tmp_path: Path) -> 
         assert name in [f"ProfilerStep#{number - 1}" for number in itertools.chain(*steps)]
         assert phase == "optimizer" or num_steps > 2 or case == "a step that fails"
         assert not found["sum"]
-
-
-def growing(folder: str) -> int | None:
-    """A program whose first batch is there when the recording begins, at the model's first call."""
-    model = nn.Linear(WIDTH, WIDTH)
-    optimizer = torch.optim.Adam(model.parameters())
-    make_session = partial(TrainingProfile, voice=ScriptVoice(), save_dir=folder, schedule=DEFAULT, screen=False)
-    losses = []
-    with ScriptProfile(make_session) as profile:
-        for _ in range(9):
-            batch = torch.ones(8, WIDTH)
-            losses.append(model(batch).square().mean())
-            losses[-1].backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert isinstance(profile.session, TrainingProfile) and profile.session.results is not None
-    growth = profile.session.results.findings and profile.session.results.findings.growth
-    return growth.bytes_per_step if growth else None
-
-
-def test_a_batch_from_before_the_recording_hides_no_growth(tmp_path: Path) -> None:
-    assert value_in_fresh_process(growing, str(tmp_path)) == 4

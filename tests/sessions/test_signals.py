@@ -21,10 +21,11 @@ from tracer.errors import Terminated
 from tracer.sessions import observations, timeline_tracer
 from tracer.sessions import output_files as outputs
 from tracer.sessions.output_files import OUTPUTS
+from tracer.sessions.recorder import Recorder
 from tracer.sessions.schedule import Schedule
-from tracer.sessions.session import Session
+from tracer.sessions.session import ScriptVoice, Session
 from tracer.sessions.termination import uninterrupted
-from tracer.sessions.training_profile import profile_training
+from tracer.sessions.training_profile import TrainingProfile, profile_training
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
 
@@ -222,3 +223,29 @@ def test_a_handler_that_the_loop_sets_meanwhile_stays(tmp_path: Path) -> None:
     train(tmp_path, lambda step: [signal.signal(signal.SIGTERM, theirs)].clear())
     assert signal.getsignal(signal.SIGTERM) is theirs
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_a_limit_between_two_steps_leaves_a_recording_that_begins_there(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a first step that was recorded too, the schedule's profiler begins where the program is at work."""
+    begin = Recorder.begin_schedule
+    monkeypatch.setattr(Recorder, "begin_schedule", lambda *arguments: [send(limit), begin(*arguments)].clear())
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    plan = Schedule(num_wait_steps=1, num_warmup_steps=0, num_active_steps=1, num_repeats=1)
+    caught = 0
+    with TrainingProfile(
+        {"model": model}, optimizer, voice=ScriptVoice(), save_dir=tmp_path, schedule=plan, screen="none"
+    ) as running:
+        for _ in range(plan.num_steps + 1):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            try:
+                with torch.profiler.record_function("open while the step ends"):
+                    running.step()
+            except LateError:
+                caught += 1
+    assert (caught, running.fault) == (1, None)
+    assert running.results is not None
+    assert running.results.findings is not None

@@ -1,4 +1,4 @@
-"""Which steps are recorded, and who decides: the schedule, and what ends it early."""
+"""Which steps are recorded, and who decides: schedule, other profilers, cost, and a first step that may be alone."""
 
 from __future__ import annotations
 
@@ -10,22 +10,34 @@ from tracer.sessions.stages import TRANSITIONS, Stage, Stages
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=2)
 
 
-def stages_of(stages: Stages) -> str:
+def stages_of(stages: Stages, *, records_first: bool = True) -> str:
     """The first letter of the stage of each step, as a program makes them."""
     letters = ""
     for step in range(12):
-        letters += stages.of_step(step).name[0]
+        letters += stages.of_step(step, records_first=lambda: records_first).name[0]
         stages.num_steps += 1
     return letters
 
 
-def test_the_stage_of_each_step() -> None:
-    assert stages_of(Stages(PLAN)) == "WWRRWWRRWDDD"
-    stages = Stages(PLAN)
-    stages.num_steps_waited = 2  # a recording was dropped in the second one
-    assert stages_of(stages) == "WWWWRRWWRRWD"
-    stages = Stages(PLAN)
-    stages.ended_by = "It took long."
+@pytest.mark.parametrize(
+    ("num_waited", "may_have_one_step", "records_first", "letters"),
+    [
+        (0, False, True, "WWRRWWRRWDDD"),
+        (2, False, True, "WWWWRRWWRRWD"),  # another profiler was at work in the first two
+        (0, True, True, "FWRRWWRRWDDD"),
+        (0, True, False, "WWRRWWRRWDDD"),  # such as with DTensor
+        (1, True, True, "WWWRRWWRRWDD"),
+    ],
+)
+def test_the_stage_of_each_step(num_waited: int, may_have_one_step: bool, records_first: bool, letters: str) -> None:
+    stages = Stages(PLAN, may_have_one_step=may_have_one_step)
+    stages.num_steps_waited = num_waited
+    assert stages_of(stages, records_first=records_first) == letters
+
+
+def test_a_recording_that_costs_too_much_is_the_last() -> None:
+    stages = Stages(PLAN, may_have_one_step=True)
+    stages.cost._ended_by = "it took long"
     assert stages_of(stages) == "D" * 12
 
 
@@ -35,7 +47,7 @@ LISTED = {(before, after) for before, after, _ in TRANSITIONS}
 
 @pytest.mark.parametrize(("before", "after"), ALL)
 def test_the_stage_changes_as_the_table_says(before: Stage, after: Stage) -> None:
-    stages = Stages(PLAN)
+    stages = Stages(PLAN, may_have_one_step=False)
     stages.now = before
     if before is after or (before, after) in LISTED:
         stages.go_to(after)

@@ -257,7 +257,7 @@ def test_a_cycle_without_results_is_left_out() -> None:
     """A signal may end the reading of the last one."""
     tracer = TimelineTracer()
     train(tracer, 11)
-    tracer._kept.append(_Cycle(None, was_cut=True, reading=None))
+    tracer._add(_Cycle(None, was_cut=True, reading=None))
     assert len(tracer.findings.parts) == tracer.num_cycles == 2
 
 

@@ -42,7 +42,7 @@ def highest(before_bytes: int, peak_bytes: int, *, step: int, is_recorded: bool)
         (GIB, GIB, int(1.006 * GIB), "1.01 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
         (GIB, GIB, 2 * GIB, "2.00 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
         (GIB, 2 * GIB, 3 * GIB, "3.00 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
-        (0, 2 * GIB, 2 * GIB, "2.00 GiB, in step 2, which was not recorded. Use --n-wait-steps 1"),
+        (0, 2 * GIB, 2 * GIB, "2.00 GiB, in step 2, which was not recorded. Use --n-wait-steps 1 --n-warmup-steps 0"),
         (2 * GIB, 2 * GIB, 2 * GIB, "2.00 GiB, before its first step."),
     ],
 )

@@ -36,7 +36,7 @@ class Capture:
     # Private pools that the graph works in, its own first; none until the capture has ended. Torch 2.14 tells of
     # others too, which `use_mem_pool` names during a capture; 2.10 does not.
     pools: tuple[Pool, ...] = ()
-    # All that was recorded meanwhile; None where a profiler was recording already, which has it, or about to.
+    # All that was recorded meanwhile; None where a profiler was recording already, which has it.
     recording: Recording | None = None
     # Addresses of blocks of private pools that were in use when it began, which may be earlier captures'.
     in_use: frozenset[int] = frozenset()
@@ -94,8 +94,7 @@ class GraphCaptures:
     def _begins(self, graph: Any) -> None:
         try:
             self._profilers.pop(graph, None)
-            is_free = not (torch_profiler.is_recorded_by_profiler() or torch_profiler.PoliteProfiler.is_warm)
-            if is_free and self._num_recorded < _MOST_RECORDED:
+            if self._num_recorded < _MOST_RECORDED and not torch_profiler.is_recorded_by_profiler():
                 self._profilers[graph] = _profiler()
                 self._num_recorded += 1
         except Exception as fault:
@@ -165,7 +164,7 @@ def _on_captures(*, begins: _Told, ended: _Told, was_reset: _Told) -> Callable[[
 
 
 def _profiler() -> Any:
-    profiler = torch_profiler.PoliteProfiler(
+    profiler: Any = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True
     )
     with quiet_profiler():

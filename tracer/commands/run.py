@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from tracer.commands.launchers import script_named
 from tracer.commands.on_card import OnOptions, Run
 from tracer.commands.options import option
 from tracer.commands.script import BEFORE_SCRIPT, Script, child_profiled, run_script
+from tracer.commands.workload_options import check_device
 from tracer.errors import Terminated
 from tracer.exporters.screen.console import QUIET, Console
 from tracer.exporters.screen.terminal import say
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
 _WRONG_USAGE = 2
-_SCHEDULE = ("n_wait_steps", "n_active_steps", "n_repeats")
+_SCHEDULE = ("n_wait_steps", "n_warmup_steps", "n_active_steps", "n_repeats")
 _OWN_OPTIONS = {"--on", "--save-dir", "--keep-recording", "--watch", "--inference", "--apply"}
 
 LATER = "later"
@@ -58,12 +60,16 @@ def run(
     watch: Annotated[bool, option("Watch to the end, without a profiler.", None, "--watch")] = False,
     inference: Annotated[bool, option("It trains nothing: a model's call is a step.", None, "--inference")] = False,
     apply: Annotated[str, option("Changes that `fit` named: checkpoint,bf16.", metavar="<names>")] = "",
+    device: Annotated[
+        str | None, option("Device to explain; by default the model's.", opt.DEVICE, metavar="<text>", hidden=True)
+    ] = None,
     on: opt.On = None,
     answer: opt.Answers = None,
     per_node: opt.PerNode = 8,
     rank: opt.Rank = None,
     one_process: opt.OneProcess = False,
     n_wait_steps: opt.WaitSteps = 0,
+    n_warmup_steps: opt.WarmupSteps = 1,
     n_active_steps: opt.ActiveSteps = 3,
     n_repeats: opt.Repeats = 2,
     save_dir: opt.SaveDir = opt.SAVE_DIR,
@@ -96,6 +102,8 @@ def run(
             return
         this_run.as_job()
         devices = this_run.start()
+        if device is not None:
+            check_device(device)
     this_run.say_where(devices)
     with errors_for_people():  # torch is loaded here
         from tracer.exporters.files import check_folder
@@ -108,8 +116,10 @@ def run(
     if inference and devices is not None:  # a script's engines run in its own process, where calls are recorded
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     with errors_for_people(), kept_import_path(), here, _made(changes) as notes, closed as termination:
-        is_chosen = not any(was_given(context, name) for name in _SCHEDULE)
-        steps = Schedule(n_wait_steps, 0, n_active_steps, n_repeats, may_end_early=is_chosen)
+        # A first call takes most where it is the one that reads a prompt; warmup would leave it out.
+        is_cold = inference and n_warmup_steps == 1
+        steps = Schedule(n_wait_steps, 0 if is_cold else n_warmup_steps, n_active_steps, n_repeats)
+        may_end_early = not any(was_given(context, name) for name in _SCHEDULE)
         check_folder(save_dir)
         named.check()
         is_alone = RankPlace.here() is None  # a job says it for all ranks together
@@ -118,7 +128,8 @@ def run(
         make_profile = partial(
             _make_profile,
             *(named, this_run),
-            schedule=None if watch else steps,
+            schedule=None if watch else replace(steps, may_end_early=may_end_early),
+            device=device,
             is_inference=inference,
             keep_recording=keep_recording,
             run_again=again,
@@ -145,6 +156,7 @@ def _make_profile(
     run: Run,
     *,
     schedule: Schedule | None,
+    device: str | None,
     is_inference: bool,
     keep_recording: bool,
     run_again: _Again | None,
@@ -156,7 +168,7 @@ def _make_profile(
 
     settings = {**({"on": run.place.on} if run.place.on is not None else {}), **script.settings}
     screen = run.console.level
-    common: dict[str, Any] = {"voice": ScriptVoice(run_again), "settings": settings, "screen": screen}
+    common: dict[str, Any] = {"voice": ScriptVoice(run_again), "device": device, "settings": settings, "screen": screen}
     assert run.save_dir is not None  # the option has a default
 
     def watched(model: Any, optimizer: Any, **more: Any) -> TrainingWatch:

@@ -137,6 +137,22 @@ def chosen_device(text: str, *, named: bool, console: Console = SHORT) -> torch.
     return torch.device("cpu")
 
 
+def check_device(text: str) -> None:
+    """Check that the device that is asked of a script's run is there, unless the script may still register its kind."""
+    import torch
+
+    from tracer.capture.device.devices import module_of
+
+    try:
+        is_registered = module_of(torch.device(text)) is not None
+    except RuntimeError:
+        raise UsageError(
+            f"{text} is not the name of a device.", hint="Leave out --device: by default it is the model's."
+        ) from None
+    if is_registered:
+        chosen_device(text, named=True)
+
+
 def device_of_rank(text: str, rank: int) -> str:
     """Return the device of one of several processes on a machine; a process that sees one device has that."""
     import torch

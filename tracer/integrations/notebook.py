@@ -17,7 +17,7 @@ from tracer.sessions.script_run import ScriptProfile
 from tracer.sessions.session import ScriptVoice
 from tracer.sessions.training_profile import TrainingProfile
 
-_DEFAULT = Schedule(0, 0, 3, 2)
+_DEFAULT = Schedule(0, 1, 3, 2)
 
 
 def load(shell: Any) -> None:
@@ -29,10 +29,11 @@ def memory_timeline(shell: Any, line: str, cell: str) -> None:
     """Run a cell, and display what filled the device at the peak of the steps in it.
 
     Models, optimizers and steps are found while it runs. In the notebook: `%load_ext tracer`, and in a cell's first
-    line `%%memory_timeline`, or `%%memory_timeline --save-dir profile --active 1`.
+    line `%%memory_timeline`, or `%%memory_timeline --save-dir profile --active 1 --warmup 0`.
     """
     options = _options(line)
-    schedule = Schedule(options.wait, 0, options.active, options.repeats)
+    warmup = options.warmup if options.warmup is not None else 0 if options.inference else _DEFAULT.num_warmup_steps
+    schedule = Schedule(options.wait, warmup, options.active, options.repeats)
     profile = ScriptProfile(
         partial(TrainingProfile, save_dir=options.save_dir, schedule=schedule, voice=CellVoice()),
         is_inference=options.inference,
@@ -68,7 +69,8 @@ def _numbered_as_shown(shell: Any) -> Iterator[None]:
 class CellVoice(ScriptVoice):
     """The voice of a notebook's cell: messages are displayed below the cell."""
 
-    to_record_the_first = if_too_short = "--wait 0 records from the first one"
+    to_record_the_first = "--wait 0 --warmup 0 records from the first one"
+    if_too_short = "`%%memory_timeline --warmup 0 --active 1` needs one"
 
     def warn(self, sentence: str) -> None:
         """Display it."""
@@ -91,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _OptionError(
             f"%%memory_timeline: {message}.",
-            hint="It takes --save-dir, --wait, --active, --repeats, --inference.",
+            hint="It takes --save-dir, --wait, --warmup, --active, --repeats, --inference.",
         )
 
 
@@ -100,6 +102,7 @@ def _options(line: str) -> argparse.Namespace:
     parser.add_argument("--save-dir", default="profiler_outputs")
     for name, default in (
         ("wait", _DEFAULT.num_wait_steps),
+        ("warmup", None),
         ("active", _DEFAULT.num_active_steps),
         ("repeats", _DEFAULT.num_repeats),
     ):

@@ -18,6 +18,7 @@ from tracer.exporters.screen.terminal import say_beside_bars
 from tracer.null_gpu.job.place import RankPlace
 from tracer.sessions.folder import SessionFolder
 from tracer.sessions.output_files import left_from_earlier, say_if_failed
+from tracer.sessions.recorder import Recorder
 from tracer.sessions.session import Screen, Voice
 from tracer.sessions.stages import Stages
 from tracer.units import format_bytes, some
@@ -88,7 +89,7 @@ class HighestStep:
             return f"{begins}, before its first step."
         if self.is_recorded:
             return f"{begins}, in step {self.step}, of which the recording has less."
-        advice = f"Use --n-wait-steps {self.step - 1} to record it."
+        advice = f"Use --n-wait-steps {self.step - 1} --n-warmup-steps 0 to record it."
         return f"{begins}, in step {self.step}, which was not recorded. {advice}"
 
 
@@ -98,8 +99,10 @@ _LINES_OF_JOB = 8  # That follow the answer of the first rank
 class ProfileAnswer:
     """The answer of a profile on the screen, with warnings on what is missing."""
 
-    def __init__(self, folder: SessionFolder, stages: Stages, voice: Voice, *, screen: Screen, top: int) -> None:
-        self._folder, self._stages = folder, stages
+    def __init__(
+        self, folder: SessionFolder, stages: Stages, recorder: Recorder, voice: Voice, *, screen: Screen, top: int
+    ) -> None:
+        self._folder, self._stages, self._recorder = folder, stages, recorder
         self._voice, self._screen, self._top = voice, screen, top
         self._is_due = False
 
@@ -145,9 +148,14 @@ class ProfileAnswer:
     def _warnings(self, results: RunResults) -> Iterator[str]:
         """Sentences on a loop that was too short, and on the folder."""
         folder = self._folder
-        is_whole = results.failure is None and not self._stages.ended_by
+        is_whole = results.failure is None and not self._recorder.lost_in_threads
         if results.findings is None and is_whole and self._if_too_short:
             yield self.missing(results)
+            if num_waited := self._stages.num_steps_waited:
+                yield (
+                    f"{some(num_waited, 'step', 'was/were')} not recorded, since a torch.profiler of the "
+                    "program's own was running, and only one can run at a time."
+                )
         if folder.is_another:
             yield f"Another session is still using {folder.path.parent}: the files are in {folder.path}."
         if left := left_from_earlier(folder.path, folder.written):

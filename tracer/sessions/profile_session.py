@@ -71,7 +71,8 @@ class ProfileSession(Session):
         Args:
             model: The model, as the loop calls it; several by name.
             optimizer: One, several or none; one that is not named is found when it steps.
-            voice: That of a script means that hooks call `step`, where torch may have begun to record an operator.
+            voice: That of a script means that hooks call `step`, where torch may have begun to record an operator, and
+                that there may be one step alone: the first is recorded too, until a second one has ended.
         """
         self.voice = voice or Voice()
         objects = TrainingObjects(model, optimizer)
@@ -81,11 +82,16 @@ class ProfileSession(Session):
         # The program may have let go of its models when the results are put together.
         self._parameters: tuple[Parameter, ...] = ()
         self._guarded(self._describe_parameters)
-        self.stages = Stages(replace(schedule, is_apart=True) if self.voice.is_of_script else schedule)
+        self.stages = Stages(
+            replace(schedule, is_apart=True) if self.voice.is_of_script else schedule,
+            may_have_one_step=self.voice.is_of_script,
+        )
         self.observed = Observations(lambda: self._objects, lambda: self.stages.is_recording)
         self.compile_watch = CompileWatch()
         self.cycles = RecordedCycles(self.device, self.observed, self.compile_watch, is_named=device is not None)
-        self.recorder = Recorder(self.stages, self.cycles, guarded=self._never_the_loops_fault)
+        self.recorder = Recorder(
+            self.stages, self.cycles, records_first=self._has_simple_parameters, guarded=self._never_the_loops_fault
+        )
         self.hooks = CallHooks(
             models=objects.models.values(),
             on_call=self.observe_call if self._sees_calls else None,
@@ -97,15 +103,10 @@ class ProfileSession(Session):
         self._on = ExitStack()  # Switches all off but the recorder and the allocator's history
         self._of_parent: object = None
 
-    def _leave_first_step_out(self) -> None:
-        """Where `run` chose the schedule, leave out a first step in which DTensor finds the way of each operator.
-
-        Those are a million calls, some 8 GB.
-        """
+    def _has_simple_parameters(self) -> bool:
+        """False with DTensor, which finds the way of each operator in the first step: in a million calls, some 8 GB."""
         parameters = self._objects.parameters() if self._objects is not None else ()
-        is_chosen = self.stages.schedule.may_end_early and self.stages.of_step(0) is Stage.RECORDING
-        if is_chosen and any(torch_tensors.is_made_of_tensors(parameter) for _, parameter in parameters):
-            self.stages.num_steps_waited = 1
+        return not any(torch_tensors.is_made_of_tensors(parameter) for _, parameter in parameters)
 
     # ------------------------------------------------------------------------------------------------- the life cycle
     def _switch_on(self) -> None:
@@ -117,7 +118,6 @@ class ProfileSession(Session):
             watch.start()
         self._on.callback(RAISED.stop)
         RAISED.start()
-        self._leave_first_step_out()
         self.recorder.start()
         self._on.callback(self._first_step.stop)
         self._first_step.start(self._objects.models.values() if self._objects is not None else ())
@@ -146,7 +146,11 @@ class ProfileSession(Session):
             self._guarded(lambda: self.recorder.stop(error))
             if ran_out is not None:
                 self._guarded(lambda: self.cycles.look_at_objects(ran_out, self._is_evaluating, self.voice.run_again))
-        self._guarded(self.cycles.history.stop)
+        self._guarded(lambda: self.cycles.use_dropped(self.stages.cost))
+        history = self.cycles.history
+        if history.snapshot is None and self.cycles.number:  # the first step was recorded alone
+            self._guarded(lambda: history.dump(self.cycles.number - 1))
+        self._guarded(history.stop)
         self._guarded(self._on.close)
 
     def _switch_off_in_child(self) -> None:
@@ -212,13 +216,9 @@ class ProfileSession(Session):
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             if not self.stages.is_recording:
                 self.observed.unrecorded_call(given)
-            elif not self._is_in_evaluation() or not self.recorder.end_long_evaluation():
+            elif torch.is_grad_enabled() or not self.recorder.end_long_evaluation():
                 self.observed.thread(self.recorder.thread)
                 self.observed.call(given)
-
-    def _is_in_evaluation(self) -> bool:
-        """True if a training calls a model without gradients; in inference every call is without."""
-        return not torch.is_grad_enabled() and self._objects is not None and bool(self._objects.optimizers)
 
     def observe_gradients(self) -> None:
         """Look at the gradients, which are all there now. At an optimizer's step this happens by itself."""
@@ -262,8 +262,8 @@ class ProfileSession(Session):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what could not be observed."""
-        seen = self.cycles, self.observed, self.hooks, self.compile_watch
-        return tuple(recording_notes(*seen, ended_by=self.stages.ended_by))
+        ended = (self.recorder.lost_in_threads, self.stages.cost.note)
+        return tuple(recording_notes(self.cycles, self.observed, self.hooks, self.compile_watch, ended=ended))
 
     @property
     def findings(self) -> RunFindings:

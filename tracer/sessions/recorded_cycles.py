@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.findings import RunFindings
+from tracer.answers.recording_findings import without_wrapped
 from tracer.answers.run_history import RunHistory
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
@@ -24,6 +26,7 @@ from tracer.capture.torch_private import torch_profiler
 from tracer.errors import RecordingError
 from tracer.sessions.observations import Observations
 from tracer.sessions.on_null_gpu import allocator_history
+from tracer.sessions.recording_cost import RecordingCost
 from tracer.sessions.stages import Stages
 from tracer.sessions.timeline_tracer import TimelineTracer
 from tracer.units import MIB, format_bytes, some
@@ -38,6 +41,14 @@ _MOST_STEPS_OF_HISTORY = 10
 """Steps that the allocator's history may have when a cycle begins; with more, the history is started anew."""
 
 
+class Shapes(Enum):
+    """Choice of recording operators' tensors in torch.profiler, which keeps alive those that torch.func wraps."""
+
+    RECORDED = "recorded"
+    LEFT_OUT = "not recorded: torch.func was used before a recording began"
+    KEPT_WRAPPED = "recorded until the end of the cycle in which torch.func was first used"
+
+
 class RecordedCycles:
     """The cycles that were recorded, and the history of the one with the highest peak.
 
@@ -46,7 +57,7 @@ class RecordedCycles:
         device_of_failure: The device that had no memory left, if one had none.
         history: The allocator's history.
         driver: Looks at what the device's driver counts.
-        has_shapes: Whether the profiler records operators' tensors, which keeps alive those that torch.func wraps.
+        shapes: Whether the profiler records shapes.
         at_failure: Objects that were alive when memory ran out, or None.
     """
 
@@ -57,7 +68,7 @@ class RecordedCycles:
         self.device_is_named = is_named
         self.history = allocator_history(device)
         self.driver = DriverLedger(device)
-        self.has_shapes = True
+        self.shapes = Shapes.RECORDED
         self.at_failure: ObjectsAtFailure | None = None
         self._observed = observed
         self._tracer = TimelineTracer(
@@ -71,6 +82,8 @@ class RecordedCycles:
         self._history_since = 0  # Steps that had ended when the allocator's history began
         self._run_history = RunHistory(None)
         self._graph_pools: tuple[LivePool, ...] = ()
+        # Adds the recording that was dropped last, and the allocator's history at its end; None if a later one was made
+        self._dropped: tuple[Callable[[], None], dict[str, Any] | None] | None = None
         self._findings: tuple[RunFindings, RunHistory, RunFindings] | None = None  # Those joined, and the result
 
     @property
@@ -80,7 +93,7 @@ class RecordedCycles:
 
     def are_all(self, stages: Stages) -> bool:
         """True if the last cycle of the schedule has ended."""
-        return bool(stages.ended_by) or self.number == stages.schedule.num_repeats
+        return stages.cost.has_ended or self.number == stages.schedule.num_repeats
 
     # ------------------------------------------------------------------------------------------------ while it runs
     def begin(self, num_steps: int, *, is_recorded: bool) -> None:
@@ -100,15 +113,16 @@ class RecordedCycles:
         """Note where tensors of models and optimizers lie; in a walk, all that Python holds."""
         self._observed.look(self.device, is_walk=is_walk)
 
-    def read(self, profiler: Any) -> int:
-        """Read what a profiler has just recorded, and free it; return how many events it has."""
+    def read(self, profiler: Any, cost: RecordingCost) -> None:
+        """Read what a profiler has just recorded, and free it."""
         self._name_wrappers()
         self._tracer(profiler)
         recording = self._tracer.last_recording
         if recording is not None and self._num_steps_before == 0:
             self.driver.read(recording)
+        self._dropped = None
+        cost.has_read(recording.num_events if recording is not None else 0)
         torch_profiler.release_recording(profiler)
-        return recording.num_events if recording is not None else 0
 
     def keep_history(self, *, is_last: bool) -> None:
         """Keep the allocator's history if the cycle that has been read has the highest peak so far."""
@@ -118,6 +132,28 @@ class RecordedCycles:
             self.history.dump(self.number - 1)
         if is_last:
             self.history.stop()
+
+    def drop(self, profiler: Any) -> None:
+        """Keep a recording that was cut unread, with all that Python holds at its end, in case no other is made."""
+        self._name_wrappers()
+        add = self._tracer.adder(profiler)
+        torch_profiler.release_recording(profiler)
+        self.look(is_walk=True)
+        self.history.dump(0)
+        self._dropped, self.history.snapshot = (add, self.history.snapshot), None
+
+    def use_dropped(self, cost: RecordingCost) -> None:
+        """Use the recording that was dropped last if there is no other."""
+        if self._dropped is not None:
+            add, snapshot = self._dropped
+            add()
+            if self.history.snapshot is None:  # else memory has run out since
+                self.history.snapshot = snapshot
+            cost.only_dropped()
+
+    def forget_first(self) -> None:
+        """Forget the first of the cycles."""
+        self._tracer.forget_first()
 
     def _name_wrappers(self) -> None:
         self._observed.module_names.update(compiled_wrapper_names(self._observed.module_names))
@@ -172,7 +208,8 @@ class RecordedCycles:
         alone, history = self._tracer.findings, self.run_history
         if self._findings is None or self._findings[:2] != (alone, history):
             known = self._observed.storages.observations()
-            found = history.joined(alone, known, self.at_failure)
+            found = without_wrapped(alone) if self.shapes is Shapes.KEPT_WRAPPED else alone
+            found = history.joined(found, known, self.at_failure)
             if self._graph_pools and found.device == str(self.device):
                 from tracer.answers.graph_pools import graph_pools
 
@@ -214,6 +251,10 @@ class RecordedCycles:
 
 _LEAST_MAPPED_BYTES = MIB
 """Mapped memory below this is not worth a sentence."""
+_KEEPS_WRAPPED = (
+    "torch.profiler keeps what grad and vmap of torch.func wrap alive until the first cycle has ended: its peak is "
+    "larger by that than without a profiler. With a step before it, as by default, that is known in time and avoided."
+)
 _RECORDS_NO_SHAPES = (
     "The step uses grad, vmap or jvp of torch.func. torch.profiler would keep what they wrap alive, so that it did not "
     "record which tensors operators use: kinds go by when memory was made and freed. What functional_call puts in the "
@@ -228,7 +269,7 @@ def recording_notes(
     hooks: CallHooks,
     compile_watch: CompileWatch,
     *,
-    ended_by: str,
+    ended: Iterable[str],
 ) -> Iterator[str]:
     """Yield sentences on what could not be observed, among them those on recordings that were lost or ended early."""
     findings, storages = cycles.found, observed.storages
@@ -244,8 +285,8 @@ def recording_notes(
     if (fault := GRAPH_CAPTURES.fault) is not None:
         yield f"The capture of a CUDA graph could not be recorded: {type(fault).__name__}: {fault}"
     if storages.sees_transforms:
-        yield _RECORDS_NO_SHAPES
-    yield from filter(None, (ended_by,))
+        yield _KEEPS_WRAPPED if cycles.shapes is Shapes.KEPT_WRAPPED else _RECORDS_NO_SHAPES
+    yield from filter(None, ended)
     yield from _of_devices(cycles, findings)
     if sum(storages.mapped_bytes.values()) >= _LEAST_MAPPED_BYTES:
         yield _mapped_files(storages.mapped_bytes)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from typing import Any
+
 from tracer.errors import TracerError
 from tracer.null_gpu import process
 from tracer.sessions.session import fault_text
@@ -25,14 +30,29 @@ class ScriptFacts:
         has_called: Whether a module was called.
         has_stepped: Whether a step has ended.
         ended_by: The class of the exception that ended the script, or None.
-        children_recorded: How many children by multiprocessing have recorded a training.
+        num_started: Processes that it has started by multiprocessing.
+        children_recorded: How many children by multiprocessing have recorded a training; None where that is not looked
+            for.
     """
 
     def __init__(self, *, is_inference: bool) -> None:
         self.fault: Exception | None = None
         self.has_called = self.has_stepped = False
         self.ended_by: type[BaseException] | None = None
-        self.children_recorded, self._is_inference = 0, is_inference
+        self.children_recorded: int | None = None
+        self._is_inference, self.num_started = is_inference, 0
+
+    def count_started(self) -> Callable[[], None]:
+        """Begin to count the processes that it starts; return a function that ends it."""
+        start = BaseProcess.start
+
+        @functools.wraps(start)
+        def started(child: Any) -> None:
+            start(child)
+            self.num_started += 1
+
+        BaseProcess.start = started  # type: ignore[method-assign, assignment]
+        return functools.partial(setattr, BaseProcess, "start", start)
 
     @property
     def without_session(self) -> tuple[str, ...]:
@@ -47,14 +67,28 @@ class ScriptFacts:
             return (NO_CALL,)
         if self.children_recorded:
             return ()
-        if number := process.num_other_processes():
-            return (
-                f"{NO_MODEL_HERE} It used the GPU in {some(number, 'other process')} that it started, of which this "
-                "command sees phases alone: start ranks by torchrun or torch.multiprocessing.spawn instead.",
-            )
+        of_children = tuple(self._of_children())
+        found = NO_MODEL_HERE if of_children else NO_MODEL
         if self.has_called:
-            return (f"{NO_MODEL} It called a model without training it: with --inference, `run` explains such calls.",)
-        return (f"{NO_MODEL} Name the script that trains, or one that only calls models behind --inference.",)
+            found += " It called a model without training it: with --inference, `run` explains such calls."
+        elif not of_children:
+            found += " Name the script that trains, or one that only calls models behind --inference."
+        return (" ".join([found, *of_children]),)
+
+    def _of_children(self) -> Iterator[str]:
+        if number := process.num_other_processes():
+            yield (
+                f"It used the GPU in {number} other {'process' if number == 1 else 'processes'} that it started, of "
+                "which this command sees phases alone: start ranks by torchrun or torch.multiprocessing.spawn instead."
+            )
+        elif self.num_started:
+            yield f"The script started {some(self.num_started, 'process')} by multiprocessing."
+            yield (
+                "Training there is recorded by `run` alone."
+                if self.children_recorded is None
+                else "No training was found there either. Where such a process does not find this package, use "
+                "profile_training in the function that it runs."
+            )
 
     @property
     def without_steps(self) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ class ScriptProfile:
         self.sessions = ScriptSessions(make_session, make_later, is_inference=is_inference)
         self._steps = StepFinder(self._step_ended)
         self._looking = ExitStack()  # Looks out for parameters, optimizers' steps and compilation
-        self._forget_forks: Callable[[], object] = lambda: None
+        self._on = ExitStack()  # Follows forks and started processes
         self._lock = threading.Lock()
 
     @property
@@ -114,7 +114,8 @@ class ScriptProfile:
 
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
-        self._forget_forks = in_forked_child(self._leave_to_parent)
+        self._on.callback(in_forked_child(self._leave_to_parent))
+        self._on.callback(self.facts.count_started())
         self._steps.hook_calls(self._called)
         self._looking.enter_context(ParameterOrigins())
         # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
@@ -144,7 +145,7 @@ class ScriptProfile:
     ) -> None:
         """Look no longer; write what was recorded, if that was not done yet. A forked child does nothing."""
         with signals_deferred(error):
-            self._forget_forks()
+            self._on.close()
             if self._steps.are_of_calls and error is None:
                 # The last call's step ends with the script.
                 is_recorded = self.stage is ScriptStage.RECORDING and self.sessions.recorder is not None
@@ -184,7 +185,7 @@ class ScriptProfile:
     def _compilation_begins(self) -> None:
         if (recorder := self.sessions.recorder) is not None:  # which would record all that the compiler does
             with signals_deferred():
-                recorder.leave_compilation_out()
+                recorder.end_first_step()
         self._steps.end_by_hand()
         self._steps.unhook_calls()
 

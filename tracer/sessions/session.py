@@ -353,8 +353,8 @@ class ScriptVoice(Voice):
     """The voice of `run`: lines on stderr, because a warning would name a line of the script that is not at fault."""
 
     is_of_script = True
-    to_record_the_first = "record from the first one with --n-wait-steps 0"
-    if_too_short = f"let the script train for longer, or {to_record_the_first}"
+    to_record_the_first = "--n-wait-steps 0 --n-warmup-steps 0 record from the first one"
+    if_too_short = "record from the first one with --n-warmup-steps 0, or let the script train for longer"
 
     def __init__(self, run_again: RunAgain | None = None) -> None:
         """Have the script run again, by this, where its memory has run out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from tracer.capture.objects.call_hooks import CallHooks, hook_every_module
 from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.torch_private.torch_graph import running_node
 from tracer.capture.torch_private.torch_modules import calls_hooks_of_all_optimizers
-from tracer.sessions.recording_cost import MOST_BACKWARDS
 
 
 class StepFinder:
@@ -62,9 +62,8 @@ class StepFinder:
 
     @property
     def are_endless(self) -> bool:
-        """True if gradients have come many times without a visible end of a step."""
-        by_hand = self._by_hand
-        return by_hand is not None and by_hand.num_backwards > MOST_BACKWARDS and running_node() is None
+        """True if gradients have come more than once without a visible end of a step."""
+        return self._by_hand is not None and self._by_hand.num_backwards > 1 and running_node() is None
 
     def trains_with(self, optimizer: torch.optim.Optimizer) -> bool:
         """True if an optimizer updates only models whose steps are found by gradients; True for all others."""
@@ -139,8 +138,9 @@ class StepsOfOptimizers:
 class StepsByHand:
     """Tells at a model's call that a step has ended: backward has been there, and its gradients have been cleared.
 
-    Micro-batches that are accumulated keep their gradients, so that they are one step. A loop that fills gradients with
-    zeros, or clears them between a call and its backward, is not understood.
+    Micro-batches that are accumulated keep their gradients, so that they are one step. A loop that clears them between
+    a call and its backward, as Keras does, shows in its second step how many backward passes a step has: from then on a
+    step ends at the call behind so many. A loop that fills gradients with zeros is not understood.
     """
 
     def __init__(self, models: Iterable[nn.Module], ended: Callable[[], None]) -> None:
@@ -149,6 +149,7 @@ class StepsByHand:
         self._ended = ended
         self._has_gradients = False
         self.num_backwards = 0  # Backward passes since the last end of a step
+        self._num_backwards_a_step: int | None = None
         trained = [parameter for model in models for parameter in model.parameters() if parameter.requires_grad]
         self.stop: Callable[[], None] = lambda: None
         if trained:
@@ -163,14 +164,20 @@ class StepsByHand:
         """Before a module's call."""
         if not self._has_gradients or module not in self._models or not torch.is_grad_enabled():
             return
-        if all(parameter.grad is None for parameter in module.parameters()):
+        if _are_cleared(module.parameters()) or self.num_backwards == self._num_backwards_a_step:
             self._has_gradients, self.num_backwards = False, 0
             self._ended()
 
     def _gradient_came(self, gradient: torch.Tensor) -> None:
         """The first gradient of a backward pass has been computed, and is not in its parameter yet."""
+        if self._has_gradients and _are_cleared(chain.from_iterable(model.parameters() for model in self._models)):
+            self._num_backwards_a_step, self.num_backwards = self.num_backwards, 0
         self.num_backwards += 1
         self._has_gradients = True
+
+
+def _are_cleared(parameters: Iterable[nn.Parameter]) -> bool:
+    return all(parameter.grad is None for parameter in parameters)
 
 
 class StepsOfCalls:

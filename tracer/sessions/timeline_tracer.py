@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -98,16 +99,27 @@ class TimelineTracer:
 
     def __call__(self, prof: Any) -> None:
         """Read what the profiler has just recorded; nothing records meanwhile."""
+        self.adder(prof)()
+        if self.out_file is not None:
+            self._finish_when_stopped(prof)
+
+    def adder(self, prof: Any) -> Callable[[], None]:
+        """Return a function that adds what the profiler has just recorded as a cycle; it is not read until then."""
         if self.device is not None:
             self.device = str(devices.with_index(torch.device(self.device)))
         device = torch.device(self.device) if self.device is not None else self._probable_device
         reading = CounterReading.now(device) if device is not None else None
-        cycle = _Cycle(torch_profiler.kineto_results(prof), _is_stopping(prof), reading)
+        return partial(self._add, _Cycle(torch_profiler.kineto_results(prof), _is_stopping(prof), reading))
+
+    def _add(self, cycle: _Cycle) -> None:
         self._findings = None
         self._kept.append(cycle)
         self._read(cycle)
-        if self.out_file is not None:
-            self._finish_when_stopped(prof)
+
+    def forget_first(self) -> None:
+        """Forget the first of the cycles."""
+        self._findings = None
+        del self._kept[0]
 
     @property
     def num_cycles(self) -> int:

@@ -103,7 +103,7 @@ class TrainingProfile(ProfileSession):
         assert self._objects is not None
         self.voice.of_optimizers(self._objects)
         self.session_folder = self._folder = folder = SessionFolder(save_dir)
-        self.answer = ProfileAnswer(folder, self.stages, self.voice, screen=shown, top=top)
+        self.answer = ProfileAnswer(folder, self.stages, self.recorder, self.voice, screen=shown, top=top)
 
     @property
     def written(self) -> tuple[Written, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -158,14 +159,17 @@ def release_recording(profiler: Any) -> None:
     profiler.profiler.kineto_results = None
 
 
-def on_preparing(callback: Callable[[], None]) -> Callable[[], None]:
-    """Be told before a profiler of torch's that is none of ours prepares to record."""
+def on_preparing(callback: Callable[[Any], None]) -> Callable[[], None]:
+    """Be told before a profiler of torch's prepares to record, whoever has made it.
+
+    Args:
+        callback: Given the `torch.autograd.profiler.profile`, which every `torch.profiler.profile` has inside.
+    """
     kind: Any = torch.autograd.profiler.profile
     original = kind._prepare_trace
 
     def _prepare_trace(profiler: Any) -> None:
-        if not PoliteProfiler.is_preparing:
-            callback()
+        callback(profiler)
         original(profiler)
 
     def end() -> None:
@@ -214,6 +218,45 @@ def on_regions(opened: Callable[[Any, FrameType], None], closed: Callable[[Any],
     return end
 
 
+class OpenRegions:
+    """The `record_function` regions that this thread has opened since `start` and not closed."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        self._closed: Callable[[], None] | None = None
+        self._end: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Look at regions that are opened from now on."""
+        thread = threading.get_ident()
+
+        def opened(region: Any, frame: FrameType) -> None:
+            if threading.get_ident() == thread:
+                self._open.add(id(region))
+
+        def closed(region: Any) -> None:
+            self._open.discard(id(region))
+            self._call_back()
+
+        self._end = on_regions(opened, closed)
+
+    def stop(self) -> None:
+        """Look no longer."""
+        self._closed = None
+        self._end()
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Call back when all of them are closed, once; at once if none is open."""
+        self._closed = callback
+        self._call_back()
+
+    def _call_back(self) -> None:
+        if self._closed is not None and not self._open:
+            callback = self._closed
+            self.stop()
+            callback()
+
+
 @contextmanager
 def _inductor_left_out() -> Iterator[None]:
     """While active, `torch._inductor` is absent unless it has been imported: importing it takes a second.
@@ -240,22 +283,15 @@ class PoliteProfiler(torch.profiler.profile):
     A thread has one such function: torch's Python tracer sets its own, and in the end none.
     """
 
-    is_preparing: ClassVar[bool] = False  # Whether one of ours is getting ready to record
-    is_warm: ClassVar[bool] = False  # Whether one of ours is ready, and does not record yet
     _of_program: Any = None
 
     def prepare_trace(self) -> None:
         """Get ready to record."""
-        PoliteProfiler.is_preparing = True
-        try:
-            with _inductor_left_out():
-                super().prepare_trace()
-        finally:
-            PoliteProfiler.is_preparing, PoliteProfiler.is_warm = False, True
+        with _inductor_left_out():
+            super().prepare_trace()
 
     def start_trace(self) -> None:
         """Start to record."""
-        PoliteProfiler.is_warm = False
         self._of_program = sys.getprofile()
         super().start_trace()
 
@@ -305,15 +341,20 @@ def end(profiler: Any, error: BaseException | None = None) -> None:
         release_profiler(profiler)
 
 
+def is_prepared(profiler: Any) -> bool:
+    """True if a `torch.autograd.profiler.profile` warms up or records."""
+    return bool(profiler.entered) and profiler.kineto_results is None
+
+
+def prepared_profilers() -> list[Any]:
+    """Every `torch.autograd.profiler.profile` that warms up or records now, whoever has made it."""
+    profilers = objects_with_type((torch.autograd.profiler.profile,))
+    return [profiler for profiler in profilers if is_prepared(profiler)]
+
+
 def is_recorded_by_profiler() -> bool:
     """True if any profiler of torch's records now."""
     return bool(torch._C._autograd._profiler_enabled())
-
-
-def is_any_prepared() -> bool:
-    """True if any profiler of torch's warms up or records now, whoever has made it."""
-    profilers = objects_with_type((torch.autograd.profiler.profile,))
-    return is_recorded_by_profiler() or any(each.entered and each.kineto_results is None for each in profilers)
 
 
 def record_no_shapes(profiler: Any) -> None:
