@@ -23,7 +23,6 @@ from tracer.blocks.from_recording.block_lifetimes import BlockLifetimes
 from tracer.blocks.from_recording.cycle import Cycle
 from tracer.blocks.from_recording.source_lines import line_of_frame
 from tracer.blocks.kinds import Kind
-from tracer.capture.torch_names import STEP_PREFIX
 
 # Known objects of the training, of which there are as many in one step as in another.
 _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
@@ -81,12 +80,8 @@ def find_survivors(cycle: Cycle) -> Survivors:
     freed = np.searchsorted(ends, lifetimes.freed_at)
     counts = ~lifetimes.made_unseen & ~np.isin(blocks.kind, _LASTING)
     survives = np.flatnonzero(counts & (made_in >= 0) & (made_in < num_judged) & (freed > made_in + 1))
-    # Alive at the end of step f - 1, made before it, freed in step f: in exchange for what step f - 1 made. A script's
-    # recording begins within its first step, when that has a batch.
-    is_of_first = before & (attribution.step_names[:1] == (f"{STEP_PREFIX}0",))
-    ended = np.flatnonzero(
-        counts & (freed >= 1) & (freed <= num_judged) & (np.where(is_of_first, 0, made_in) < freed - 1)
-    )
+    # Alive at the end of step f - 1, made before it, freed in step f: in exchange for what step f - 1 made.
+    ended = np.flatnonzero(counts & (freed >= 1) & (freed <= num_judged) & (made_in < freed - 1))
 
     def site(kind: int, operator: int, module: int, frame: int) -> Site:
         line = line_of_frame(cycle.recording, frame) or (None, None)

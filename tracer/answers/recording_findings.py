@@ -161,6 +161,17 @@ def combine_cycles(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = 
     )
 
 
+def without_wrapped(findings: RunFindings) -> RunFindings:
+    """Return the findings without cycles in which the profiler kept tensors alive that torch.func wraps.
+
+    Only the cycles that recorded no uses of tensors count. If there are none, the findings have no growth.
+    """
+    cycles = [cycle for cycle in findings.parts if not cycle.source.recording.flow.has_uses]
+    if cycles:
+        return combine_cycles(cycles, compiled=findings.compiled)
+    return replace(findings, growth=None)
+
+
 def with_allocator_history(
     findings: RunFindings,
     snapshot: Snapshot,

@@ -138,14 +138,6 @@ def test_example_by_hand() -> None:
     ]
 
 
-def test_the_first_step_counts_only_if_it_is_alone() -> None:
-    host, attribution = by_hand()
-    later = replace(attribution, step_names=("ProfilerStep#4",))
-    both = run_times([(host, attribution), (replace(host), later)])
-    assert both == run_times([(host, later)]) == run_times([(host, attribution)])
-    assert {row.num_steps for row in both} == {1}
-
-
 def test_device_times_are_used_where_every_cycle_has_them() -> None:
     host, attribution = by_hand()
     # Launched in linear, in the function and in the tanh within it, and in the nodes of the loss and of the function.

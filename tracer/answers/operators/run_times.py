@@ -14,7 +14,6 @@ from tracer.blocks.from_recording.attribution import Attribution, frames_of_op
 from tracer.blocks.from_recording.source_lines import line_of_frame
 from tracer.capture.recording import OpKind, Recording
 from tracer.capture.sources.source_line import SourceLine
-from tracer.capture.torch_names import STEP_PREFIX
 
 # Most bytes that a bookkeeping operator writes: a counter or a flag.
 COUNTER_BYTES = 16
@@ -38,8 +37,7 @@ def run_times(
     """Time every invocation of forward, averaged over the steps of all cycles, in program order.
 
     The n-th call of an operator from one line of one module in a step is the n-th of it in every other step. Times are
-    the device's where every cycle recorded kernels, else the host's. Bookkeeping has no rows. The program's first step,
-    which is slower than all others, counts only if it is alone.
+    the device's where every cycle recorded kernels, else the host's. Bookkeeping has no rows.
     """
     device_ns = [kernel_times(recording) for recording, _ in cycles]
     by_device = all(times is not None for times in device_ns)
@@ -48,14 +46,10 @@ def run_times(
     facts: dict[Hashable, tuple[str, str | None, tuple[SourceLine, ...]]] = {}
     samples: dict[Hashable, list[tuple[int, int, bool]]] = defaultdict(list)
     invoked = instances or [op_instances(*cycle) for cycle in cycles]
-    num_steps = sum(len(attribution.step_names) for _, attribution in cycles)
     for (recording, attribution), ours, on_device in zip(cycles, invoked, device_ns, strict=True):
         times = instance_times(recording, ours, on_device if by_device else None)
         forward_ns, backward_ns = times.forward_ns.tolist(), times.backward_ns.tolist()
-        is_first = recording is cycles[0][0] and attribution.step_names[:1] == (f"{STEP_PREFIX}0",) and num_steps > 1
         for rows in _rows_of_each_step(ours.step):
-            if is_first and ours.step[rows[0]] == 0:
-                continue
             counts: dict[Hashable, int] = defaultdict(int)
             last: Hashable = None
             for row in rows.tolist():
@@ -78,9 +72,9 @@ def run_times(
     while key_of_row is not None:
         name, module, frames = facts[key_of_row]
         forward, backward, has_backward = zip(*samples[key_of_row], strict=True)
-        num_samples = len(forward)
-        mean_backward = sum(backward) / num_samples if any(has_backward) else None
-        found.append(RunTimeRow(name, sum(forward) / num_samples, mean_backward, module, frames, num_samples))
+        num_steps = len(forward)
+        mean_backward = sum(backward) / num_steps if any(has_backward) else None
+        found.append(RunTimeRow(name, sum(forward) / num_steps, mean_backward, module, frames, num_steps))
         key_of_row = next_key[key_of_row]
     return tuple(found)
 
