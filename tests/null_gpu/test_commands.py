@@ -258,12 +258,31 @@ for number in range(10):
 """
 
 
-def test_why_memory_ends_in_a_step_between_two_recorded_cycles(tmp_path: Path) -> None:
-    (tmp_path / "ends.py").write_text(ENDS_BETWEEN_CYCLES, "utf-8")
-    run = called(tmp_path, "run", "--on", "h100:2GiB", "--save-dir", "out", "ends.py")
+FURTHER_CAUSES = ("outputs_of_an_epoch", "validation")
+
+
+def cause_program(name: str) -> tuple[str, str, str]:
+    """Return a program of `benchmarks.causes`, its card, and the cause that its first line names."""
+    text = (ROOT / "benchmarks" / "scripts" / "causes" / f"{name}.py").read_text("utf-8")
+    card, cause = re.match(r'""".+; on (\S+): (.+)\."""', text).groups()  # type: ignore[union-attr]
+    return text, f"h100:{card}", cause
+
+
+@pytest.mark.parametrize(
+    ("program", "card", "cause"),
+    [
+        (ENDS_BETWEEN_CYCLES, "h100:2GiB", "made whole"),
+        *(pytest.param(*cause_program(name), id=name) for name in FURTHER_CAUSES),
+    ],
+)
+def test_why_memory_ends(program: str, card: str, cause: str, tmp_path: Path) -> None:
+    """In a step between two recorded cycles, and in programs of `benchmarks.causes`; torch 2.9 is asked, too."""
+    (tmp_path / "ends.py").write_text(program, "utf-8")
+    run = called(tmp_path, "run", "--on", card, "--save-dir", "out", "ends.py")
     assert run.returncode == 1 and re.search(r"^Out of memory on cuda:0 at \S+:\d+ \(", run.stdout, re.MULTILINE)
-    assert peak_of(tmp_path / "out")["failure"]["decisive"] == "made whole"
-    assert "no_grad" not in run.stdout and "used more than the peak below" not in run.stdout
+    assert peak_of(tmp_path / "out")["failure"]["decisive"] == cause
+    assert ("no_grad" in run.stdout) == (cause == "gradients in evaluation")
+    assert "used more than the peak below" not in run.stdout
 
 
 NAMES = """
