@@ -203,7 +203,7 @@ class OneGroup:
     """torch.distributed for a program that runs several times in a process: its group is made once, and stays."""
 
     get_rank = staticmethod(dist.get_rank)
-    destroy_process_group = staticmethod(dist.barrier)
+    barrier = destroy_process_group = staticmethod(dist.barrier)
 
     @staticmethod
     def init_process_group(backend: str) -> None:
