@@ -99,16 +99,14 @@ def made_of_parameters(case: Case) -> Iterator[Cause]:
     """Weights that a parametrization, such as weight_norm, makes anew for each call, and that graphs keep."""
     is_made = case.with_frame(lambda frame: torch_file(frame) in _PARAMETRIZED)[case.lives.stack]
     rows = case.in_use[(is_made & ~case.stays)[case.in_use]]
-    times = np.unique(np.stack([case.inner_stack[rows], case.lives.requested_bytes[rows]]), axis=1, return_counts=True)[
-        1
-    ]
-    if times.max(initial=0) < _LEAST_PARTS or not case.is_much(rows, percent=_LEAST_MADE_PERCENT):
+    made_by = np.stack([case.inner_stack[rows], case.lives.requested_bytes[rows]])
+    most = int(np.unique(made_by, axis=1, return_counts=True)[1].max(initial=0))
+    if most < _LEAST_PARTS or not case.is_much(rows, percent=_LEAST_MADE_PERCENT):
         return
-    most = int(times.max())
     yield Cause(
         "weights made anew",
-        f"A parametrization of weights (torch.nn.utils) makes them anew for each call, and graphs keep them: "
-        f"{case.words(rows)}{case.lines(rows)}, of up to {most:,} calls.",
+        "A parametrization of weights (torch.nn.utils) makes them anew for each call, and graphs keep them: "
+        f"{case.words(rows)}{case.lines(rows)}.",
         "make them once for all calls of an iteration (`with torch.nn.utils.parametrize.cached():` around these)",
         lambda modelled: with_smaller_blocks(modelled, rows, most),
         case.largest_site(rows),
