@@ -186,7 +186,8 @@ def copies() -> tuple[dict[int, int], dict[int, int]]:
         row = torch.ones(1, 1 << 18, device="cuda")
         repeated = row.repeat(3, 1)
         joined = torch.cat([repeated, row, row])
-        computed = torch.cat([repeated.mul_(2), row, row, row])
+        repeated[0, :5].mul_(2)
+        computed = torch.cat([repeated, row, row, row])
         parts = [torch.ones(size << 18, device="cuda") for size in (7, 8)]
         while torch.cuda.memory_stats()["allocation.all.allocated"] < 14:
             torch.ones(5, device="cuda")

@@ -154,13 +154,14 @@ class UseWatch:
             if self._has(tensor) and tensor.untyped_storage().nbytes() >= LEAST_LARGE_BYTES:
                 read = self._read(count, -1, name, tensor, args, out)
                 self._seen.before.setdefault(_address(tensor), {})[read.part.key, read.into or read.result] = read
-        large = [each for each in tensors_of([out]) if self._has(each) and each.nbytes >= LEAST_LARGE_BYTES]
+        results = [*filter(self._has, tensors_of([out]))]
+        for result in results:  # new, or written to, if only in part
+            self._seen.copied.pop(_address(result), None)
+        large = [each for each in results if each.nbytes >= LEAST_LARGE_BYTES]
         inputs = [*tensors_of((*args, *kwargs.values()))] if large else []
         given = {_address(each) for each in inputs if self._has(each)}
         for result in large:
-            if (address := _address(result)) in given:
-                self._seen.copied.pop(address, None)
-            else:
+            if (address := _address(result)) not in given:
                 known = (each for each in inputs[:_MOST_INPUTS] if each.layout is torch.strided)
                 copied_bytes = self._copied_bytes(name, inputs, result)
                 by_elements = _is_by_elements(name)
@@ -174,7 +175,6 @@ class UseWatch:
 
     def _copied_bytes(self, name: str, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> int:
         """Bytes of the values that an operator only copies to its result, those of copies once; 0 where it computes."""
-        self._seen.copied.pop(_address(result), None)
         given = inputs[:1] if name in _OF_ROWS else inputs
         if name not in _COPY or any(each.layout is not torch.strided for each in given):
             return 0
