@@ -46,3 +46,14 @@ def test_columns_that_no_row_uses(batch: torch.Tensor, num_used: int | None) -> 
     assert (found and (found.name, found.num_rows, found.num_columns, found.num_used)) == (
         num_used and ("input_ids", 3, 64, num_used)
     )
+
+
+def test_a_tensor_that_torch_func_wraps_has_no_values_to_read() -> None:
+    found = []
+
+    def call(rows: torch.Tensor) -> torch.Tensor:
+        found.append(find_padding(raised_with(input_ids=rows)))
+        return rows
+
+    torch.func.vmap(call)(torch.stack([ROWS, ROWS]))
+    assert found == [None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import types
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from tracer.capture.objects.at_failure import Padding
 from tracer.capture.objects.holder_links import locals_of
 
 _LEAST_COLUMNS: Final = 32
+_MOST_TENSORS: Final = 64
 _MOST_ELEMENTS: Final = 1 << 22
 _TYPES: Final = (torch.int64, torch.int32, torch.bool)
 
@@ -26,7 +28,8 @@ def find_padding(error: BaseException) -> Padding | None:
     Example: rows (5, 7, 0, 0) and (3, 0, 0, 0) have 2 columns of 4 that are used.
     """
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    found = (_of_tensor(name, tensor) for frame in frames for name, tensor in _tensors_of(frame))
+    tensors = {id(tensor): (name, tensor) for frame in frames for name, tensor in _tensors_of(frame)}
+    found = (_of_tensor(name, tensor) for name, tensor in islice(tensors.values(), _MOST_TENSORS))
     return max(filter(None, found), key=lambda each: each.num_rows * each.num_columns, default=None)
 
 
@@ -36,7 +39,7 @@ def _tensors_of(frame: types.FrameType) -> Iterator[tuple[str, Tensor]]:
     for name, value in list(variables.items()):
         named = value.items() if type(value) is dict else [(name, value)]
         for key, each in list(named):
-            if isinstance(each, Tensor) and each.dtype in _TYPES and each.dim() == 2 and each.layout is torch.strided:
+            if type(each) is Tensor and each.dtype in _TYPES and each.dim() == 2 and each.layout is torch.strided:
                 yield str(key), each
 
 
@@ -44,7 +47,10 @@ def _of_tensor(name: str, tensor: Tensor) -> Padding | None:
     num_rows, num_columns = tensor.shape
     if num_rows < 2 or num_columns < _LEAST_COLUMNS or tensor.numel() > _MOST_ELEMENTS or tensor.is_meta:
         return None
-    values = tensor.detach().cpu().numpy()
+    try:
+        values = tensor.detach().cpu().numpy()
+    except RuntimeError:  # one that torch.func wraps, or in a CUDA graph's capture
+        return None
     used = min(_num_used(values), _num_used(values[:, ::-1]))
     return Padding(name, num_rows, num_columns, used) if used * 2 <= num_columns else None
 
