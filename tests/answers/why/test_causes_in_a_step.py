@@ -566,10 +566,10 @@ def test_weights_that_a_parametrization_makes_for_each_call(num_calls: int, is_t
     program = Recorded(capacity=100)
     program.make(10, MOVING)
     parametrized = [frame("forward", f"{TORCH}/nn/utils/parametrize.py", 9), *layer(7)]
-    for _ in range(num_calls):
-        program.make(80 // num_calls, parametrized)
+    made = [program.make(80 // num_calls, parametrized).address for _ in range(num_calls)]
     program.fail(20, layer(8))
-    told = program.changes()
+    told = program.changes(objects_of(in_graphs=frozenset(made)))
+    assert "weights made anew" not in program.changes(objects_of(in_graphs=frozenset()))
     assert ("weights made anew" in told) == is_told
     if is_told:
         assert told["weights made anew"].removed_bytes == 60 * MIB

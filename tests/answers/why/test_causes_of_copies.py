@@ -539,6 +539,6 @@ def test_a_model_is_made_again_where_another_one_was_called_that_has_its_sizes(
     assert ("made again" in told) == (is_called and sizes == (20, 12))
     if "made again" in told:
         assert told["made again"].sentence == (
-            "This makes a model a second time: 192.00 MiB in 12 blocks (/home/me/train.py:2) have, in order, the sizes "
-            "of 192.00 MiB in 12 blocks that were there before."
+            "The model that is being made looks like one that is there: 192.00 MiB in 12 blocks (/home/me/train.py:2) "
+            "have, in order, the sizes of 192.00 MiB in 12 blocks from before."
         )

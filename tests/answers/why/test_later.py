@@ -464,18 +464,21 @@ def test_a_value_for_each_of_another_shape_may_be_meant_for_one_alone(
     assert words.startswith("give both the same shape") != may_be_meant
 
 
-def test_what_the_program_then_needs_is_without_blocks_that_no_operator_made() -> None:
-    """As tensors of a file, which no operator is seen to make."""
+@pytest.mark.parametrize("later", [(), (13, 50 * _MIB)], ids=["none later", "as gradients of a later step"])
+def test_what_the_program_then_needs_is_without_blocks_of_no_known_line(later: tuple[int, ...]) -> None:
+    """As tensors of a file, or gradients: what is made later is as those of its size that were there."""
     program = Recorded(capacity=100)
     program.make(40, [line(2)])
     program.make(50, [line(3)])
     program.fail(30, [line(4)])
+    made, size = (10, 11, 12, *later[:1]), (40 * _MIB, 50 * _MIB, 30 * _MIB, *later[1:])
+    none, freed = (0,) * len(made), (0, *later[:1], 0, 0)[: len(made)]
     objects = following(
         second_run((40, 0), (50, NEVER), (30, 0)),
         distance=(2, 1, 0),
         making=(0, 0, 0),
         request=12,
-        large=LargeBlocks((10, 11, 12), (0, 0, 0), (40 * _MIB, 50 * _MIB, 30 * _MIB), (0, 0, 0), (0, 0, 0)),
+        large=LargeBlocks(made, freed, size, none, none),
     )
     assert objects.second_run is not None
     run = replace(objects.second_run, peak_bytes=120 * _MIB, missing_bytes=20 * _MIB)
@@ -546,28 +549,8 @@ def test_a_function_that_computes_element_by_element_is_told_with_its_results(by
     told = program.changes(replace(blocks, is_training=True, in_graphs=frozenset(kept)))
     assert ("kept by elements" in told) == is_told
     if is_told:
-        assert "7 to 9) computes element by element, and backward keeps 120.00 MiB in 6 blocks of one shape." in (
-            told["kept by elements"].sentence
+        sentence = told["kept by elements"].sentence
+        assert (
+            "7 to 9) computes results of one shape element by element, of which backward keeps 120.00 MiB" in sentence
         )
         assert told["kept by elements"].removed_bytes == pytest.approx(80 * _MIB, rel=0.01)
-
-
-def test_a_later_block_of_no_known_line_is_as_those_of_its_size_that_were_there() -> None:
-    """As gradients, which a thread of autograd's makes: the recording has a line for them, the second run none."""
-    program = Recorded(capacity=100)
-    program.make(40, [line(2)])
-    program.make(50, [line(3)])
-    program.fail(30, [line(4)])
-    objects = following(
-        second_run((40, 0), (50, NEVER), (30, 0)),
-        distance=(2, 1, 0),
-        making=(0, 0, 0),
-        request=12,
-        large=LargeBlocks(
-            (10, 11, 12, 13), (0, 13, 0, 0), (40 * _MIB, 50 * _MIB, 30 * _MIB, 50 * _MIB), (0,) * 4, (0,) * 4
-        ),
-    )
-    assert objects.second_run is not None
-    run = replace(objects.second_run, peak_bytes=120 * _MIB, missing_bytes=20 * _MIB)
-    change = program.changes(replace(objects, second_run=run))["not read again"]
-    assert (change.needed_before_bytes, change.needed_bytes) == (120 * _MIB, 90 * _MIB)

@@ -289,10 +289,10 @@ class Case:
 
     def _is_known_of_lines(self, rows: Ints) -> bool:
         """True if holders are known of a block of each of the lines that made half of some blocks."""
-        known = np.intersect1d(rows, self.asked_about)
-        lines = {self.own_line(stack) for stack in self.lives.stack[known].tolist()}
-        of_lines = np.array([self.own_line(stack) in lines for stack in self.lives.stack[rows].tolist()], np.bool_)
-        return self.is_share(rows[of_lines], of=rows, percent=50)
+        stack = self.lives.stack
+        lines = {self.own_line(each) for each in np.unique(stack[np.intersect1d(rows, self.asked_about)]).tolist()}
+        of_lines = [each for each in np.unique(stack[rows]).tolist() if self.own_line(each) in lines]
+        return self.is_share(rows[np.isin(stack[rows], of_lines)], of=rows, percent=50)
 
     def holder_words(self, rows: Ints) -> str:
         """The holder of some blocks, as `self.stash[...] (attribute of Net, ...)`; empty if it is not known."""

@@ -215,8 +215,8 @@ def made_again(case: Case) -> Iterator[Cause]:
         return
     yield Cause(
         "made again",
-        f"This makes a model a second time: {case.words(again)}{case.lines(again)} have, in order, the sizes of "
-        f"{case.words(there)} that were there before.",
+        f"The model that is being made looks like one that is there: {case.words(again)}{case.lines(again)} have, in "
+        f"order, the sizes of {case.words(there)} from before.",
         'use the model that is there (pass it on), or keep it on the host while the other is used (.to("cpu"))',
         lambda modelled: without_blocks(modelled, again),
         case.largest_site(again),
@@ -281,6 +281,8 @@ def _gradients_of_last_steps(case: Case) -> Ints:
 
 
 _DDP: Final = "nn/parallel/distributed.py"
+_IN_BUCKETS: Final = 0.9
+"""Share of what counts as gradients that buckets hold at least: some are of no parameter of the model."""
 _FSDP: Final = ("distributed/fsdp/", "distributed/_composable/fsdp/")
 _LEAST_GATHERED_PERCENT: Final = 20
 _MOST_GATHERS: Final = 2
@@ -323,7 +325,7 @@ def gradients_beside_buckets(case: Case) -> Iterator[Cause]:
     at_peak = case.device.replay.lives.alive_after(case.device.replay.peak_entry)
     gradients, buckets = (case.bytes(at_peak[case.kind[at_peak] == of]) for of in (Kind.GRADIENT, Kind.COMMUNICATION))
     rows = np.flatnonzero(case.kind == Kind.GRADIENT)
-    if 0 < gradients * _COVERED <= buckets and case.is_worth(without=rows):
+    if 0 < gradients * _IN_BUCKETS <= buckets and case.is_worth(without=rows):
         yield Cause(
             "gradients beside buckets",
             f"{some(len(rows), 'block')} of gradients are copies of what lies in DistributedDataParallel's buckets.",

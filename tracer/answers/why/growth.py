@@ -168,6 +168,11 @@ def growth(case: Case) -> Iterator[Cause]:
 
 def parameters_added(case: Case) -> Iterator[Cause]:
     """Parameters that iterations add to a model, or to others, as adapters of further tasks."""
+    # Parameters and buffers made since the first call of a model
+    is_model = (case.kind[case.in_use] == Kind.PARAMETER) | case.is_set_up[case.in_use]
+    first = next(iter(_forwards(case).tolist()), case.last_entry)
+    if not case.is_much(case.in_use[is_model & (case.lives.begin[case.in_use] > first)], percent=_CALLS_PERCENT):
+        return
     ways = (_grown(case, starts, are_steps, of_model=True) for starts, are_steps in _iterations(case))
     grown = max(filter(None, ways), key=lambda grown: case.bytes(grown.rows), default=None)
     if grown is None or not case.is_much(grown.rows, percent=_CALLS_PERCENT):
@@ -177,7 +182,7 @@ def parameters_added(case: Case) -> Iterator[Cause]:
     yield Cause(
         "parameters added",
         f"Memory grows: each of {number:,} iterations left {format_bytes(case.bytes(grown.rows) // number)} of "
-        f"parameters, {case.words(grown.rows)} by now{case.lines(grown.rows)}"
+        f"parameters (or buffers), {case.words(grown.rows)} by now{case.lines(grown.rows)}"
         f"{f', held by {holder}' if holder else ''}.",
         "delete those that are done, or load the next ones in their place",
         lambda modelled: with_earlier_frees(modelled, grown.rows, ends),

@@ -89,7 +89,7 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
     )
 
 
-_PARAMETRIZED: Final = ("nn/utils/parametrize.py", "nn/utils/parametrizations.py", "nn/utils/weight_norm.py")
+_PARAMETRIZED: Final = ("nn/utils/parametrize.py", "nn/utils/parametrizations.py")
 _LEAST_MADE_PERCENT: Final = 25
 _LEAST_BY_ELEMENTS_PERCENT: Final = 40
 _LEAST_RESULTS: Final = 3
@@ -98,7 +98,7 @@ _LEAST_RESULTS: Final = 3
 def made_of_parameters(case: Case) -> Iterator[Cause]:
     """Weights that a parametrization, such as weight_norm, makes anew for each call, and that graphs keep."""
     is_made = case.with_frame(lambda frame: torch_file(frame) in _PARAMETRIZED)[case.lives.stack]
-    rows = case.in_use[(is_made & ~case.stays)[case.in_use]]
+    rows = case.kept_for_backward[is_made[case.kept_for_backward]]
     made_by = np.stack([case.inner_stack[rows], case.lives.requested_bytes[rows]])
     most = int(np.unique(made_by, axis=1, return_counts=True)[1].max(initial=0))
     if most < _LEAST_PARTS or not case.is_much(rows, percent=_LEAST_MADE_PERCENT):
@@ -135,8 +135,9 @@ def kept_by_elements(case: Case) -> Iterator[Cause]:
     place = f"{file}:{min(lines)}{f' to {max(lines)}' if max(lines) > min(lines) else ''}"
     yield Cause(
         "kept by elements",
-        f"{name} ({place}) computes element by element, and backward keeps {case.words(rows)} of one shape.",
-        "let backward keep the input of it alone: one operator in place of several, torch.compile, which fuses them, "
+        f"{name} ({place}) computes results of one shape element by element, of which backward keeps "
+        f"{case.words(rows)}.",
+        "let backward keep their input alone: one operator in place of several, torch.compile, which fuses them, "
         "a torch.autograd.Function, or a checkpoint of this function",
         lambda modelled: with_smaller_blocks(modelled, rows, number),
         case.largest_site(rows),
@@ -159,23 +160,19 @@ def padded_batch(case: Case) -> Iterator[Cause]:
     asked = case.asked_bytes * (case.asked_bytes % (padding.num_rows * padding.num_columns) == 0)
     if not case.is_much(held, asked_bytes=asked, percent=_PADDED_PERCENT):
         return
-    empty = padding.num_columns - padding.num_used
+    empty, divisor = padding.num_columns - padding.num_used, padding.num_columns // padding.num_used
     yield Cause(
         "padding",
         f"In every row of {padding.name}, a batch of {padding.num_rows:,}, {empty:,} of {padding.num_columns:,} "
         f"columns are filled with the same value; results for all columns take {case.with_asked(held, asked)}.",
         "fill rows up to the longest of their batch, and not to a fixed length (in transformers padding='longest'; "
-        f"batches of rows of like length need less still): this is with {padding.num_used:,} columns",
-        lambda modelled: with_smaller_blocks(
-            modelled, rows, padding.num_columns // padding.num_used, with_last_failure=asked > 0
-        ),
+        f"batches of rows of like length need less still): this is with {-(-padding.num_columns // divisor):,} columns",
+        lambda modelled: with_smaller_blocks(modelled, rows, divisor, with_last_failure=asked > 0),
         case.largest_site(held),
         GivesUp.A_LITTLE,
         names_bytes=(case.bytes(held) + asked) * empty // padding.num_columns,
         behind=lambda making, _: (
-            padding.num_used / padding.num_columns
-            if making.result.size_bytes % (padding.num_rows * padding.num_columns) == 0
-            else 1.0
+            1 / divisor if making.result.size_bytes % (padding.num_rows * padding.num_columns) == 0 else 1.0
         ),
     )
 
