@@ -19,9 +19,11 @@ from torch.cuda import _memory_viz
 from tests.histories import Event, History, Key, histories, recording_of
 from tests.training_steps import ONE_OF_EACH, Recorded
 from tracer.answers.findings import CycleFindings
-from tracer.answers.labels import PythonStacks, stacks_of_rows
+from tracer.answers.labels import Labels, PythonStacks, stacks_of_rows
 from tracer.answers.recording_findings import find_in_cycle
+from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.blocks.from_recording.block_lifetimes import follow_blocks
+from tracer.blocks.kinds import LABEL_BEFORE, Kind
 from tracer.capture.recording import Recording
 from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
 from tracer.snapshot.load import load_snapshot
@@ -136,6 +138,23 @@ def test_memory_of_which_nobody_knows_where_it_lies_is_behind_all_other() -> Non
     snapshot = snapshot_of_recording(recording, unknown)
     assert_sound(snapshot)
     assert [block["address"] for segment in snapshot["segments"] for block in segment["blocks"]] == [500, 508]
+
+
+def test_a_block_from_before_that_is_freed_keeps_its_kind(tmp_path: Path) -> None:
+    """Its frees are all that the trace has of it: the viewer shows their frames for it, and so does our reader."""
+    recording = recording_of([Event(50, 8, 3), Event(0, -50, 1)], [Key(0, 50, 1)])
+    lifetimes = follow_blocks(recording, None, 0)
+    of_kind = {True: Kind.INPUT, False: Kind.ACTIVATION}
+    named = [of_kind[bool(row < 0)] for row in lifetimes.allocation.tolist()]
+    frames = [{"name": LABEL_BEFORE, "filename": f"<explained as {kind.name.lower()}>", "line": 0} for kind in named]
+    labels = Labels([kind.name.lower() for kind in named], frames, [None] * len(named))
+    path = tmp_path / "memory_snapshot.pkl"
+    write_memory_snapshot(snapshot_of_recording(recording, lifetimes, labels=labels), path)
+    (device,) = replay_snapshot(load_snapshot(path)).devices
+    assert dict(zip(device.blocks.size_bytes.tolist(), device.blocks.kind.tolist(), strict=True)) == {
+        50: Kind.INPUT,
+        8: Kind.ACTIVATION,
+    }
 
 
 def test_nothing_recorded_gives_an_empty_snapshot() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from tracer.answers.findings import DeviceFindings, Findings, ReplayedFindings, SnapshotFindings
 from tracer.answers.out_of_memory import MAX_EXPLAINED, explain_ooms
 from tracer.answers.peak import peak_of_device
-from tracer.blocks.from_snapshot.blocks import ReplayedDevice
+from tracer.blocks.from_snapshot.blocks import ReplayedDevice, with_labelled_frees
 from tracer.blocks.from_snapshot.counting import BlockFacts
 from tracer.blocks.from_snapshot.kind_finder import NOTHING_HELD, HeldNow, KindFinder
 from tracer.blocks.from_snapshot.sites import Sites
@@ -61,7 +61,8 @@ def replay_snapshot(
         )
     sites, facts, devices = Sites(snapshot.stacks), list[BlockFacts](), []
     for state in chosen:
-        replayed, now = replay(state, snapshot.settings), (held_now or {}).get(state.device, NOTHING_HELD)
+        replayed = with_labelled_frees(replay(state, snapshot.settings), state, sites)
+        now = (held_now or {}).get(state.device, NOTHING_HELD)
         finder = KindFinder(snapshot, state, replayed.lives, sites, held=held, held_now=now, devices=facts)
         devices.append(ReplayedDevice(snapshot, sites, state, replayed, finder))
     return ReplayedSnapshot(snapshot, sites, tuple(devices))

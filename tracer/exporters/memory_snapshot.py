@@ -60,7 +60,10 @@ def _with_addresses(lifetimes: BlockLifetimes) -> BlockLifetimes:
 def _trace(
     recording: Recording, lifetimes: BlockLifetimes, stacks: PythonStacks, labels: Labels | None
 ) -> list[dict[str, Any]]:
-    """Entries in allocator order; what was made unseen has one without frames where it begins to count."""
+    """Entries in allocator order; what was made unseen has one without frames where it begins to count.
+
+    The entries that free a block from before have its label: the viewer shows that of such a block.
+    """
     allocations = recording.allocations
     block_of = {int(row): block for block, row in enumerate(lifetimes.allocation.tolist()) if row >= 0}
     freed = _blocks_at(lifetimes.freed_at, np.arange(len(lifetimes.freed_at)))
@@ -78,8 +81,10 @@ def _trace(
         time_us = int(allocations.time_ns[row]) // NS_PER_US
         frames = stacks.of_allocation(row)
         for block in freed.get(position, ()):
+            is_labelled = labels is not None and lifetimes.allocation[block] < 0 and not lifetimes.made_unseen[block]
+            of_block = labels.stack(block, ()) if labels is not None and is_labelled else frames
             for action in ("free_requested", "free_completed"):
-                entries.append(_entry(action, lifetimes, block, time_us, frames))
+                entries.append(_entry(action, lifetimes, block, time_us, of_block))
         for block in unseen.get(position, ()):
             allocate(block, time_us, [])
         if row in block_of:

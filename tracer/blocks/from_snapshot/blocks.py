@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,7 @@ from tracer.blocks.from_snapshot.sites import Site, Sites
 from tracer.blocks.table import BEFORE, NOT_KNOWN, Blocks
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay
+from tracer.snapshot.stacks import NO_STACK
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,18 @@ class ReplayedDevice:
             values=_Places(self.sites, np.divmod(pair, len(self.sites.facts) + 1)),
             sites=self.sites,
         )
+
+
+def with_labelled_frees(replay: Replay, state: DeviceState, sites: Sites) -> Replay:
+    """Give a block from before the recording the stack that frees it, where that has our label on top."""
+    lives, stacks = replay.lives, state.trace.stack
+    rows = np.flatnonzero((lives.stack == NO_STACK) & (lives.free_entry >= 0))
+    rows = rows[sites.labels[stacks[lives.free_entry[rows]]] >= 0]
+    if not len(rows):
+        return replay
+    stack = lives.stack.copy()
+    stack[rows] = stacks[lives.free_entry[rows]]
+    return replace(replay, lives=replace(lives, stack=stack))
 
 
 class _Places(Sequence[Site]):
