@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -59,6 +60,12 @@ def leave(save_dir: Path, left: RankMessage) -> None:
 def rank_in(variables: dict[str, str]) -> Rank | None:
     with patch.dict(os.environ, variables):
         return this_rank()
+
+
+def test_a_jobs_command_does_without_torch() -> None:
+    """Its ranks import it: the command reads what they leave."""
+    program = "import sys, tracer.sessions.jobs.run_ranks; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
 def test_the_environment_says_which_rank_this_is() -> None:

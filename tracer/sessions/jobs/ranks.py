@@ -10,11 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tracer.answers.failure import is_out_of_memory
 from tracer.answers.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
-from tracer.capture.device import devices
 from tracer.capture.sources.source_line import SourceLine
 from tracer.command_line import role
 from tracer.errors import RecordingError, error_words
@@ -67,7 +64,8 @@ def this_rank() -> Rank | None:
         return rank
     folder, index = child
     if rank is None:
-        distributed = torch.distributed
+        from torch import distributed
+
         if distributed.is_available() and distributed.is_initialized():
             index = distributed.get_rank()
         rank = Rank(index, index + 1, index, "")
@@ -261,6 +259,10 @@ def peak_of(rank: Rank, results: RunResults) -> RankMessage:
 
 def _memory_of(rank: Rank, history: RunHistory | None = None) -> RankMessage:
     """Return a message with the memory of this process on each GPU, and nothing about its loop."""
+    import torch  # here alone: a job's command, which reads what ranks left, does without it
+
+    from tracer.capture.device import devices
+
     own = rank.local_index if devices.num_devices(torch.device("cuda")) > 1 else 0
     lines = {held.device: (held.file, held.line) for held in (history.held(own) if history is not None else ())}
     held = []
