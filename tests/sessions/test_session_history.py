@@ -19,6 +19,7 @@ from tracer.capture.device.devices import allocator_counters
 from tracer.capture.torch_private import torch_history
 from tracer.errors import RecordingError
 from tracer.sessions.profile_session import ProfileSession
+from tracer.sessions.recorded_cycles import RecordedCycles
 from tracer.sessions.schedule import Schedule
 
 pytestmark = pytest.mark.filterwarnings(
@@ -154,6 +155,24 @@ def test_a_failure_dumps_the_history_at_once(history_log: list[str], error: Base
     session = cuda_session(Schedule(0, 1, 2, 2), history_log, num_steps=2, error=error)
     assert history_log == [START, "step 0", "step 1", DUMP, STOP]
     assert session.cycles.history.snapshot == {"dump": 1}
+
+
+def test_the_reading_of_a_failures_history_is_not_recorded(
+    history_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million entries are read by millions of calls, of which torch's profiler would make events."""
+
+    def own_call() -> None:
+        pass
+
+    def dump_at_failure(cycles: RecordedCycles, *, is_recorded: bool) -> None:
+        own_call()
+
+    monkeypatch.setattr(RecordedCycles, "dump_at_failure", dump_at_failure)
+    session = cuda_session(Schedule(0, 0, 1, 1), history_log, num_steps=1, error=torch.OutOfMemoryError())
+    recording = session.cycles._tracer.last_recording
+    assert "plain_run" in recording.strings
+    assert own_call.__name__ not in recording.strings
 
 
 def test_a_history_that_nobody_can_read_is_a_note(history_log: list[str]) -> None:

@@ -137,6 +137,8 @@ class ProfileSession(Session):
         # would record its many calls.
         with paused_gc() if ran_out is not None else nullcontext():
             if ran_out is not None:
+                if is_recorded:  # the history is read before the recording has ended, with its device
+                    self.recorder.record_no_calls()
                 self._guarded(lambda: self.cycles.dump_at_failure(is_recorded=is_recorded))
                 self._guarded(lambda: self.cycles.look_where_memory_ran_out(ran_out))
                 self.device = self.cycles.device

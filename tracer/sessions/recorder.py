@@ -208,6 +208,11 @@ class Recorder:
         # With steps that are found one more comes, which may fail.
         self._cycles.keep_history(is_last=self._cycles.are_all(self._stages) and not self._stages.may_have_one_step)
 
+    def record_no_calls(self) -> None:
+        """Record no further Python call of this thread, if that is the recorded one."""
+        if threading.get_ident() == self.thread:
+            torch_profiler.record_no_calls()
+
     def record_no_shapes(self) -> None:
         """Record no shapes from now on; what is being recorded has begun with them."""
         if self._cycles.shapes is Shapes.RECORDED:

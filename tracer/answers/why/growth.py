@@ -148,10 +148,11 @@ def growth(case: Case) -> Iterator[Cause]:
     )
     several = case.several_words(grown.rows)
     holder = case.holder_words(grown.rows) or several or holder
+    keep = "keep" if holder.endswith(" and others") else "keeps"
     are_read = case.are_used(grown.rows)
     yield Cause(
         "results kept",
-        f"{left}{case.lines(grown.rows)}: {kept} that {holder} keeps on the device"
+        f"{left}{case.lines(grown.rows)}: {kept} that {holder} {keep} on the device"
         f"{', and that the program reads again' if are_read else ''}.",
         "keep fewer of them, or keep them on the host (.cpu()) and move each back as it is read"
         if are_read

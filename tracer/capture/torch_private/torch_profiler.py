@@ -357,6 +357,14 @@ def is_recorded_by_profiler() -> bool:
     return bool(torch._C._autograd._profiler_enabled())
 
 
+def record_no_calls() -> None:
+    """Have the profiler that records this thread record no further Python calls, of which our own would be millions.
+
+    What is open stays so until the recording ends: torch's tracer has set the thread's profile function.
+    """
+    sys.setprofile(None)
+
+
 def record_no_shapes(profiler: Any) -> None:
     """Have a `torch.profiler.profile` record no operator's tensors from its next cycle on, or from the one prepared."""
     profiler.record_shapes = False
