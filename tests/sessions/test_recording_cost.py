@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tests.skips import by_default
+from tracer.arrays import totals_by
 from tracer.sessions import recording_cost, timeline_tracer
 from tracer.sessions.schedule import Schedule
 from tracer.sessions.script_run import ScriptProfile
@@ -251,3 +252,52 @@ def test_a_recording_that_was_dropped_is_used_where_no_other_is_made(
     assert not cycle.source.is_whole
     assert (cycle.peak.rows[0].bytes, cycle.peak.rows[0].name) == (1 << 20, "cache")
     assert any("was recorded loads more than 10 Python modules" in note for note in session.notes)
+
+
+@pytest.mark.parametrize("how", ["steps", "one step", "closure"])
+def test_of_an_optimizer_with_many_parameters_allocations_alone_are_recorded(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step says the same of the peak as one that is recorded whole; a step without a second says less.
+
+    An optimizer with a closure trains within its step, which is recorded whole.
+    """
+
+    def profiled(most: int) -> TrainingProfile:
+        monkeypatch.setattr(recording_cost, "MOST_UPDATES", most)
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def train() -> float:
+            optimizer.zero_grad()
+            model(torch.ones(8, 32)).sum().backward()
+            return 0.0
+
+        plan = Schedule(0, 1, 1, 1, may_end_early=True)
+        make = partial(TrainingProfile, voice=ScriptVoice(), save_dir=tmp_path, schedule=plan, screen=False)
+        with ScriptProfile(make) as profile:
+            for _ in range(1 if how == "one step" else 4):
+                if how == "closure":
+                    optimizer.step(train)
+                else:
+                    train()
+                    optimizer.step()
+        assert isinstance(profile.session, TrainingProfile)
+        return profile.session
+
+    whole, few = (profiled(most) for most in (8, 7))
+    of_whole, of_few = (session.findings.parts[0] for session in (whole, few))
+    assert few.peak_bytes == whole.peak_bytes
+    if how != "one step":
+        told = [
+            totals_by(session.rows, lambda row: (row.kind, row.module, row.file, row.line, row.phase))
+            for session in (whole, few)
+        ]
+        assert told[0] == told[1] and whole.notes == ()
+    share = of_few.source.recording.num_events / of_whole.source.recording.num_events
+    assert (share < 0.6) == (how != "closure")
+    assert ["allocations alone are recorded" in note for note in few.notes] == [True] * (how != "closure")
+    with torch.profiler.profile() as profiler:
+        torch.ones(1)
+    assert any(event.key == "aten::ones" for event in profiler.key_averages())

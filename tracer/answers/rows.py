@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
+from itertools import chain
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -156,6 +157,7 @@ ROW_KEYS: Final = (
 
 A new key is a line here and a field of `Row`, and one line in the maker that knows it, see `Blocks.said`.
 """
+_SAID: Final = tuple(chain.from_iterable(key.fields for key in ROW_KEYS))
 BY_LINE: Final = ("evidence", "stack")
 """Merged where a line has one row: it says that of most bytes."""
 
@@ -179,15 +181,15 @@ def group_rows(
     part_bytes, row_of = np.array(parts.sums(blocks.size_bytes), np.int64), groups.of_row[parts.of_row]
     by_row = Grouped(groups.keys, row_of)
     requested, num_unknown = by_row.sums(blocks.requested_bytes), by_row.sums(blocks.requested_bytes < 0)
-    sums = zip(groups.rows(), by_row.sums(blocks.size_bytes), by_row.counts(), requested, num_unknown, strict=True)
+    by_bytes = np.lexsort((-part_bytes, groups.of_row))  # of each row the part of most bytes first
+    largest = by_bytes[np.unique(groups.of_row[by_bytes], return_index=True)[1]].tolist()
+    sums = zip(largest, by_row.sums(blocks.size_bytes), by_row.counts(), requested, num_unknown, strict=True)
     rows = []
-    for members, size, count, requested_bytes, unknown in sums:
-        largest = numbers_of[members[np.argmax(part_bytes[members])]]
-        said: dict[str, Any] = {}
-        for key, value, number in zip(ROW_KEYS, values, largest, strict=True):
-            said |= zip(key.fields, value(number), strict=True)
+    for part, size, count, requested_bytes, unknown in sums:
+        said = chain.from_iterable(value(number) for value, number in zip(values, numbers_of[part], strict=True))
         # One block of unknown request makes that of its row unknown.
-        rows.append(Row(bytes=size, count=count, requested_bytes=None if unknown else requested_bytes, **said))
+        fields_said: dict[str, Any] = dict(zip(_SAID, said, strict=True))
+        rows.append(Row(bytes=size, count=count, requested_bytes=None if unknown else requested_bytes, **fields_said))
     if with_callers:
         rows = [
             replace(row, callers=callers) for row, callers in zip(rows, _callers(blocks, parts, groups), strict=True)

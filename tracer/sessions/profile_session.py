@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
@@ -85,6 +85,7 @@ class ProfileSession(Session):
         self.stages = Stages(
             replace(schedule, is_apart=True) if self.voice.is_of_script else schedule,
             may_have_one_step=self.voice.is_of_script,
+            num_updates=self._num_updates(objects.optimizers),
         )
         self.observed = Observations(lambda: self._objects, lambda: self.stages.is_recording)
         self.compile_watch = CompileWatch()
@@ -102,6 +103,13 @@ class ProfileSession(Session):
         self._first_step = FirstStepLooks(self.cycles.driver, self.observed.module_names, self._never_the_loops_fault)
         self._on = ExitStack()  # Switches all off but the recorder and the allocator's history
         self._of_parent: object = None
+
+    def _num_updates(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+        """Parameters that a script's only optimizer updates one after the other, as on the CPU; its steps end so."""
+        if not self.voice.is_of_script or self.device.type != "cpu" or len(optimizers) != 1:
+            return 0
+        groups = optimizers[0].param_groups
+        return sum(len(group["params"]) for group in groups if not (group.get("foreach") or group.get("fused")))
 
     def _has_simple_parameters(self) -> bool:
         """False with DTensor, which finds the way of each operator in the first step: in a million calls, some 8 GB."""
@@ -229,7 +237,9 @@ class ProfileSession(Session):
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():
             self._look_at_driver("beginning", optimizer)
-            self.observed.before_step(optimizer, has_closure=has_closure(args, kwargs))
+            if evaluates := has_closure(args, kwargs):
+                self.stages.cost.record_whole()
+            self.observed.before_step(optimizer, has_closure=evaluates)
 
     def _look_at_driver(self, edge: str, optimizer: torch.optim.Optimizer) -> None:
         if self.stages.now is not Stage.DONE:

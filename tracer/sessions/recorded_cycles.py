@@ -84,12 +84,13 @@ class RecordedCycles:
         self._graph_pools: tuple[LivePool, ...] = ()
         # Adds the recording that was dropped last, and the allocator's history at its end; None if a later one was made
         self._dropped: tuple[Callable[[], None], dict[str, Any] | None] | None = None
+        self._unread_first: Callable[[], None] | None = None  # Adds the first step's recording, if that is not read
         self._findings: tuple[RunFindings, RunHistory, RunFindings] | None = None  # Those joined, and the result
 
     @property
     def number(self) -> int:
         """Cycles that were recorded so far."""
-        return self._tracer.num_cycles
+        return self._tracer.num_cycles + (self._unread_first is not None)
 
     def are_all(self, stages: Stages) -> bool:
         """True if the last cycle of the schedule has ended."""
@@ -115,6 +116,7 @@ class RecordedCycles:
 
     def read(self, profiler: Any, cost: RecordingCost) -> None:
         """Read what a profiler has just recorded, and free it."""
+        self._add_unread_first()
         self._name_wrappers()
         self._tracer(profiler)
         recording = self._tracer.last_recording
@@ -123,6 +125,17 @@ class RecordedCycles:
         self._dropped = None
         cost.has_read(recording.num_events if recording is not None else 0)
         torch_profiler.release_recording(profiler)
+
+    def keep_first_unread(self, profiler: Any) -> None:
+        """Keep the first step's recording, which is read if there is no second one."""
+        self._unread_first = self._tracer.adder(profiler)
+        torch_profiler.release_recording(profiler)
+
+    def _add_unread_first(self) -> None:
+        if (add := self._unread_first) is not None:
+            self._unread_first = None
+            self._name_wrappers()
+            add()
 
     def keep_history(self, *, is_last: bool) -> None:
         """Keep the allocator's history if the cycle that has been read has the highest peak so far."""
@@ -144,6 +157,7 @@ class RecordedCycles:
 
     def use_dropped(self, cost: RecordingCost) -> None:
         """Use the recording that was dropped last if there is no other."""
+        self._add_unread_first()
         if self._dropped is not None:
             add, snapshot = self._dropped
             add()
@@ -153,7 +167,10 @@ class RecordedCycles:
 
     def forget_first(self) -> None:
         """Forget the first of the cycles."""
-        self._tracer.forget_first()
+        if self._unread_first is not None:
+            self._unread_first = None
+        else:
+            self._tracer.forget_first()
 
     def _name_wrappers(self) -> None:
         self._observed.module_names.update(compiled_wrapper_names(self._observed.module_names))

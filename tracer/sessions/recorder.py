@@ -12,7 +12,9 @@ from torch.profiler import ProfilerAction
 
 from tracer.capture.device import devices
 from tracer.capture.torch_private import torch_profiler
+from tracer.capture.torch_private.torch_compile import has_compiled
 from tracer.capture.torch_private.torch_graph import running_node
+from tracer.capture.torch_private.torch_profiler import Detail
 from tracer.loaded_modules import on_import
 from tracer.sessions.recorded_cycles import RecordedCycles, Shapes
 from tracer.sessions.stages import RECORDING, Stage, Stages
@@ -187,14 +189,27 @@ class Recorder:
 
     # --------------------------------------------------------------------------------------------- torch's profiler
     def _profiler_with(self, schedule: Callable[[int], ProfilerAction]) -> Any:
-        ended = self._first_ended if schedule is only_the_first else self._cycle_ended
-        has_shapes = self._cycles.shapes is Shapes.RECORDED
-        activities = devices.profiler_activities(self._cycles.device)
-        return torch_profiler.memory_profiler(activities, schedule, has_shapes=has_shapes, ended=ended)
+        is_first = schedule is only_the_first
+        detail = Detail.ALL
+        if has_compiled():  # hooks on steps would be compiled as well
+            self._stages.cost.record_whole()
+        if self._stages.cost.is_of_many:
+            detail = Detail.ALLOCATIONS if is_first else Detail.OUTSIDE_OPTIMIZER
+        return torch_profiler.memory_profiler(
+            devices.profiler_activities(self._cycles.device),
+            schedule,
+            has_shapes=self._cycles.shapes is Shapes.RECORDED and detail is not Detail.ALLOCATIONS,
+            detail=detail,
+            ended=self._first_ended if is_first else self._cycle_ended,
+        )
 
     def _first_ended(self, profiler: Any) -> None:
         self._stages.go_to(Stage.READING)
-        self._cycles.read(profiler, self._stages.cost)
+        if profiler.detail is Detail.ALLOCATIONS:
+            self._stages.cost.has_allocations_alone()
+            self._cycles.keep_first_unread(profiler)
+        else:
+            self._cycles.read(profiler, self._stages.cost)
         self._cycles.look(is_walk=False)
 
     def _cycle_ended(self, profiler: Any) -> None:

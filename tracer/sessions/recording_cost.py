@@ -16,6 +16,9 @@ MOST_READING_S: Final = 5.0
 MOST_EVENTS: Final = 400_000
 """Events that are recorded in all: torch keeps each until its cycle is read, and each takes some 15 us of a processor
 until it is in the files. A step of 2,000 modules and their AdamW has 240,000."""
+MOST_UPDATES: Final = 1_000
+"""Parameters that an optimizer may update one after the other, as on the CPU, to be recorded whole: each has some 80
+events, which are three quarters of a step's."""
 _MOST_SHARE: Final = 0.5
 """Share of a step's own time that recording may add: steps differ by as much anyway."""
 _NUM_STEPS_TO_BEGIN: Final = 1  # slower than all others, unless it is the only one that is not recorded
@@ -37,8 +40,10 @@ class RecordingCost:
     A schedule that somebody asked for is recorded whatever it costs: one cycle of it is in memory at a time.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
-        """Begin to count."""
+    def __init__(self, schedule: Schedule, *, num_updates: int = 0) -> None:
+        """Begin to count; an optimizer updates so many parameters one after the other."""
+        self._num_updates = num_updates
+        self._is_whole = self._is_first_thin = False
         self._ended_by = self._dropped_since = self._only_dropped = ""
         self._num_steps = schedule.num_active_steps * schedule.num_repeats
         self._may_end_early = schedule.may_end_early
@@ -57,6 +62,19 @@ class RecordingCost:
         self._num_modules = 0
 
     @property
+    def is_of_many(self) -> bool:
+        """True if one step is recorded, and allocations alone of its optimizer, or of a first step without a second."""
+        return self._may_end_early and self._num_updates > MOST_UPDATES and not self._is_whole
+
+    def record_whole(self) -> None:
+        """Note that optimizers' steps have to be recorded: they train, by a closure, or something is compiled."""
+        self._is_whole = True
+
+    def has_allocations_alone(self) -> None:
+        """Note that the first step was recorded so."""
+        self._is_first_thin = True
+
+    @property
     def has_ended(self) -> bool:
         """True if recording has ended early, and no further step is recorded."""
         return bool(self._ended_by)
@@ -64,7 +82,14 @@ class RecordingCost:
     @property
     def note(self) -> str:
         """A sentence on a recording that has ended early; empty where none has."""
+        if self._is_first_thin and not self._num_recorded:
+            return f"Of the first step allocations alone are recorded: {self._many}. {_TO_RECORD_MORE}"
         return self._only_dropped or self._ended_by
+
+    @property
+    def _many(self) -> str:
+        many = f"the optimizer updates {self._num_updates:,} parameters"
+        return f"{many}, and more than {MOST_UPDATES:,} one after the other take long to read"
 
     def end_step(self, step: int, *, is_recorded: bool) -> None:
         """Note a step that has ended, the first being 1; recording ends if it was recorded and cost too much."""
@@ -76,7 +101,9 @@ class RecordingCost:
         self._num_recorded += 1
         plain_s = min(self._plain_s[_NUM_STEPS_TO_BEGIN:] or self._plain_s, default=took_s)
         is_costly = self._may_end_early and took_s - plain_s > max(MOST_S, _MOST_SHARE * plain_s)
-        if not self._ends_by_events() and is_costly:
+        if self.is_of_many:
+            self._end(f"with step {step}", f"{self._many}. Of what it does allocations alone are recorded.")
+        elif not self._ends_by_events() and is_costly:
             self._end(
                 f"with step {step}",
                 f"it took {took_s:.1f} s of a processor, and a step that is not recorded {plain_s:.1f} s. "

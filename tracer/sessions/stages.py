@@ -53,9 +53,9 @@ class Stages:
         may_have_one_step: Whether the program may have one step alone.
     """
 
-    def __init__(self, schedule: Schedule, *, may_have_one_step: bool) -> None:
+    def __init__(self, schedule: Schedule, *, may_have_one_step: bool, num_updates: int = 0) -> None:
         self.schedule, self.may_have_one_step = schedule, may_have_one_step
-        self.now, self.cost = Stage.WAITING, RecordingCost(schedule)
+        self.now, self.cost = Stage.WAITING, RecordingCost(schedule, num_updates=num_updates)
         self.num_steps = self.num_steps_waited = 0
         self._schedule_of_torch = schedule.for_torch()
 

@@ -8,12 +8,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from enum import Enum
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tracer.collector import objects_with_type
 from tracer.errors import RecordingError
@@ -277,13 +279,58 @@ def _inductor_left_out() -> Iterator[None]:
         yield
 
 
+class Detail(Enum):
+    """Share of a step's events that is recorded: torch keeps some 2 KB of each, and takes 10 us for it."""
+
+    ALL = "operators, Python's calls and allocations"
+    OUTSIDE_OPTIMIZER = "all until the first optimizer steps; from then on allocations alone"
+    ALLOCATIONS = "allocations alone"
+
+
+def _leave_out_optimizer() -> Callable[[], None]:
+    """Have allocations alone recorded from the next optimizer's step on, if it has no closure, which trains inside it.
+
+    Torch's Python tracer is ended by a hook that is no call of Python's: what is allocated then is of the call that is
+    still open, the optimizer's own step.
+
+    Returns:
+        What ends that.
+    """
+    thread = threading.get_ident()
+
+    def begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() == thread and not any(value is not None for value in (*args[1:], *kwargs.values())):
+            optimizer._optimizer_step_code()  # at whose call torch's tracer notes the optimizer's tensors
+            torch._C._autograd._enable_record_function(False)
+        elif (hooks := no_calls.hooks_dict_ref()) is not None:
+            hooks[no_calls.id] = lambda *_: None  # torch walks over the hooks: none may go
+
+    set_profile: Any = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.py_object] * 3)(
+        ("PyEval_SetProfile", ctypes.pythonapi)
+    )
+    began = register_optimizer_step_pre_hook(begins)
+    no_calls = register_optimizer_step_pre_hook(partial(set_profile, None, None))
+
+    def end() -> None:
+        torch._C._autograd._enable_record_function(True)
+        began.remove()
+        no_calls.remove()
+
+    return end
+
+
 class PoliteProfiler(torch.profiler.profile):
     """torch's profiler, which gives back the program's own profile function when a recording has stopped.
 
     A thread has one such function: torch's Python tracer sets its own, and in the end none.
+
+    Attributes:
+        detail: What the next recording has.
     """
 
+    detail = Detail.ALL
     _of_program: Any = None
+    _record_operators: Callable[[], None] = staticmethod(lambda: None)
 
     def prepare_trace(self) -> None:
         """Get ready to record."""
@@ -294,9 +341,15 @@ class PoliteProfiler(torch.profiler.profile):
         """Start to record."""
         self._of_program = sys.getprofile()
         super().start_trace()
+        if self.detail is Detail.ALLOCATIONS:
+            torch._C._autograd._enable_record_function(False)
+            self._record_operators = partial(torch._C._autograd._enable_record_function, True)
+        elif self.detail is Detail.OUTSIDE_OPTIMIZER:
+            self._record_operators = _leave_out_optimizer()
 
     def stop_trace(self) -> None:
         """Stop recording."""
+        self._record_operators()
         super().stop_trace()
         function, self._of_program = self._of_program, None
         if function is None or sys.getprofile() is not None:
@@ -312,17 +365,20 @@ def memory_profiler(
     schedule: Callable[[int], torch.profiler.ProfilerAction],
     *,
     has_shapes: bool,
+    detail: Detail = Detail.ALL,
     ended: Callable[[Any], None],
 ) -> PoliteProfiler:
     """Return a profiler that records memory and stacks, and calls back when a recording has ended."""
-    return PoliteProfiler(
+    profiler = PoliteProfiler(
         activities=activities,
         schedule=schedule,
         record_shapes=has_shapes,
         profile_memory=True,
-        with_stack=True,
+        with_stack=detail is not Detail.ALLOCATIONS,
         on_trace_ready=ended,
     )
+    profiler.detail = detail
+    return profiler
 
 
 def abandon(profiler: Any) -> None:
