@@ -6,7 +6,8 @@
 
 Seconds of a processor, the least of the repeats; the two checkouts in turns. The last line is a script of twenty lines
 under `run`. Exits with 1 if `--help` or `diff --help` takes longer than 0.3 s. With `--scripts` each script runs alone
-and under `run` in turns: medians, what `run` adds in each turn, the least and the most of that, and the most memory.
+and under `run` in turns: medians, what `run` adds in each turn, the least and the most of that, and the most memory;
+the one of 3,000 layers also under torch.profiler with stacks and memory, in the step that `run` records.
 """
 
 from __future__ import annotations
@@ -96,6 +97,18 @@ for _ in range(12):
     model(torch.randn(4, 8)).square().mean().backward()
     optimizer.step()
 """
+# The step that `run` records of it, by torch's own profiler with the same flags; nothing is read of it.
+WIDE_PROFILED = WIDE.replace(
+    "for _ in range(12):\n",
+    """\
+schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+flags = dict(profile_memory=True, with_stack=True, record_shapes=True)
+profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=lambda profiler: None, **flags)
+profiler.start()
+for _ in range(12):
+""",
+)
+WIDE_PROFILED += "    profiler.step()\nprofiler.stop()\n"
 SCRIPTS = {
     "two layers, 20 steps": (SMALL, ()),
     "the same, --watch": (SMALL, ("--watch",)),
@@ -132,11 +145,16 @@ def print_scripts(checkouts: Sequence[Path], columns: Sequence[str], repeats: in
             script.write_text(source)
             command = ("run", *options, "--device", "cpu", str(script))
             runs = [[str(script)], *([str(checkout / "main.py"), *command] for checkout in checkouts)]
+            rows = list(columns)
+            if source is WIDE:
+                profiled = Path(folder) / "profiled.py"
+                profiled.write_text(WIDE_PROFILED)
+                runs, rows = [*runs, [str(profiled)]], [*rows, "torch"]
             costs = [[cost([sys.executable, *words], Path(folder)) for words in runs] for _ in range(repeats)]
         seconds = [[used.ru_utime + used.ru_stime for used in turn] for turn in costs]
         most = [max(turn[place].ru_maxrss for turn in costs) / 1024 for place in range(len(runs))]
         print(f"{name:<24}{'alone':<8}{statistics.median(turn[0] for turn in seconds):6.1f} s{most[0]:>24,.0f} MiB")
-        for place, column in enumerate(columns, 1):
+        for place, column in enumerate(rows, 1):
             added = sorted(turn[place] - turn[0] for turn in seconds)
             ratio = statistics.median(turn[place] / turn[0] for turn in seconds)
             words = f"{statistics.median(added):+.2f} s ({added[0]:.2f} to {added[-1]:.2f})"
