@@ -89,6 +89,20 @@ def test_an_allocator_that_tells_nothing_is_named(monkeypatch: pytest.MonkeyPatc
     assert torch_history.allocator_history_enabled(CUDA)
 
 
+@pytest.mark.parametrize(("num_entries", "goes_on"), [(50_000, True), (50_001, False)])
+def test_a_watch_goes_on_with_the_entries_of_the_recorded_steps_if_its_ring_has_room(
+    num_entries: int, goes_on: bool, history_log: list[str]
+) -> None:
+    first = AllocatorHistory(CUDA)
+    first.start()
+    first.snapshot, first.goes_on = {"device_traces": [[None] * num_entries]}, True
+    first.stop()
+    later = AllocatorHistory(CUDA, max_entries=100_000, stacks_of_frees=False)
+    later.start()
+    later.stop()
+    assert history_log == [START, *[STOP] * (not goes_on), "start on cuda:0 for 100000", STOP]
+
+
 def test_a_dump_says_the_memory_fraction(history_log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.25)
     history = AllocatorHistory(CUDA)

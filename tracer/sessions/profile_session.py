@@ -191,6 +191,10 @@ class ProfileSession(Session):
                 self.observed.step_begins()
                 self.recorder.begin_next()
 
+    def goes_on_later(self) -> None:
+        """Leave the allocator's history on at its end: a watch of what comes then goes on with it."""
+        self.cycles.history.goes_on = True
+
     def end_last_step(self) -> None:
         """End the program's last step: a recording that would begin behind it would have nothing."""
         if self.stages.is_recording:

@@ -277,7 +277,9 @@ class ScriptProfile:
             # A loop without an optimizer has no steps that could be counted on; a CPU's allocator tells nothing.
             can_go_on = not self._steps.are_by_hand and is_accelerator(self.session.device)
             is_watched = can_go_on and self.sessions.can_watch_later
-            if not is_watched:
+            if is_watched:
+                self.session.goes_on_later()
+            else:
                 self._look_no_longer()
             self._close(None)
             if self._is_enough is not None:

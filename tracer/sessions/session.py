@@ -103,6 +103,9 @@ class ScriptSession:
         """End the script's last step."""
         self.step()
 
+    def goes_on_later(self) -> None:
+        """Leave the allocator's history on at its end: a watch of what comes then goes on with it."""
+
     def tell_meanwhile(self) -> None:
         """Say, while the script goes on, that the answer comes at the end."""
 

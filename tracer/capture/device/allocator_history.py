@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -13,8 +13,10 @@ from tracer.collector import paused_gc
 from tracer.errors import RecordingError
 
 MAX_ENTRIES = 1_000_000
+_MOST_KEPT: Final = 50_000
+"""Entries of a history with which a later one goes on: a ring of fewer entries cannot take them over."""
 _from_start: set[str] = set()
-"""Types of devices whose history is on since the program began, and no session's yet."""
+"""Types of devices whose history is on since the program began, and no session's yet, or no session's any more."""
 
 
 def record_from_start() -> None:
@@ -70,6 +72,7 @@ class AllocatorHistory:
         self._peak_bytes: int | None = None
         self._recording = False
         self._started_here = False
+        self.goes_on = False  # Whether the next one to start goes on with its entries, if those are few
 
     @property
     def is_offered(self) -> bool:
@@ -83,7 +86,8 @@ class AllocatorHistory:
         if self.device.type in _from_start:
             _from_start.discard(self.device.type)
             self._started_here = self._recording = True
-            return
+            if (self._max_entries, self._stacks_of_frees) == (MAX_ENTRIES, True):
+                return
         self._started_here = self._started_here or not torch_history.allocator_history_enabled(self.device)
         if self._started_here:
             torch_history.start_allocator_history(self.device, self._max_entries, stacks_of_frees=self._stacks_of_frees)
@@ -113,7 +117,11 @@ class AllocatorHistory:
     def stop(self) -> None:
         """End the recording, unless it was somebody else's."""
         if self._recording and self._started_here:
-            torch_history.stop_allocator_history(self.device)
+            traces = self.snapshot["device_traces"] if self.goes_on and self.snapshot is not None else ()
+            if traces and max(map(len, traces)) <= _MOST_KEPT:
+                _from_start.add(self.device.type)
+            else:
+                torch_history.stop_allocator_history(self.device)
         self._recording = False
 
 
