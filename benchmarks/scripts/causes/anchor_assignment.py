@@ -1,4 +1,4 @@
-"""Overlaps of all anchors with thousands of boxes (open-mmlab/mmdetection#188); on 8GiB: one request or long batch."""
+"""Overlaps of all anchors with thousands of boxes (open-mmlab/mmdetection#188); on 8GiB: every pair."""
 
 import torch
 import torchvision

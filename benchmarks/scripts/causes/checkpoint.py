@@ -1,4 +1,4 @@
-"""A checkpoint that stays beside the model (karpathy/nanoGPT#236); on 5GiB: checkpoint left."""
+"""A checkpoint that stays beside the model (karpathy/nanoGPT#236); on 6GiB: checkpoint left."""
 
 import tempfile
 

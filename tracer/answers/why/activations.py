@@ -13,6 +13,7 @@ from tracer.answers.allocator.changed_requests import with_earlier_frees, with_s
 from tracer.answers.rows import BY_LINE, group_rows
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.followed import Behind
+from tracer.answers.why.larger import made_larger
 from tracer.answers.why.source import class_around, source_at
 from tracer.arrays import Bools, Ints, at, grouped
 from tracer.blocks.from_snapshot.frames import is_python, torch_file
@@ -69,6 +70,9 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
     holder = case.holder_of(held)
     if holder is not None and holder.graph_of is None and not holder.path.isidentifier():
         return  # something keeps them, and they are no scores on their way
+    grown = np.concatenate([held[:0], *made_larger(case)])
+    if case.is_share(np.intersect1d(held, grown), of=held, percent=50):
+        return  # a cache, whose old blocks are there until the new ones are
     stacks = [*np.unique(stack[rows]).tolist(), case.asked_stack]
     if not any(_ATTENTION.search(_words_of(case, number)) for number in stacks):
         return  # scores of other things, or classes

@@ -12,7 +12,7 @@ import numpy as np
 from tracer.answers.allocator.changed_requests import with_smaller_blocks, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.copies import are_copies_of_weights
-from tracer.answers.why.growth import grown_by_cat
+from tracer.answers.why.larger import grown_by_cat
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import is_python
 from tracer.blocks.from_snapshot.stack_facts import Fact, has

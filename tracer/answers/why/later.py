@@ -11,8 +11,8 @@ import numpy as np
 from tracer.answers.allocator.changed_requests import with_earlier_frees, with_smaller_blocks, without_blocks
 from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.answers.why.evaluation import end_of_last_backward, evaluation_with_gradients
-from tracer.answers.why.growth import made_larger
 from tracer.answers.why.holding import idle_models
+from tracer.answers.why.larger import made_larger
 from tracer.answers.why.source import source_at
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.phases import FAR
