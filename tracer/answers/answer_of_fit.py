@@ -139,7 +139,8 @@ def need_words(trial: FitTrial, usable_bytes: int) -> tuple[str, ...]:
     room_bytes = usable_bytes - trial.beside_bytes
     if not trial.is_whole or trial.has_ended_before or trial.reserved_bytes <= room_bytes:
         return ()
-    sentence = f"With enough memory it needs {_sizes(trial)}: {_missing(trial, usable_bytes)}."
+    until = f" in its first {trial.num_steps:,} steps" if trial.growth_bytes else ""
+    sentence = f"With enough memory it needs {_sizes(trial)}{until}: {_missing(trial, usable_bytes)}."
     return sentence, *_growth(trial, usable_bytes)
 
 

@@ -65,6 +65,17 @@ def test_each_row_is_told_by_its_line(remedy: Any, tmp_path: Path) -> None:
     assert change.num_served == 1
 
 
+@pytest.mark.parametrize("are_gradients", [False, True])
+def test_gradients_that_a_cast_has_made_are_no_results_of_its_line(are_gradients: bool, tmp_path: Path) -> None:
+    """As autograd casts those of weights that autocast has cast."""
+    program = Recorded(capacity=100)
+    made = [program.make(20, [line(1, "<module>", source(tmp_path, LINES["cast up"]))]) for _ in range(3)]
+    program.fail(50, [line(9)])
+    addresses = frozenset(block.address for block in made) if are_gradients else frozenset()
+    told = program.changes(replace(objects_of(), parameters=frozenset({1}), gradients=addresses))
+    assert ("cast up" in told) == (not are_gradients)
+
+
 def test_small_results_of_a_line_are_not_named_beside_a_large_one(tmp_path: Path) -> None:
     program = Recorded(capacity=100)
     program.make(1, [line(1, "<module>", source(tmp_path, LINES["every pair"]))])

@@ -35,6 +35,7 @@ def test_gradients_whose_parameters_no_optimizer_has() -> None:
     assert address(frozen.weight.grad) in found.unowned_gradients
     assert address(trained.weight.grad) not in found.unowned_gradients
     assert found.unowned_name.startswith("Linear.")
+    assert {address(frozen.weight.grad), address(trained.weight.grad)} <= found.gradients
     del optimizer
 
 

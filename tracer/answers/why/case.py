@@ -179,12 +179,13 @@ class Case:
 
     @cached_property
     def kind(self) -> Ints:
-        """The `Kind` of every block [lives]; those of nn.Parameters are parameters, whatever made them."""
+        """The `Kind` of every block [lives]; of nn.Parameters and their gradients it is that, whatever made them."""
         kind = self.device.blocks.kind
         if self.objects is None or not self.objects.parameters:
             return kind
         kind = kind.copy()
         kind[self.at_addresses(self.objects.parameters)] = Kind.PARAMETER
+        kind[self.at_addresses(self.objects.gradients)] = Kind.GRADIENT
         return kind
 
     @cached_property

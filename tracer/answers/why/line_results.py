@@ -20,6 +20,7 @@ from tracer.blocks.from_snapshot.frames import is_python, is_users, torch_file
 from tracer.blocks.from_snapshot.sites import Site
 from tracer.blocks.from_snapshot.sizes import NOTHING
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
+from tracer.blocks.kinds import Kind
 from tracer.capture.objects.at_failure import Operand
 from tracer.capture.objects.later_uses import Making, NextUse
 from tracer.snapshot.columns import Frame
@@ -158,7 +159,7 @@ def results_of_lines(case: Case) -> Iterator[LineResults]:
     """Lines whose results are much at the moment, the largest first."""
     lives = case.lives
     is_made = has(case.facts, Fact.STACK) & ~has(case.facts, *_NOT_OF_LINES, Fact.WORKSPACE)
-    is_made &= ~case.stays & ~case.is_set_up & (lives.begin > BEFORE)
+    is_made &= ~case.stays & ~case.is_set_up & (lives.begin > BEFORE) & (case.kind != Kind.GRADIENT)
     held = case.in_use[is_made[case.in_use]]
     asked_site = _line(case, case.asked_stack) if case.has_failed and _asks(case) else None
     by_site: dict[Site, list[int]] = {} if asked_site is None else {asked_site: [case.asked_stack]}

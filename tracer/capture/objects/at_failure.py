@@ -93,7 +93,8 @@ class ObjectsAtFailure:
     dense_embeddings: frozenset[int] = frozenset()  # Of gradients and state of embeddings without sparse=True
     idle_models: tuple[IdleModel, ...] = ()
     parameters: frozenset[int] = frozenset()  # Addresses of all nn.Parameters, whoever holds them
-    float32: frozenset[int] = frozenset()  # Of these, those of 32-bit floating point
+    gradients: frozenset[int] = frozenset()  # Addresses of their gradients
+    float32: frozenset[int] = frozenset()  # Of the parameters, those of 32-bit floating point
     buffers: frozenset[int] = frozenset()  # Addresses of modules' buffers of floating point, and of masks
     padding: Padding | None = None  # Of a batch that frames on the way to the failure have
     second_run: SecondRun | None = None  # With memory that does not end, where there was one

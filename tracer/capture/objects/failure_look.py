@@ -113,6 +113,7 @@ def _without_holders(
             untrained=_kept_by_untrained(objects, nodes, device) if is_complete else frozenset(),
             float64=frozenset(_addresses(wide, device)),
             parameters=frozenset(_addresses(parameters, device)),
+            gradients=frozenset(_addresses(filter(torch.is_tensor, torch_graph.gradients_of(parameters)), device)),
             float32=frozenset(_addresses((each for each in parameters if each.dtype is torch.float32), device)),
             buffers=frozenset(_addresses(buffers, device)),
             unowned_gradients=frozenset(_addresses((gradient for _, gradient in unowned), device)),
