@@ -111,11 +111,16 @@ def retained_graphs(case: Case) -> Iterator[Cause]:
     is_graph = case.in_graphs is not None
     what = "The graph" if is_graph else "What forward has made"
     holder = (
-        "has used and not let go of (retain_graph=True), and which a loss or an output of it holds"
+        "has used and not let go of (retain_graph=True or create_graph=True), and which a loss, an output of it or a "
+        ".grad holds"
         if is_graph
-        else "has not let go of: a graph that was retained (retain_graph=True), or results that the program keeps"
+        else "has not let go of: a graph that was retained (retain_graph=True or create_graph=True), or results that "
+        "the program keeps"
     )
-    change = "call the last backward of each graph without retain_graph=True, or backward() once of the sum of losses"
+    change = (
+        "call the last backward of each graph without retain_graph=True, or backward() once of the sum of losses; in "
+        "place of backward(create_graph=True) call torch.autograd.grad, or set the .grad to None behind its use"
+    )
     yield Cause(
         "graph retained",
         f"{what} in an iteration before is still there: {case.words(held)}{case.lines(held)}, which backward {holder}.",
