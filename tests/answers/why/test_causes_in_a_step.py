@@ -150,6 +150,15 @@ def test_a_change_with_which_the_program_needs_as_much_is_vain(needed_bytes: int
     )
 
 
+def test_a_need_with_blocks_that_only_live_shorter_is_no_exact_one() -> None:
+    program = Recorded(capacity=100)
+    program.make(60, MOVING)
+    program.fail(60, [line(9)])
+    known = replace(first(program), needed_before_bytes=100, needed_bytes=50, horizon="to the end")
+    assert "needs about 50 B in place of 100 B, no more than there is" in known.effect
+    assert "needs 50 B or more in place of 100 B;" in f"{replace(known, needs_more=True).effect};"
+
+
 def test_attention_as_a_matrix() -> None:
     """By the name of the function: 64 MiB of scores and of weights, beside layers of 4."""
     scores = [line(20, "eager_attention", "/home/me/model.py"), *layer(8)]

@@ -502,6 +502,10 @@ def test_what_a_traceback_holds(tmp_path: Path) -> None:
     change = first(program)
     assert change.cause == "held by a traceback"
     assert "200.00 MiB in 5 blocks" in change.sentence
+    # What a library has caught, such as a workspace of cuDNN's, leaves no traceback to the program.
+    for num_raised, is_told in ((1, False), (2, True)):
+        told = program.changes(replace(objects_of(), num_raised=num_raised))
+        assert ("held by a traceback" in told) == is_told
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ class Cause:
     grows: str = ""  # Why more memory will be wanted than what this request asks for, as `memory grows`
     postpones: bool = False  # Where that is so, the change serves this request alone
     names_bytes: int = 0  # Bytes in use or asked for that the sentence names: the change has to save half of them
+    shortens: bool = False  # Whether blocks that the program makes later only live shorter with it
     behind: Behind | None = None  # What the change leaves of blocks of other lines that the program makes later
 
 

@@ -63,6 +63,7 @@ def evaluation_with_gradients(case: Case) -> Iterator[Cause]:
         "evaluate under `with torch.no_grad():` (or torch.inference_mode())",
         lambda modelled: without_blocks(modelled, rows),
         case.largest_site(held),
+        shortens=True,
     )
 
 
@@ -85,6 +86,7 @@ def untrained_graphs(case: Case) -> Iterator[Cause]:
         "call that model under `with torch.no_grad():` (or model.requires_grad_(False))",
         lambda modelled: without_blocks(modelled, rows),
         case.largest_site(held),
+        shortens=True,
     )
 
 

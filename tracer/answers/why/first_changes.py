@@ -143,6 +143,7 @@ class FirstChange:
     needed_before_bytes: int = 0  # Bytes that the program needs at once, as a second run showed; 0 where not known
     needed_bytes: int = 0  # Of these with the change, as far as the second run was followed; 0 where not known
     missing_bytes: int = 0  # Of these, more than there is; of what it needs as it is, where that is not known
+    needs_more: bool = False  # Whether it may need more than that, as blocks that come later are still made
     horizon: str = ""  # Words for the point up to which it was followed
     grows: bool = False  # Whether its cause lets memory grow
     cause: str = ""  # Name of the cause that it removes
@@ -180,6 +181,8 @@ class FirstChange:
             )
         rest = format_bytes(self.missing_bytes) if self.missing_bytes else "no"
         before, needed = format_bytes(self.needed_before_bytes), format_bytes(self.needed_bytes)
+        if self.needs_more:
+            return f"; followed {self.horizon}, the program then needs {needed} or more in place of {before}"
         return (
             f"; followed {self.horizon}, the program then needs about {needed} in place of {before}, {rest} more than "
             "there is"
@@ -382,6 +385,7 @@ def _tried(cause: Cause, modelled: Modelled, case: Case) -> FirstChange | None:
         needed_before_bytes=needed_before,
         needed_bytes=needed,
         missing_bytes=max(needed - case.usable_bytes, 0) if needed else case.missing_bytes * (not cause.grows),
+        needs_more=cause.shortens,
         horizon=case.followed.uses.horizon if case.followed is not None else "",
         serves_last=bool(before.unserved) and max(before.unserved) not in after.unserved,
         grows=bool(cause.grows),

@@ -36,6 +36,8 @@ _KEPT_PERCENT: Final = 90
 
 def held_by_traceback(case: Case) -> Iterator[Cause]:
     """Blocks of attempts before, in use at a failure that was called from an `except`, or with a kept exception."""
+    if case.objects is not None and case.objects.num_raised == 1:
+        return  # what failed before was caught in a library, such as a workspace that cuDNN does without
     earlier = case.failures[-2 : -2 - _MOST_FAILURES : -1].tolist()
     before = next((entry for entry in earlier if _handles(case, entry)), None)
     if before is not None:

@@ -88,6 +88,7 @@ class ObjectsAtFailure:
     holders: tuple[Holder, ...] = ()  # Of the largest memory, most of it first
     operands: tuple[Operand, ...] = ()  # Of the frames on the way to the failure, the innermost first
     seen: frozenset[int] = frozenset()  # Addresses of all that Python and graphs had as the objects were looked at
+    num_raised: int = 0  # Errors of full memory that reached Python so far; 0 where they were not counted
     collected_bytes: int = 0  # Bytes that Python's collector freed between the failure and that look
     listed_states: tuple[ListedState, ...] = ()
     dense_embeddings: frozenset[int] = frozenset()  # Of gradients and state of embeddings without sparse=True

@@ -121,6 +121,7 @@ def _without_holders(
             operands=tuple(_operands(error)) if error is not None else (),
             padding=find_padding(error) if error is not None else None,
             seen=frozenset(sizes),
+            num_raised=torch_history.RAISED.number,
             collected_bytes=torch_history.RAISED.collected_bytes,
             listed_states=tuple(_listed_states(optimizers, device)),
             dense_embeddings=frozenset(_addresses(_dense_embeddings(objects, optimizers), device)),
