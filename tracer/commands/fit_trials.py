@@ -288,9 +288,7 @@ def _run_ranks(job: Job, *, is_limited: bool) -> tuple[tuple[str, ...], TracerEr
 
     said: list[str] = []
     # A trial that fits says how much is left for NCCL.
-    done = run_job(
-        job, Console.writing_to(said.append), is_first_seen=False, is_limited=is_limited, beside_most_nccl=False
-    )
+    done = run_job(job, Console.writing_to(said.append), is_first_seen=False, is_limited=is_limited)
     words, error = _said([line[2:] for line in said if line.startswith("  ")]) if done.status else ((), None)
     return words, error, done
 

@@ -402,23 +402,23 @@ def test_gpus_of_one_number_on_several_nodes_are_not_one_gpu(tmp_path: Path) -> 
 DEVICES = devices_of("2xh100:2GiB")
 
 
-@pytest.mark.parametrize(("beside_most_nccl", "ran_again"), [(True, [0]), (False, [])])
-def test_a_rank_runs_again_beside_as_much_of_nccl_as_is_asked_for(
-    beside_most_nccl: bool, ran_again: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("more_bytes", "ran_again"), [(0, []), (GIB // 2, [0])])
+def test_a_rank_runs_again_beside_the_least_that_nccl_takes(
+    more_bytes: int, ran_again: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Of 2 GiB 1.68 are taken: 28 MiB of NCCL's fit beside them, 688 MiB do not.
-    taken = {rank: {rank: CONTEXT_BYTES + GIB} for rank in range(2)}
+    # Of 2 GiB 1.68 are taken: 28 MiB of NCCL's fit beside them, and 688 MiB, the most, would not.
+    taken = {rank: {rank: CONTEXT_BYTES + GIB + more_bytes} for rank in range(2)}
     runs = tuple(
         RankRun(rank, 0, 1.0, peak_bytes=GIB, nccl=NcclBuffers(communicators=1), taken=taken[rank]) for rank in range(2)
     )
     asked: list[int] = []
 
     def unseen(run: _JobRun, rank: int, *, taken: Mapping[int, int]) -> RankRun:
-        assert taken == {0: NcclBuffers(communicators=1).most_bytes}
+        assert taken == {0: NcclBuffers(communicators=1).least_bytes}
         asked.append(rank)
         return runs[rank]
 
     monkeypatch.setattr(_JobRun, "unseen", unseen)
     run = _JobRun(Job(DEVICES, 2), tmp_path, QUIET)
-    run.where_full(NullJob(DEVICES, 2, runs), beside_most_nccl=beside_most_nccl)
+    run.where_full(NullJob(DEVICES, 2, runs))
     assert asked == ran_again

@@ -82,18 +82,15 @@ def as_rank(place: RankPlace) -> Iterator[None]:
         yield
 
 
-def run_job(
-    job: Job, console: Console, *, is_first_seen: bool = True, is_limited: bool = True, beside_most_nccl: bool = True
-) -> NullJob:
+def run_job(job: Job, console: Console, *, is_first_seen: bool = True, is_limited: bool = True) -> NullJob:
     """Start the running command again as each rank: the first alone and seen, the others side by side and in files.
 
     Which others are worth it follows from the process groups of the first.
 
     Args:
         is_first_seen: Whether what the first one prints on stdout is printed.
-        is_limited: Whether memory ends where the card's does: a rank of a GPU that is full with what others take of it
-            runs again then.
-        beside_most_nccl: Whether NCCL's buffers are then as large as they were ever seen; else as small.
+        is_limited: Whether memory ends where the card's does: a rank of a GPU that is full with what others take of it,
+            and with the least that NCCL's buffers were seen to take, runs again then.
     """
     job.check()
     with ExitStack() as stack:
@@ -117,7 +114,7 @@ def run_job(
         has_trained = any(run.peak_bytes is not None for run in ran)
         is_distributed = bool(groups_left(folder, first)) or not has_trained
         answer = NullJob(job.devices, job.per_node, ran, is_distributed)
-        if is_limited and (again := run.where_full(answer, beside_most_nccl=beside_most_nccl)) is not None:
+        if is_limited and (again := run.where_full(answer)) is not None:
             summary = read_ranks(folder, job.world_size, ranks=ranks)
             again = _with_results(again, folder, summary)
             answer = replace(answer, runs=tuple(_again(ran, again) for ran in answer.runs))
@@ -188,7 +185,7 @@ class _JobRun:
                 self.job.processes.end()
                 raise
 
-    def where_full(self, answer: NullJob, *, beside_most_nccl: bool) -> RankRun | None:
+    def where_full(self, answer: NullJob) -> RankRun | None:
         """Run a rank again whose GPU is full with what others take of it: torch says where that ends, if it does.
 
         Others are the ranks whose own GPU it is not, and NCCL. Of the ranks that have memory on the GPU, the one that
@@ -202,7 +199,7 @@ class _JobRun:
         gpu, again = answer.fullest, None
         if gpu is None:
             return None
-        sum_bytes = gpu.most_bytes if beside_most_nccl else gpu.least_bytes
+        sum_bytes = gpu.least_bytes
         if sum_bytes <= self.job.devices.card.memory_bytes:
             return None
         for holding in (*gpu.guests, *filter(None, [gpu.own])):
