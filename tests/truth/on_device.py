@@ -78,8 +78,10 @@ def judge_on_device(name: str, variables: Mapping[str, str] = WITHOUT_CACHES) ->
     )
 
 
-def wrong_beside(name: str, beside: Mapping[str, Any], counted: int) -> str:
+def wrong_beside(name: str, beside: Mapping[str, Any] | None, counted: int) -> str:
     """Rows beside torch's allocator are what the driver counts less what torch has reserved, behind the last step."""
+    if beside is None:  # as of a model without parameters, whose device is not known
+        return "nothing is said of memory beside torch"
     rows = sum(row["bytes"] for row in beside["rows"])
     is_right = rows == counted == beside["used_bytes"] - beside["reserved_bytes"]
     is_shared = not is_active()  # a GPU's driver counts other programs, which begin and end meanwhile
@@ -90,9 +92,9 @@ def wrong_beside(name: str, beside: Mapping[str, Any], counted: int) -> str:
     )
 
 
-def placed(beside: Mapping[str, Any]) -> Share:
+def placed(beside: Mapping[str, Any] | None) -> Share:
     """Return the bytes beside torch's allocator that have a place, of all."""
-    rows = beside["rows"]
+    rows = beside["rows"] if beside is not None else ()
     without = [row for row in rows if row["what"] != NOT_PLACED]
     return Share(sum(row["bytes"] for row in without), sum(row["bytes"] for row in rows))
 
