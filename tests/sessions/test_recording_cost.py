@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import time
@@ -264,6 +265,7 @@ def test_of_an_optimizer_with_many_parameters_allocations_alone_are_recorded(
     """
 
     def profiled(most: int) -> TrainingProfile:
+        gc.collect()  # else the model of the other session is there until Python collects it
         monkeypatch.setattr(recording_cost, "MOST_UPDATES", most)
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
@@ -296,7 +298,7 @@ def test_of_an_optimizer_with_many_parameters_allocations_alone_are_recorded(
         ]
         assert told[0] == told[1] and whole.notes == ()
     share = of_few.source.recording.num_events / of_whole.source.recording.num_events
-    assert (share < 0.6) == (how != "closure")
+    assert (share < 0.7) == (how != "closure")
     assert ["allocations alone are recorded" in note for note in few.notes] == [True] * (how != "closure")
     with torch.profiler.profile() as profiler:
         torch.ones(1)
