@@ -6,7 +6,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -175,8 +174,3 @@ class Observations:
         if not self._judged:
             return None
         return tuple(name for name in self._judged if name not in self._with_gradient)
-
-
-def has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """True if an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
-    return any(value is not None for value in (*args[1:2], kwargs.get("closure")))

@@ -26,9 +26,10 @@ from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.sources.source_files import project_root
 from tracer.capture.torch_private import torch_tensors
 from tracer.capture.torch_private.torch_history import RAISED
+from tracer.capture.torch_private.torch_profiler import has_closure
 from tracer.collector import paused_gc
 from tracer.nested import leaves
-from tracer.sessions.observations import Observations, has_closure
+from tracer.sessions.observations import Observations
 from tracer.sessions.recorded_cycles import RecordedCycles, recording_notes
 from tracer.sessions.recorder import Recorder
 from tracer.sessions.schedule import DEFAULT_SCHEDULE, Schedule

@@ -139,17 +139,6 @@ def test_the_first_step_of_an_optimizer_and_its_temporaries() -> None:
     assert "fused=True" in change.words
 
 
-@pytest.mark.parametrize(("needed_bytes", "is_vain"), [(96, True), (94, False), (0, False)])
-def test_a_change_with_which_the_program_needs_as_much_is_vain(needed_bytes: int, is_vain: bool) -> None:
-    """Of 100 bytes that it needs 50 are missing; a tenth of these is 5."""
-    program = Recorded(capacity=100)
-    program.make(60, MOVING)
-    program.fail(60, [line(9)])
-    assert (
-        replace(first(program), needed_before_bytes=100, needed_bytes=needed_bytes, missing_bytes=50).is_vain == is_vain
-    )
-
-
 def test_a_need_with_blocks_that_only_live_shorter_is_no_exact_one() -> None:
     program = Recorded(capacity=100)
     program.make(60, MOVING)

@@ -190,7 +190,7 @@ def test_results_that_several_hold_are_told_with_one_of_these() -> None:
     program.fail(120, [line(2)])
     several = Holder(SEVERAL, "", tuple(kept), also=("layers[...].hooks[1].mask",))
     told = program.changes(replace(objects_of(), holders=(several,)))["results kept"]
-    assert "results that more than one holder (layers[...].hooks[1].mask is one) keeps" in told.sentence
+    assert "results kept on the device by more than one holder (layers[...].hooks[1].mask is one)" in told.sentence
     assert told.words.startswith("let go of what is done in each of these")
 
 

@@ -294,7 +294,7 @@ def test_growth_of_a_cycle_is_told_as_such() -> None:
     assert "no variable leads to them, and a reference cycle holds a part (Node.other)" in change.sentence
     variable = replace(objects, holders=(held_by(blocks, "history[...]", "global variable of train.py"),))
     change = next(iter(program.changes(variable).values()))
-    assert "results that history[...] (global variable of train.py) keeps" in change.sentence
+    assert "results kept on the device by history[...] (global variable of train.py)" in change.sentence
 
 
 @pytest.mark.parametrize(("collected", "is_said"), [(10, False), (100, True)])

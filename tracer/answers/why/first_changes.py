@@ -103,8 +103,6 @@ _NEARLY: Final = 0.9
 """Share of what the most helpful change saves, where none saves all that is missing."""
 _TIGHT: Final = 0.95
 """Share of the capacity: where that much is reserved under a setting, the next larger request fails."""
-_VAIN: Final = 0.1
-"""Share of the missing bytes: the program needs more than that less with a change that is named."""
 _WORTH_SAYING: Final = 0.1
 """Share of the peak: a change that saves less is said below, and not with the peak."""
 _LEAST_OF_NAMED: Final = 0.5
@@ -187,12 +185,6 @@ class FirstChange:
             f"; followed {self.horizon}, the program then needs about {needed} in place of {before}, {rest} more than "
             "there is"
         )
-
-    @property
-    def is_vain(self) -> bool:
-        """True if the program needs nearly as much with it, where that is known to be more than there is."""
-        saved_bytes = self.needed_before_bytes - self.needed_bytes
-        return bool(self.needed_bytes and self.missing_bytes) and saved_bytes < _VAIN * self.missing_bytes
 
     @property
     def spared_bytes(self) -> int:
@@ -287,9 +279,6 @@ def first_changes(
     taken = modelled.baseline.reserved_peak_bytes / device_bytes if device_bytes else 1.0
     if not modelled.baseline.unserved:
         helping = [(cause, change) for cause, change in helping if _is_of_use(change, taken)]
-    # With some the request is served, and the program then needs nearly as much as before.
-    lasting_ones = [pair for pair in helping if not pair[1].is_vain]
-    are_vain, helping = not lasting_ones, lasting_ones or helping
     most = max((change.spared_bytes for cause, change in helping if cause.gives_up < GivesUp.UNKNOWN), default=0)
     growing = (cause.grows for cause, change in helping if change.num_served or change.spared_bytes >= _MUCH * most)
     why_grows = next(filter(None, growing), "memory grows" if grows else "")
@@ -305,8 +294,6 @@ def first_changes(
             capacity=modelled.capacity,
         )
     )
-    if are_vain:
-        helping.sort(key=lambda pair: -pair[1].saved_bytes)
     if case.is_in_pieces:
         helping.sort(key=lambda pair: pair[0].name not in _OF_RESERVED_ALONE)
     # A change that only names a line is left out if another with the same effect says how to do it.

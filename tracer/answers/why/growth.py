@@ -45,7 +45,6 @@ _KEPT_OF_FORWARD: Final = 0.25
 """Share of all that forward made: with less, a graph is not what is kept."""
 _GRAPHS_BLOCKS: Final = 2
 """Blocks that an iteration leaves at least, where it leaves a graph."""
-_OF_MODEL: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE)
 _LEAST_KEPT: Final = 2
 """Blocks, and iterations of each, of a queue that has let go of some."""
 
@@ -124,12 +123,11 @@ def growth(case: Case) -> Iterator[Cause]:
     )
     several = case.several_words(grown.rows)
     holder = case.holder_words(grown.rows) or several or holder
-    keep = "keep" if holder.endswith(" and others") else "keeps"
     are_read = case.are_used(grown.rows)
     yield Cause(
         "results kept",
-        f"{left}{case.lines(grown.rows)}: {kept} that {holder} {keep} on the device"
-        f"{', and that the program reads again' if are_read else ''}.",
+        f"{left}{case.lines(grown.rows)}: {kept} kept on the device by {holder}"
+        f"{', and read again by the program' if are_read else ''}.",
         "keep fewer of them, or keep them on the host (.cpu()) and move each back as it is read"
         if are_read
         else "let go of what is done in each of these (`del`), or keep it on the host (.cpu())"

@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import cache, partial
@@ -287,6 +287,11 @@ class Detail(Enum):
     ALLOCATIONS = "allocations alone"
 
 
+def has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """True if an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
+    return any(value is not None for value in (*args[1:2], kwargs.get("closure")))
+
+
 def _leave_out_optimizer() -> Callable[[], None]:
     """Have allocations alone recorded from the next optimizer's step on, if it has no closure, which trains inside it.
 
@@ -299,7 +304,7 @@ def _leave_out_optimizer() -> Callable[[], None]:
     thread = threading.get_ident()
 
     def begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() == thread and not any(value is not None for value in (*args[1:], *kwargs.values())):
+        if threading.get_ident() == thread and not has_closure(args, kwargs):
             optimizer._optimizer_step_code()  # at whose call torch's tracer notes the optimizer's tensors
             torch._C._autograd._enable_record_function(False)
         elif (hooks := no_calls.hooks_dict_ref()) is not None:
