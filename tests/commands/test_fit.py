@@ -320,6 +320,8 @@ def test_growth_says_when_memory_ends() -> None:
     )
     full = replace(grows, fits=False, failed_in=8)
     assert trial_words(full, 4 * GIB)[2] == "Memory grows: each of the last steps left 512.00 MiB more in use."
+    # It is the need of the steps that ran, and not of the program.
+    assert " reserved in its first 10 steps: " in trial_words(full, 4 * GIB)[1]
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,23 @@ def test_a_need_with_blocks_that_only_live_shorter_is_no_exact_one() -> None:
     assert "needs 50 B or more in place of 100 B;" in f"{replace(known, needs_more=True).effect};"
 
 
+def test_a_cache_that_attention_joins_anew_is_no_matrix_of_scores() -> None:
+    """Of two layers, larger with each token: the old block is freed once the new one is there."""
+    joined = [line(20, "eager_attention", "/home/me/model.py"), *layer(8)]
+    program = Recorded(capacity=218)
+    program.make(4, linear(7))
+    old = [program.make(30, joined) for _ in range(2)]
+    for length in range(31, 50):
+        new = [program.make(length, joined) for _ in range(2)]
+        for block in old:
+            program.free(block, joined)
+        old = new
+    program.make(50, joined)
+    program.fail(50, joined)
+    assert next(iter(program.changes())) == "cache grown by cat"
+    assert "attention matrix" not in program.changes()
+
+
 def test_attention_as_a_matrix() -> None:
     """By the name of the function: 64 MiB of scores and of weights, beside layers of 4."""
     scores = [line(20, "eager_attention", "/home/me/model.py"), *layer(8)]
