@@ -32,6 +32,8 @@ _CONTEXT_BYTES: Final = 1 << 30
 _NUM_LINES: Final = 3
 _LEAST_SHARE: Final = 0.05
 """Share of the bytes in use: a line with less is not where to look first."""
+LEAST_ROOM: Final = 0.1
+"""Share of the bytes in use: with less to spare the program may well fail at a later request."""
 _LASTING = (
     "which no smaller batch shrinks: if all of it is needed, keep it in fewer bits, or in parts on several GPUs (FSDP)."
 )
@@ -145,7 +147,7 @@ def _fragmentation(failure: FailureFacts) -> str:
             f"{_where_to_look(failure)} {fits} A replay with expandable_segments:True fails here as well, so "
             "that does not help."
         ).strip()
-    if not failure.serves("expandable segments") or spare >= _LEAST_SHARE * failure.memory.allocated_bytes:
+    if not failure.serves("expandable segments") or spare >= LEAST_ROOM * failure.memory.allocated_bytes:
         return f"{fits} {advice}"
     return (
         f"{_where_to_look(failure)} {fits} {advice} If the program asks for more than that later, it runs out of "

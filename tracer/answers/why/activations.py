@@ -18,6 +18,7 @@ from tracer.answers.why.source import class_around, source_at
 from tracer.arrays import Bools, Ints, at, grouped
 from tracer.blocks.from_snapshot.frames import is_python, torch_file
 from tracer.blocks.from_snapshot.sites import NO_FRAMES, Site
+from tracer.blocks.from_snapshot.sizes import NOTHING
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
 from tracer.snapshot.columns import Frame
@@ -28,6 +29,8 @@ from tracer.units import format_bytes, some
 _SCORES: Final = re.compile(r"softmax|attn|attention|scores", re.IGNORECASE)
 _ATTENTION: Final = re.compile(r"attn|attention|\batt\b", re.IGNORECASE)
 _ATTENTION_PERCENT: Final = 20
+_BATCHED: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum")
+_SOFTMAX: Final = ("aten::softmax", "aten::_softmax")
 _TILED: Final = re.compile(r"[/\\]diffusers[/\\]models[/\\]autoencoders[/\\]")
 _TILES: Final = 4
 _DECODING_PERCENT: Final = 25
@@ -47,23 +50,9 @@ _USE_LESS: Final = "use less at the line that fills most of the peak: "
 
 
 def attention_matrix(case: Case) -> Iterator[Cause]:
-    """Scores of attention as a matrix, several blocks of one size, larger than any layer's result."""
-    lives = case.lives
-    made = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.last_entry))
-    is_layers = has(case.facts, Fact.LAYER, Fact.WORKSPACE)
-    stack = np.where(case.forward >= 0, case.forward, lives.stack)
-    passing = made[~is_layers[made] & ~case.stays[made] & has(case.sites.facts[stack[made]], Fact.MODULE_FORWARD)]
-    held = case.held(passing)
-    if not len(held):
-        return
-    layers = case.held(made[is_layers[made]])
-    largest_layer = int(lives.requested_bytes[layers].max(initial=0))
-    size = max(case.asked_bytes, int(lives.requested_bytes[held].max()))
-    if size < 2 * largest_layer:
-        return
-    is_matrix = np.isin(lives.requested_bytes, [size // 2, size])
-    named = {number: _is_attention(case, number) for number in np.unique(stack[passing[is_matrix[passing]]]).tolist()}
-    rows = passing[is_matrix[passing] & np.array([named.get(number, False) for number in stack[passing].tolist()])]
+    """Scores of attention as a matrix: products of all pairs of rows that a softmax follows."""
+    sizes = _sizes_of_scores(case)
+    rows = _of_sizes(case, sizes) if sizes else _scores_by_names(case)
     held = case.held(rows)
     if not case.is_much(held, percent=_ATTENTION_PERCENT):
         return
@@ -73,10 +62,11 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
     grown = np.concatenate([held[:0], *made_larger(case)])
     if case.is_share(np.intersect1d(held, grown), of=held, percent=50):
         return  # a cache, whose old blocks are there until the new ones are
-    stacks = [*np.unique(stack[rows]).tolist(), case.asked_stack]
-    if not any(_ATTENTION.search(_words_of(case, number)) for number in stacks):
-        return  # scores of other things, or classes
-    asks = case.asked_bytes in (size // 2, size) and _is_attention(case, case.asked_stack)
+    size = int(case.lives.requested_bytes[held].max())
+    asked = case.followed.making(None) if case.followed is not None else None
+    is_seen = asked is not None and asked.result.num_elements in sizes
+    asks = is_seen or (case.asked_bytes in (size // 2, size, 2 * size) and _is_attention(case, case.asked_stack))
+    size = max(size, case.asked_bytes * asks)
     yield Cause(
         "attention matrix",
         f"Attention makes its scores as whole matrices: {case.words(held)}{case.lines(held)}, of up to "
@@ -86,7 +76,50 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
         lambda modelled: with_smaller_blocks(modelled, rows, size, with_last_failure=asks),
         case.largest_site(held),
         GivesUp.A_LITTLE,
+        behind=lambda later, _: 1.0 - (later.result.num_elements in sizes),
     )
+
+
+def _sizes_of_scores(case: Case) -> frozenset[int]:
+    """Elements of products larger than their operands, of which a softmax makes as many, as a second run showed."""
+    makings = case.followed.uses.makings if case.followed is not None else ()
+    products = (making for making in makings if making.operator in _BATCHED and making.inputs)
+    larger = {
+        making.result.num_elements
+        for making in products
+        if making.result.num_elements >= 2 * max(each.num_elements for each in making.inputs)
+    }
+    return frozenset(larger & {making.result.num_elements for making in makings if making.operator in _SOFTMAX})
+
+
+def _of_sizes(case: Case, sizes: frozenset[int]) -> Ints:
+    """Blocks of so many elements that models make, by a second run, and those that the same lines make in that size."""
+    assert case.followed is not None
+    makings = [*(making.result.num_elements in sizes for making in case.followed.uses.makings), False]
+    seen = case.followed.rows[np.array(makings)[np.array(case.followed.uses.making)[case.followed.places]]]
+    seen = seen[~case.stays[seen]]
+    key = case.stack * case.lives.requested_bytes.max(initial=1) + case.lives.requested_bytes
+    return np.flatnonzero(np.isin(key, key[seen]) & (case.lives.begin > BEFORE))
+
+
+def _scores_by_names(case: Case) -> Ints:
+    """Blocks of one size, larger than any layer's result, of lines that speak of attention and of its scores."""
+    lives = case.lives
+    made = np.flatnonzero((lives.begin > BEFORE) & (lives.begin <= case.last_entry))
+    is_layers = has(case.facts, Fact.LAYER, Fact.WORKSPACE)
+    stack = np.where(case.forward >= 0, case.forward, lives.stack)
+    passing = made[~is_layers[made] & ~case.stays[made] & has(case.sites.facts[stack[made]], Fact.MODULE_FORWARD)]
+    held = case.held(passing)
+    layers = case.held(made[is_layers[made]])
+    size = max(case.asked_bytes, int(lives.requested_bytes[held].max(initial=0)))
+    if not len(held) or size < 2 * int(lives.requested_bytes[layers].max(initial=0)):
+        return NOTHING
+    is_matrix = np.isin(lives.requested_bytes, [size // 2, size])
+    named = {number: _is_attention(case, number) for number in np.unique(stack[passing[is_matrix[passing]]]).tolist()}
+    rows = passing[is_matrix[passing] & np.array([named.get(number, False) for number in stack[passing].tolist()])]
+    stacks = [*np.unique(stack[rows]).tolist(), case.asked_stack]
+    is_attention = any(_ATTENTION.search(_words_of(case, number)) for number in stacks)
+    return rows if is_attention else NOTHING  # scores of other things, or classes
 
 
 def _is_attention(case: Case, stack: int) -> bool:

@@ -30,6 +30,7 @@ from tracer.capture.objects.at_failure import SEVERAL, Holder, ObjectsAtFailure
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Frame, Stacks
 from tracer.snapshot.replay import BEFORE, Lives, as_it_failed
+from tracer.snapshot.stacks import NO_STACK
 from tracer.units import format_bytes, some
 
 
@@ -143,6 +144,13 @@ class Case:
     def stack(self) -> Ints:
         """The stack of every block, the same where the same lines made it [lives]."""
         return self._unlabelled[self.lives.stack]
+
+    @cached_property
+    def maker(self) -> Ints:
+        """A number for the stack of every block, and for its size where a thread of autograd's has no stack [lives]."""
+        sizes = np.unique(self.lives.requested_bytes, return_inverse=True)[1].reshape(-1)
+        numbers: Ints = np.where(self.stack == NO_STACK, len(self.stacks) + 1 + sizes, self.stack)
+        return numbers
 
     @cached_property
     def _inner(self) -> Ints:

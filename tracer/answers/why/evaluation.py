@@ -95,6 +95,9 @@ def retained_graphs(case: Case) -> Iterator[Cause]:
     call, lines = case.calls
     rows = case.in_use[(call[case.in_use] >= 0) & ~case.stays[case.in_use]]
     rows = rows[call[rows] < call[rows].max(initial=-1)]
+    steps = case.device.kinds.phases.steps[0]
+    if len(steps := steps[steps <= case.entry]):  # what was made since is of this iteration
+        rows = rows[case.lives.begin[rows] < steps[-1]]
     if not case.is_much(rows):
         return
     calls, size = _calls(case, call, lines), case.lives.requested_bytes

@@ -89,17 +89,13 @@ def _is_full_decomposition(line: LineResults) -> bool:
     return is_linalgs and is_larger and "full_matrices=False" not in line.source.replace(" ", "")
 
 
-def _elements(tensor: Sized) -> int:
-    return math.prod(tensor.shape)
-
-
 def _table_of_copies(line: LineResults) -> Sized | None:
     """The table that the line's result has rows of, each several times; None where it is not known to be so."""
     making = line.making
     if making is None or making.operator not in _LOOKED_UP or not making.inputs:
         return None
     table, result = making.inputs[0], making.result
-    is_larger = len(table.shape) > 1 and _elements(result) >= _TWICE * _elements(table)
+    is_larger = len(table.shape) > 1 and result.num_elements >= _TWICE * table.num_elements
     return table if is_larger and (line.stands_out or line.makes(*INDEXED)) else None
 
 
@@ -113,7 +109,7 @@ def _is_row_for_each(line: LineResults) -> bool:
 def _makes_rows(line: LineResults) -> str:
     if (table := _table_of_copies(line)) is None or line.making is None:
         return "makes a row for each index"
-    times = _elements(line.making.result) / _elements(table)
+    times = line.making.result.num_elements / table.num_elements
     return f"makes rows of a table that has {table.shape[0]:,}, each {times:,.0f} times on average"
 
 
@@ -155,7 +151,7 @@ def _is_broadcast(making: Making) -> bool:
         return False
     # Of an expanded tensor each element once.
     own = max((each.size_bytes * 8 / _BITS[each.dtype] for each in making.inputs), default=0)
-    return is_by_elements and _elements(making.result) >= _TWICE * own
+    return is_by_elements and making.result.num_elements >= _TWICE * own
 
 
 def _is_every_pair(line: LineResults) -> bool:
@@ -358,7 +354,7 @@ def expansion(case: Case) -> Iterator[Cause]:
 
 def _computed(making: Making, smaller: int, later: Making, _: float) -> float:
     """Share that is left of a later block, which may be computed of a result row by row."""
-    is_as_large = _elements(later.result) * 2 >= _elements(making.result)
+    is_as_large = later.result.num_elements * 2 >= making.result.num_elements
     num_rows = next((size for size in making.result.shape if size > 1), 0)
     return 1 / smaller if is_as_large and num_rows and later.has_rows(num_rows) else 1.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tracer.answers.allocator.modelled import LONG_HISTORY, Modelled, model_device
-from tracer.answers.out_of_memory import OutOfMemory
+from tracer.answers.out_of_memory import LEAST_ROOM, OutOfMemory
 from tracer.answers.why import (
     activations,
     caches,
@@ -162,7 +162,8 @@ class FirstChange:
         size, is_said = max((reserved, "are reserved at the most"), (allocated, "are in use at the most"))
         if self.serves_last and self.removed_bytes > size:
             size, is_said = self.removed_bytes, "are in use with it"
-        less = [f"{format_bytes(size)} less {is_said}"] if size > 0 else []
+        up_to = "up to " if self.needs_more else ""
+        less = [f"{up_to}{format_bytes(size)} less {is_said}"] if size > 0 else []
         served = ["the failed request is then served"] if self.num_served else []
         price = f"; {self.gives_up}" if self.gives_up else ""
         return f"in a replay of the recording {', and '.join((*served, *less))}{self._need}{price}"
@@ -177,14 +178,20 @@ class FirstChange:
                 if is_more
                 else ""
             )
-        rest = format_bytes(self.missing_bytes) if self.missing_bytes else "no"
         before, needed = format_bytes(self.needed_before_bytes), format_bytes(self.needed_bytes)
         if self.needs_more:
             return f"; followed {self.horizon}, the program then needs {needed} or more in place of {before}"
+        rest = f"which may be {format_bytes(self.missing_bytes)}" if self.missing_bytes else "no"
         return (
-            f"; followed {self.horizon}, the program then needs about {needed} in place of {before}, {rest} more than "
-            "there is"
+            f"; followed {self.horizon}, the program then needs about {needed} or less in place of {before}, {rest} "
+            "more than there is"
         )
+
+    @property
+    def is_too_little(self) -> bool:
+        """True if the program is known to need nearly as much more than there is with the change as without it."""
+        missing_before = self.missing_bytes + self.spared_bytes
+        return bool(self.needed_bytes) and self.missing_bytes > _NEARLY * missing_before
 
     @property
     def spared_bytes(self) -> int:
@@ -276,6 +283,7 @@ def first_changes(
         for cause, change in tried
         if change is not None and _helps(change, modelled) and change.saved_bytes >= _LEAST_OF_NAMED * cause.names_bytes
     ]
+    helping = [(cause, change) for cause, change in helping if not change.is_too_little]
     taken = modelled.baseline.reserved_peak_bytes / device_bytes if device_bytes else 1.0
     if not modelled.baseline.unserved:
         helping = [(cause, change) for cause, change in helping if _is_of_use(change, taken)]
@@ -292,6 +300,7 @@ def first_changes(
             most_bytes=most,
             missing_bytes=case.missing_bytes,
             capacity=modelled.capacity,
+            is_full=_is_full(case, modelled),
         )
     )
     if case.is_in_pieces:
@@ -330,7 +339,14 @@ def with_cause(event: OutOfMemory, first: FirstChanges | None) -> OutOfMemory:
 
 
 def _rank(
-    cause: Cause, change: FirstChange, *, is_else: bool, most_bytes: int, missing_bytes: int, capacity: int | None
+    cause: Cause,
+    change: FirstChange,
+    *,
+    is_else: bool,
+    most_bytes: int,
+    missing_bytes: int,
+    capacity: int | None,
+    is_full: bool,
 ) -> tuple[object, ...]:
     """Lasting changes before those that postpone; of those that help much the cheaper, then the more helpful ones.
 
@@ -338,8 +354,9 @@ def _rank(
         is_else: Whether a change that lasts saves much of the memory.
         missing_bytes: Bytes that the program needs beyond those that there are: what saves them comes first.
         capacity: Bytes that the device had; None where the recording never reached them.
+        is_full: Whether the request itself leaves little of them, and more may be asked for.
     """
-    is_tight = capacity is not None and change.reserved_bytes > _TIGHT * capacity
+    is_tight = is_full or (capacity is not None and change.reserved_bytes > _TIGHT * capacity)
     return (
         cause.postpones and (is_else or is_tight),
         cause.gives_up is GivesUp.UNKNOWN,
@@ -400,6 +417,14 @@ def _settings_matter(modelled: Modelled, device_bytes: int | None) -> bool:
     if modelled.history.failed or reproduction.refused_bytes is not None or len(modelled.program.code) <= LONG_HISTORY:
         return True
     return device_bytes is not None and reproduction.recorded_peak_bytes >= _FULL * device_bytes
+
+
+def _is_full(case: Case, modelled: Modelled) -> bool:
+    """True if the request leaves little of the device, and it is not known that the program needs no more."""
+    is_followed = case.objects is not None and case.objects.second_run is not None
+    if not case.has_failed or is_followed or modelled.capacity is None:
+        return False
+    return modelled.capacity - case.in_use_bytes < LEAST_ROOM * case.in_use_bytes
 
 
 def is_small(taken_bytes: int, device_bytes: int) -> bool:

@@ -103,6 +103,7 @@ def growth(case: Case) -> Iterator[Cause]:
             lambda modelled: with_earlier_frees(modelled, grown.rows, ends),
             site,
             grows="memory grows",
+            shortens=True,
         )
         return
     if is_list_of_join(case, grown.rows) or are_listed_states(case, grown.rows):
@@ -277,7 +278,24 @@ def _iterations(case: Case) -> Iterator[tuple[Ints, bool]]:
         if times >= _LEAST_ITERATIONS and not _is_inside_steps(case, number, starts):
             of_count[times] = number
     for times in sorted(of_count)[:_MOST_LINES]:
-        yield np.sort(lives.begin[made][case.stack[made] == of_count[times]]), False
+        starts = np.sort(lives.begin[made][case.stack[made] == of_count[times]])
+        yield _of_one_pass(case, starts, of_count[times]), False
+
+
+def _of_one_pass(case: Case, starts: Ints, stack: int) -> Ints:
+    """Keep the first of several starts between which its function has done nothing else, as a comprehension's.
+
+    A loop of one line does nothing else either: where too few are left, or each pass has another number, all stay.
+    """
+    own = next((frame for frame in reversed(case.own_lines(stack)) if not _is_comprehension(frame)), None)
+    if own is None:
+        return starts
+    is_else = case.with_frame(lambda frame: (frame.name, frame.file) == (own.name, own.file) and frame.line != own.line)
+    others = np.sort(case.lives.begin[is_else[case.lives.stack]])
+    number = np.searchsorted(others, starts)
+    _, first, count = np.unique(number, return_index=True, return_counts=True)
+    is_even = len(first) >= _LEAST_ITERATIONS and len(np.unique(count[:-1])) == 1
+    return starts[first] if is_even else starts
 
 
 def _behind_forwards(case: Case, starts: Ints) -> Ints:
@@ -319,8 +337,8 @@ def _grown(case: Case, starts: Ints, are_steps: bool, *, of_model: bool = False)
     begin = case.lives.begin[rows]
     iteration = np.searchsorted(starts, begin, side="right") - 1
     is_model = (case.kind[rows] == Kind.PARAMETER) | case.is_set_up[rows]
-    is_else = ~case.stays[rows] & (case.kind[rows] != Kind.GRADIENT) & ~case.is_set_up[rows]
-    is_old = (iteration >= 0) & (iteration < len(starts) - 2) & (case.stack[rows] != NO_STACK)
+    is_else = ~case.stays[rows] & ~case.is_set_up[rows]
+    is_old = (iteration >= 0) & (iteration < len(starts) - 2) & (begin > BEFORE)
     is_old &= is_model if of_model else is_else
     # Before the first call of a model data is loaded, and the model is made.
     if len(forwards := _forwards(case)):
@@ -344,16 +362,16 @@ def _are_alike(case: Case, rows: Ints, iteration: Ints) -> bool:
 
 def _are_replaced(case: Case, rows: Ints, starts: Ints) -> Bools:
     """True for each block of a line that let go of older ones which it had kept as long, as a bounded queue does."""
-    lives = case.lives
+    lives, maker = case.lives, case.maker
     first, last = (np.searchsorted(starts, each, side="right") for each in (lives.begin, lives.end))
     is_over = (lives.end <= case.entry) & (lives.begin > BEFORE) & (last - first >= _LEAST_KEPT)
-    kept = np.bincount(case.stack[is_over], minlength=len(case.stacks))
+    kept = np.bincount(maker[is_over], minlength=int(maker.max(initial=0)) + 1)
     is_older = np.zeros(len(rows), np.bool_)
-    for stack in np.unique(case.stack[rows]).tolist():
-        mine = case.stack[rows] == stack
+    for number in np.unique(maker[rows]).tolist():
+        mine = maker[rows] == number
         oldest = len(starts) - int(first[rows[mine]].min())
-        longest = int((last - first)[is_over & (case.stack == stack)].max(initial=0))
-        is_older |= mine & (kept[stack] >= _LEAST_KEPT) & (longest + 1 >= oldest)
+        longest = int((last - first)[is_over & (maker == number)].max(initial=0))
+        is_older |= mine & (kept[number] >= _LEAST_KEPT) & (longest + 1 >= oldest)
     return is_older
 
 
@@ -392,8 +410,8 @@ def _times_before(case: Case, rows: Ints) -> int:
 
 
 def _grown_lines(case: Case, rows: Ints, iteration: Ints, number: int) -> Bools:
-    """True for each block of a stack that left some in three iterations or more, at even distances up to now."""
-    stack = case.stack[rows]
+    """True for each block of a maker that left some in three iterations or more, at even distances up to now."""
+    stack = case.maker[rows]
     if not len(rows):
         return np.zeros(0, np.bool_)
     pairs = np.unique(np.stack([stack.astype(np.int64), iteration]), axis=1)

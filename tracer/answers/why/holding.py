@@ -27,6 +27,13 @@ _CYCLE_PERCENT: Final = 20
 _BUFFERS_PERCENT: Final = 25
 _LESS_OF_BUFFERS: Final = 8
 _CUT: Final = "call gc.collect() where their owner is dropped, or cut the cycle there (del the attribute, or weakref)"
+_CUT_OF_CONTEXT: Final = (
+    "keep tensors of a torch.autograd.Function with ctx.save_for_backward(), and not as attributes of ctx"
+)
+_CUT_OF_GRAD: Final = (
+    "take such gradients by torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), or set "
+    "the .grad to None behind its use"
+)
 _LISTED_KEPT: Final = 10
 """Entries of an optimizer's list that are left under the change."""
 
@@ -58,10 +65,8 @@ def cycle_of(case: Case, rows: Ints) -> ReferenceCycle | None:
     is_all = len(others) == len(holders)
     words = f"{cycle}them ({link})" if is_all else f"no variable leads to them, and {cycle}a part ({link})"
     if is_cpps:
-        return ReferenceCycle(
-            f"{words}, which Python's collector does not see",
-            "keep tensors of a torch.autograd.Function with ctx.save_for_backward(), and not as attributes of ctx",
-        )
+        change = _CUT_OF_GRAD if ".grad ->" in link else _CUT_OF_CONTEXT
+        return ReferenceCycle(f"{words}, which Python's collector does not see", change)
     return ReferenceCycle(words, _CUT)
 
 

@@ -289,7 +289,7 @@ _ROWS_PARTS: Final = 4
 
 
 def rows_at_once(case: Case) -> Iterator[Cause]:
-    """A call of a model that keeps nothing for a backward, whose large results have a number of rows in common."""
+    """A call of a model that keeps nothing for a backward: its large results have rows in common, or are of one."""
     if (followed := case.followed) is None or not (case.has_no_graph or case.is_without_grad(case.in_use)):
         return
     call = case.calls[0]
@@ -305,7 +305,7 @@ def rows_at_once(case: Case) -> Iterator[Cause]:
     largest = max(making.result.size_bytes for making in (*made, asked))
     others = (making for making in (*made, asked) if making.result.size_bytes * _SMALL_PART >= largest)
     attends = (making for making in followed.uses.makings if "attention" in making.operator)
-    if number < 2 or not all(making.has_rows(number) for making in (*others, *attends)):
+    if number < 1 or (number > 1 and not all(making.has_rows(number) for making in (*others, *attends))):
         return
     has_rows = [(making := followed.making(row)) is not None and making.has_rows(number) for row in mine.tolist()]
     mine, asked_bytes = mine[np.array(has_rows, np.bool_)], case.asked_bytes
@@ -313,16 +313,27 @@ def rows_at_once(case: Case) -> Iterator[Cause]:
         return
     site = case.model_call(int(mine[0])) if len(mine) else None
     where = f" at {site.file}:{site.line}" if site is not None else ""
-    parts = min(_ROWS_PARTS, number)
+    parts = min(_ROWS_PARTS, number) if number > 1 else _ROWS_PARTS
     yield Cause(
-        "rows at once",
-        f"The large results of the call of the model{where} have {number:,} rows each, or a multiple of that: "
-        f"{case.with_asked(mine, asked_bytes)}.",
-        "if no row depends on another, call it with a part of the rows at a time, and keep what is needed of each (on "
-        f"the host, where that is much): this is with {parts} parts",
+        "rows at once" if number > 1 else "sample at once",
+        f"The large results of the call of the model{where} {_of_rows(number)}: {case.with_asked(mine, asked_bytes)}.",
+        (
+            "if no row depends on another, call it with a part of the rows at a time, and keep what is needed of each "
+            "(on the host, where that is much)"
+            if number > 1
+            else "if the model allows it, give it a part of the sample at a time (tiles of a picture that overlap, "
+            "pieces of a recording), and join the results on the host; or run it in fewer bits, or on a smaller sample"
+        )
+        + f": this is with {parts} parts",
         lambda modelled: with_smaller_blocks(modelled, mine, parts, with_last_failure=True),
         site or case.largest_site(mine),
         GivesUp.TIME_OR_SIZE,
         names_bytes=case.bytes(mine) + asked_bytes,
         behind=lambda making, _: 1 / parts if making.has_rows(number) else 1.0,
     )
+
+
+def _of_rows(number: int) -> str:
+    if number > 1:
+        return f"have {number:,} rows each, or a multiple of that"
+    return "are of one sample, and no graph keeps them"

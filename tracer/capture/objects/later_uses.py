@@ -6,6 +6,7 @@ number of allocations between it and the request that failed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -31,6 +32,11 @@ class Sized:
     shape: tuple[int, ...]
     dtype: str  # As `float32`
     size_bytes: int  # Of its elements, each once: of an expanded tensor less than its shape has
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements that its shape has."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
