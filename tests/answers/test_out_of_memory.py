@@ -335,9 +335,9 @@ def test_an_advice_is_given_if_the_request_is_then_served(changes: dict[str, Any
     assert advice not in unknown and "record from the start" in unknown
 
 
-@pytest.mark.parametrize(("device", "is_warned"), [(12, True), (13, False)])
+@pytest.mark.parametrize(("device", "is_warned"), [(15, True), (16, False)])
 def test_memory_in_one_piece_is_no_cure_where_little_of_it_is_left(device: int, is_warned: bool) -> None:
-    """Of 60 MiB in use, 5 % are 3 MiB."""
+    """Of 60 MiB in use, 10 % are 6 MiB."""
     told = advice_on(failure(device=device, serves=True))
     assert f"with {device - 10}.00 MiB to spare" in told
     assert "expandable_segments:True" in told

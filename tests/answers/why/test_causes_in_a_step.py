@@ -144,8 +144,19 @@ def test_a_need_with_blocks_that_only_live_shorter_is_no_exact_one() -> None:
     program.make(60, MOVING)
     program.fail(60, [line(9)])
     known = replace(first(program), needed_before_bytes=100, needed_bytes=50, horizon="to the end")
-    assert "needs about 50 B in place of 100 B, no more than there is" in known.effect
-    assert "needs 50 B or more in place of 100 B;" in f"{replace(known, needs_more=True).effect};"
+    assert "needs about 50 B or less in place of 100 B, no more than there is" in known.effect
+    assert "which may be 9 B more than there is" in replace(known, missing_bytes=9).effect
+    shorter = replace(known, needs_more=True).effect
+    assert "needs 50 B or more in place of 100 B;" in f"{shorter};" and "and up to 30.00 MiB less" in shorter
+
+
+def test_a_change_that_leaves_nearly_all_that_is_missing_is_too_little() -> None:
+    program = Recorded(capacity=100)
+    program.make(60, MOVING)
+    program.fail(60, [line(9)])
+    known = replace(first(program), needed_before_bytes=1000, needed_bytes=980, missing_bytes=480)
+    assert known.is_too_little and not replace(known, needed_bytes=900, missing_bytes=400).is_too_little
+    assert not replace(known, needed_bytes=0).is_too_little
 
 
 def test_a_cache_that_attention_joins_anew_is_no_matrix_of_scores() -> None:

@@ -593,6 +593,43 @@ def test_a_graph_that_backward_retains(is_used: bool, is_retained: bool) -> None
         assert "graph retained" not in program.changes(objects_of(in_graphs=frozenset()))  # a list holds results
 
 
+def test_a_graph_of_this_iteration_is_not_one_of_an_iteration_before() -> None:
+    """As of a penalty on gradients: a model is called three times for one step, and once differentiated between."""
+    program = Recorded(capacity=260)
+    program.use(1, STEP)
+    for _ in range(9):
+        program.make(10, layer(7))
+    program.use(10, BACKWARD)
+    for _ in range(9):
+        program.make(10, layer(7))
+    program.fail(100, layer(7))
+    assert "graph retained" not in program.changes()
+
+
+@pytest.mark.parametrize("is_even", [True, False])
+def test_a_comprehension_makes_several_in_one_iteration(is_even: bool) -> None:
+    """A prediction moves two inputs of each batch by one line, calls the model on another line, and keeps them."""
+    program = Recorded(capacity=220)
+    for batch in range(8):
+        for _ in range(2 + (not is_even and batch == 3)):
+            program.make(10, [line(4, "<dictcomp>"), line(4, "predict")])
+        program.use(10, [line(7, "forward", "/home/me/model.py"), MODULE_CALL, line(5, "predict")])
+    program.fail(100, [line(7, "forward", "/home/me/model.py"), MODULE_CALL, line(5, "predict")])
+    told = program.changes()["results kept"].sentence
+    assert ("each of 5 iterations left 20.00 MiB, 100.00 MiB in 10 blocks" in told) == is_even
+
+
+def test_blocks_of_autograds_threads_grow_by_their_size() -> None:
+    """Gradients of inputs, which a thread without a stack makes and nothing frees."""
+    program = Recorded(capacity=220)
+    for _ in range(8):
+        train(program)
+        program.make(10, [line(3)])
+        program.make(11, [])
+    program.fail(100, [line(2)])
+    assert "left 21.00 MiB" in program.changes()["results kept"].sentence
+
+
 CAST = frame("at::autocast::cached_cast(c10::ScalarType, at::Tensor const&, c10::DeviceType)", "??", 0)
 
 

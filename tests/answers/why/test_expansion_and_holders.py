@@ -270,6 +270,8 @@ def test_a_cycle_that_alone_holds_memory() -> None:
     )
     assert "200.00 MiB in 2 blocks" in cycle.sentence and "Tensor -> SwishBackward.out" in cycle.sentence
     assert "save_for_backward" in cycle.words
+    of_grad = held_by(blocks, f"{CYCLE}Tensor.grad -> Tensor -> CopyBackwards")
+    assert "torch.autograd.grad" in program.changes(replace(objects, holders=(of_grad,)))["reference cycle"].words
     plain = program.changes(replace(objects, holders=(held_by(blocks, f"{CYCLE}Trainer.handlers"),)))
     assert "gc.collect()" in plain["reference cycle"].words
     held = program.changes(replace(objects, holders=(held_by(blocks, "kept[...]", "global variable of train.py"),)))

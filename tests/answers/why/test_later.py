@@ -276,7 +276,7 @@ def test_a_call_without_a_graph_is_told_by_its_rows_and_what_the_whole_program_n
     found = program.changes(rows)["rows at once"]
     assert "have 192 rows each, or a multiple of that: 90.00 MiB in 2 blocks" in found.sentence
     assert "followed in the rest of this step and the next one, the program then needs about 45.00 MiB" in found.effect
-    assert "in place of 180.00 MiB, no more than there is" in found.effect
+    assert "or less in place of 180.00 MiB, no more than there is" in found.effect
     assert rows.second_run is not None
     later = replace(rows, second_run=replace(rows.second_run, peak_bytes=400 * _MIB, missing_bytes=300 * _MIB))
     effect = program.changes(later)["rows at once"].effect  # the peak lies behind what was followed
@@ -286,6 +286,49 @@ def test_a_call_without_a_graph_is_told_by_its_rows_and_what_the_whole_program_n
     assert "rows at once" not in program.changes(attends)  # the rows are words of one text
     graph = replace(rows, in_graphs=frozenset({kept.address}))
     assert "rows at once" not in program.changes(graph)
+
+
+def test_a_call_of_one_sample_is_told_to_take_it_in_pieces() -> None:
+    program = Recorded(capacity=100)
+    program.make(60, layer(7))
+    program.make(20, layer(8))
+    program.fail(30, layer(9))
+    objects = following(
+        second_run((60, 0), (20, 0), (30, 0), in_graphs=frozenset()),
+        distance=(2, 1, 0),
+        making=(0, 1, 0),
+        makings=(made(1, 64, line=7), made(100, 64, line=8)),  # windows of it
+    )
+    found = program.changes(objects)["sample at once"]
+    assert "are of one sample, and no graph keeps them: 80.00 MiB in 2 blocks" in found.sentence
+    assert "give it a part of the sample at a time" in found.words and found.removed_bytes > 60 * _MIB
+
+
+@pytest.mark.parametrize(("operator", "width", "is_told"), [("bmm", 8, True), ("bmm", 96, False), ("mm", 8, False)])
+def test_scores_of_attention_are_told_by_what_a_product_and_a_softmax_make(
+    operator: str, width: int, is_told: bool
+) -> None:
+    """128 rows with 128, of 8 numbers each; rows of 96 numbers are no smaller than the product; mm may be a layer's."""
+    program = Recorded(capacity=100)
+    program.make(40, layer(7))
+    program.make(40, layer(8))
+    program.fail(40, layer(9))
+    of_rows, scores = (Sized(shape, "float32", 4 * 128 * shape[-1]) for shape in ((2, 128, width), (2, 128, 128)))
+    objects = following(
+        second_run((40, 0), (40, 0), (40, 0)),
+        distance=(2, 1, 0),
+        making=(0, 1, 1),
+        makings=(
+            Making(f"aten::{operator}", (of_rows, of_rows), scores, "model.py", 7),
+            Making("aten::_softmax", (scores,), scores, "model.py", 8),
+        ),
+    )
+    found = program.changes(objects)
+    assert ("attention matrix" in found) == is_told
+    if is_told:
+        assert found["attention matrix"].sentence.startswith(
+            "Attention makes its scores as whole matrices: 80.00 MiB in 2 blocks"
+        )
 
 
 def test_what_is_made_before_the_first_is_read_is_told_with_its_reader() -> None:

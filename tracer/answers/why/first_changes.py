@@ -117,7 +117,7 @@ _SAID_BY_THE_ALLOCATOR: Final = ("fragmentation", "stranded in streams")
 _OF_RESERVED_ALONE: Final = (*_SAID_BY_THE_ALLOCATOR, "cached memory")
 _SMALL_SHARE: Final = 0.1
 """Share of the device: a program that takes less of it has no need for memory."""
-_ROOMY: Final = 0.5
+_ROOMY: Final = 0.8
 """Share of the device: where less is taken, a change with a price is not what people look for first."""
 _FULL: Final = 0.8
 """Share of the device: where less is taken, no setting of the allocator is worth a word."""

@@ -337,7 +337,7 @@ def _grown(case: Case, starts: Ints, are_steps: bool, *, of_model: bool = False)
     begin = case.lives.begin[rows]
     iteration = np.searchsorted(starts, begin, side="right") - 1
     is_model = (case.kind[rows] == Kind.PARAMETER) | case.is_set_up[rows]
-    is_else = ~case.stays[rows] & ~case.is_set_up[rows]
+    is_else = ~case.stays[rows] & ~_may_be_of_parameters(case, rows) & ~case.is_set_up[rows]
     is_old = (iteration >= 0) & (iteration < len(starts) - 2) & (begin > BEFORE)
     is_old &= is_model if of_model else is_else
     # Before the first call of a model data is loaded, and the model is made.
@@ -351,6 +351,15 @@ def _grown(case: Case, starts: Ints, are_steps: bool, *, of_model: bool = False)
     if not len(rows) or not _are_alike(case, rows, iteration):
         return None
     return Grown(starts, rows, iteration, are_steps)
+
+
+def _may_be_of_parameters(case: Case, rows: Ints) -> Bools:
+    """True for each gradient of a size of which there are no more than parameters: each of these has one."""
+    size, kind = case.lives.requested_bytes[rows], case.kind[rows]
+    _, of_size = np.unique(size, return_inverse=True)
+    gradients, parameters = (np.bincount(of_size, kind == of) for of in (Kind.GRADIENT, Kind.PARAMETER))
+    is_one: Bools = (kind == Kind.GRADIENT) & (gradients <= parameters)[of_size]
+    return is_one
 
 
 def _are_alike(case: Case, rows: Ints, iteration: Ints) -> bool:

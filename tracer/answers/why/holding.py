@@ -31,8 +31,8 @@ _CUT_OF_CONTEXT: Final = (
     "keep tensors of a torch.autograd.Function with ctx.save_for_backward(), and not as attributes of ctx"
 )
 _CUT_OF_GRAD: Final = (
-    "take such gradients by torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), or set "
-    "the .grad to None behind its use"
+    "take such gradients by torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), or "
+    "set the .grad to None behind its use"
 )
 _LISTED_KEPT: Final = 10
 """Entries of an optimizer's list that are left under the change."""
