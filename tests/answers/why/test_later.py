@@ -19,7 +19,7 @@ from tests.blocks.from_snapshot.recorded_program import (
 from tracer.answers.failed_allocation import explain_failure
 from tracer.answers.snapshot_findings import replay_snapshot
 from tracer.answers.why.case import Case
-from tracer.capture.objects.at_failure import FUNCTOOLS, Holder, ObjectsAtFailure
+from tracer.capture.objects.at_failure import FUNCTOOLS, Holder, ObjectsAtFailure, Operand
 from tracer.capture.objects.later_uses import LargeBlocks, LaterUses, Making, NextUse, SecondRun, Sized
 from tracer.errors import SnapshotError
 from tracer.exporters.document import Document, Source, plain_values
@@ -302,6 +302,18 @@ def test_a_call_of_one_sample_is_told_to_take_it_in_pieces() -> None:
     found = program.changes(objects)["sample at once"]
     assert "are of one sample, and no graph keeps them: 80.00 MiB in 2 blocks" in found.sentence
     assert "give it a part of the sample at a time" in found.words and found.removed_bytes > 60 * _MIB
+
+
+@pytest.mark.parametrize(("rows", "cause"), [(128, "rows at once"), (1, "sample at once"), (77, "")])
+def test_rows_of_a_call_are_those_of_its_input_where_no_second_run_tells(rows: int, cause: str) -> None:
+    """The model is called at line 3 of train.py; 77 rows are not what its results have."""
+    program = Recorded(capacity=100)
+    program.make(60, layer(7))
+    program.make(20, layer(8))
+    program.fail(30, layer(9))
+    given = Operand("pictures", "/home/me/train.py", 3, 9 << 20, (rows, 3, 64, 64), "float32")
+    found = program.changes(replace(objects_of(in_graphs=frozenset()), operands=(given,)))
+    assert {*found} & {"rows at once", "sample at once"} == ({cause} if cause else set())
 
 
 @pytest.mark.parametrize(("operator", "width", "is_told"), [("bmm", 8, True), ("bmm", 96, False), ("mm", 8, False)])

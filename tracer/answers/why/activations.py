@@ -46,7 +46,7 @@ _SHRINKS: Final = {
     Kind.EVALUATION: "use a smaller batch: ",
 }
 _HALF: Final = ("bfloat16", "float16")
-_USE_LESS: Final = "use less at the line that fills most of the peak: "
+_USE_LESS: Final = "use less at the line that has most: "
 
 
 def attention_matrix(case: Case) -> Iterator[Cause]:

@@ -14,8 +14,9 @@ from tracer.answers.why.evaluation import end_of_last_backward, evaluation_with_
 from tracer.answers.why.holding import idle_models
 from tracer.answers.why.larger import made_larger
 from tracer.answers.why.source import source_at
-from tracer.arrays import Ints
+from tracer.arrays import Bools, Ints
 from tracer.blocks.from_snapshot.phases import FAR
+from tracer.blocks.from_snapshot.sites import Site
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.later_uses import Making, NextUse
@@ -290,33 +291,28 @@ _ROWS_PARTS: Final = 4
 
 def rows_at_once(case: Case) -> Iterator[Cause]:
     """A call of a model that keeps nothing for a backward: its large results have rows in common, or are of one."""
-    if (followed := case.followed) is None or not (case.has_no_graph or case.is_without_grad(case.in_use)):
+    if not (case.has_no_graph or case.is_without_grad(case.in_use)):
         return
     call = case.calls[0]
     if not (call[case.in_use] >= 0).any() or not has(case.sites.facts, Fact.MODULE_FORWARD)[case.asked_stack]:
         return
     latest = call[case.in_use].max()
     mine = case.in_use[(call[case.in_use] == latest) & ~case.stays[case.in_use]]
-    made = [making for row in mine.tolist() if (making := followed.making(row)) is not None]
-    if (asked := followed.making(None)) is None or "attention" in asked.operator:
-        return
-    number = min(making.num_rows for making in (*made, asked) if "attention" not in making.operator)
-    # Where a large result has other rows, or an attention is over them, these are no samples.
-    largest = max(making.result.size_bytes for making in (*made, asked))
-    others = (making for making in (*made, asked) if making.result.size_bytes * _SMALL_PART >= largest)
-    attends = (making for making in followed.uses.makings if "attention" in making.operator)
-    if number < 1 or (number > 1 and not all(making.has_rows(number) for making in (*others, *attends))):
-        return
-    has_rows = [(making := followed.making(row)) is not None and making.has_rows(number) for row in mine.tolist()]
-    mine, asked_bytes = mine[np.array(has_rows, np.bool_)], case.asked_bytes
-    if not case.is_much(mine, asked_bytes=asked_bytes, percent=_LEAST_OF_CALL):
-        return
     site = case.model_call(int(mine[0])) if len(mine) else None
+    number, has_rows = _rows_made(case, mine) if case.followed is not None else _rows_given(case, mine, site)
+    mine, asked_bytes = mine[has_rows], case.asked_bytes
+    if number < 1 or not case.is_much(mine, asked_bytes=asked_bytes, percent=_LEAST_OF_CALL):
+        return
     where = f" at {site.file}:{site.line}" if site is not None else ""
     parts = min(_ROWS_PARTS, number) if number > 1 else _ROWS_PARTS
+    are = (
+        f"have {number:,} rows each, or a multiple of that"
+        if number > 1
+        else "are of one sample, and no graph keeps them"
+    )
     yield Cause(
         "rows at once" if number > 1 else "sample at once",
-        f"The large results of the call of the model{where} {_of_rows(number)}: {case.with_asked(mine, asked_bytes)}.",
+        f"The large results of the call of the model{where} {are}: {case.with_asked(mine, asked_bytes)}.",
         (
             "if no row depends on another, call it with a part of the rows at a time, and keep what is needed of each "
             "(on the host, where that is much)"
@@ -333,7 +329,31 @@ def rows_at_once(case: Case) -> Iterator[Cause]:
     )
 
 
-def _of_rows(number: int) -> str:
-    if number > 1:
-        return f"have {number:,} rows each, or a multiple of that"
-    return "are of one sample, and no graph keeps them"
+def _rows_made(case: Case, rows: Ints) -> tuple[int, Bools]:
+    """The rows that large results of a call have in common, and which blocks have so many, as a second run showed."""
+    assert case.followed is not None
+    followed = case.followed
+    making = [followed.making(row) for row in rows.tolist()]
+    made, asked = [each for each in making if each is not None], followed.making(None)
+    if asked is None or "attention" in asked.operator:
+        return 0, np.zeros(len(rows), np.bool_)
+    number = min(each.num_rows for each in (*made, asked) if "attention" not in each.operator)
+    # Where a large result has other rows, or an attention is over them, these are no samples.
+    largest = max(each.result.size_bytes for each in (*made, asked))
+    others = (each for each in (*made, asked) if each.result.size_bytes * _SMALL_PART >= largest)
+    attends = (each for each in followed.uses.makings if "attention" in each.operator)
+    if number > 1 and not all(each.has_rows(number) for each in (*others, *attends)):
+        return 0, np.zeros(len(rows), np.bool_)
+    return number, np.array([each is not None and each.has_rows(number) for each in making], np.bool_)
+
+
+def _rows_given(case: Case, rows: Ints, site: Site | None) -> tuple[int, Bools]:
+    """The rows of the largest tensor that the line of a call of a model names, and the blocks that may have so many."""
+    known = case.objects.operands if case.objects is not None and site is not None else ()
+    given = [each for each in known if site is not None and (each.file, each.line) == (site.file, site.line)]
+    given = [each for each in given if each.count == 1 and len(each.shape) > 1]
+    if not given:
+        return 0, np.zeros(len(rows), np.bool_)
+    number = max(given, key=lambda each: each.size_bytes).shape[0]
+    are_rows: Bools = case.lives.requested_bytes[rows] % max(number, 1) == 0
+    return number if case.asked_bytes % max(number, 1) == 0 else 0, are_rows
