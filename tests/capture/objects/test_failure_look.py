@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tracer.capture.objects import failure_look
 from tracer.capture.objects.at_failure import CYCLE, ObjectsAtFailure
 from tracer.capture.objects.failure_look import look_at_failure
 
@@ -157,3 +158,9 @@ def test_buffers_of_floating_point() -> None:
     found = look_at_failure(CPU, None, is_evaluating=False)
     assert address(model.get_buffer("running_mean")) in found.buffers
     assert address(model.get_buffer("weights_in_4_bits")) not in found.buffers
+
+
+def test_pieces_that_are_asked_about_are_not_always_of_one_layer() -> None:
+    """Of twelve steps with eight pieces each, of which every fourth is of the same layer."""
+    asked = failure_look._asked_about(dict.fromkeys(range(96), 1 << 20), 24)
+    assert len(asked) == 24 and {address % 4 for address in asked} == {0, 1, 2, 3}

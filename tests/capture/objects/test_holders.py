@@ -8,7 +8,7 @@ import sys
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ from tracer.capture.objects import holders
 from tracer.capture.objects.at_failure import Holder
 from tracer.capture.objects.holder_links import running_frames
 from tracer.capture.objects.holders import find_holders
-from tracer.capture.objects.ways_up import spelled
+from tracer.capture.objects.ways_up import around, spelled
 
 HERE = "test_holders.py"
 
@@ -249,6 +249,18 @@ def test_a_reference_cycle() -> None:
     finally:
         gc.enable()
         gc.collect()
+
+
+def test_a_cycle_is_found_beside_what_nothing_holds() -> None:
+    """Memory -1 is of a storage (1), which somebody looks at, and of a tensor (2), which a node (3) holds: 2, 3, 2."""
+
+    class References:
+        def referrers(self, vertices: Iterable[int]) -> Iterator[tuple[int, int]]:
+            holders = {-1: [1, 2], 2: [4, 3], 3: [2]}
+            return ((vertex, holder) for vertex in vertices for holder in holders.get(vertex, []))
+
+    references: Any = References()
+    assert around(-1, references) == [2, 3, 2] and around(1, references) == []
 
 
 def test_a_loss_whose_graph_has_tensors_of_its_own_objects() -> None:

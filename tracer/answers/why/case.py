@@ -315,13 +315,17 @@ class Case:
 
     def several_words(self, rows: Ints) -> str:
         """Words for holders that are too many to be named, with one of them; empty where these hold less than half."""
+        path = self.one_of_several(rows)
+        return f"{SEVERAL} ({path} is one)" if path else ""
+
+    def one_of_several(self, rows: Ints) -> str:
+        """The path of one of holders that are too many to be named; empty where these hold less than half."""
         many = [holder for holder in self.holders if holder.path == SEVERAL and holder.also]
         held = self.at_addresses(at for holder in many for at in holder.addresses)
         known, held = np.intersect1d(rows, self.asked_about), np.intersect1d(rows, held)
         if not len(held) or not self.is_share(held, of=known, percent=50) or not self._is_known_of_lines(rows):
             return ""
-        largest = max(many, key=lambda holder: self.bytes(self.at_addresses(holder.addresses)))
-        return f"{SEVERAL} ({largest.also[0]} is one)"
+        return max(many, key=lambda holder: self.bytes(self.at_addresses(holder.addresses))).also[0]
 
     def one_of_holders(self, rows: Ints) -> str:
         """The variable that holds most of some blocks, though others may hold more; empty if none is known."""

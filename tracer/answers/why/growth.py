@@ -229,9 +229,12 @@ def _is_comprehension(frame: Frame) -> bool:
 def _detached(case: Case, grown: Grown, what: str) -> str:
     """The change for graphs; where no backward ran in these iterations, it may be no training at all."""
     holder = case.holder_of(grown.rows)
-    detach = f"keep loss.item() in place of the loss, and .detach() of any other tensor that outlives its {what}"
-    if holder is not None and holder.path.endswith(GRAPH_OF):
-        detach = f"detach what {holder.path.removesuffix(GRAPH_OF)} is given (.detach(), or .item() of a loss)"
+    path = holder.path if holder is not None else case.one_of_several(grown.rows)
+    detach = f"detach what is kept from one {what} to the next (.detach(); .item() of a loss)"
+    if path.endswith(GRAPH_OF):
+        detach = f"detach what {path.removesuffix(GRAPH_OF)} is given (.detach(), or .item() of a loss)"
+    elif path and not path.isidentifier():
+        detach = f"let go of {path} when its {what} is over (del), or keep it without its graph (.detach())"
     if case.is_evaluating:
         return f"evaluate under `with torch.no_grad():`, and {detach}"
     if grown.are_steps or case.last_learning >= int(grown.starts[0]):

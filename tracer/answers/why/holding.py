@@ -65,8 +65,9 @@ def cycle_of(case: Case, rows: Ints) -> ReferenceCycle | None:
     is_all = len(others) == len(holders)
     words = f"{cycle}them ({link})" if is_all else f"no variable leads to them, and {cycle}a part ({link})"
     if is_cpps:
-        change = _CUT_OF_GRAD if ".grad ->" in link else _CUT_OF_CONTEXT
-        return ReferenceCycle(f"{words}, which Python's collector does not see", change)
+        if ".grad ->" in link:
+            return ReferenceCycle(f"{words}, which Python's collector does not see", _CUT_OF_GRAD)
+        return ReferenceCycle(f"{words}, which Python's collector frees in part at the most", _CUT_OF_CONTEXT)
     return ReferenceCycle(words, _CUT)
 
 

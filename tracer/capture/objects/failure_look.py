@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import random
 import re
 import textwrap
 import traceback
@@ -130,7 +131,9 @@ def _without_holders(
 
 
 def _asked_about(sizes: Mapping[int, int], most_of_one: int) -> list[int]:
-    """Addresses of some pieces of each size, spread over all of them; of the sizes with most bytes in all.
+    """Addresses of some pieces of each size, drawn from all of them; of the sizes with most bytes in all.
+
+    Every fourth piece, say, would always be of the same layer.
 
     Args:
         most_of_one: Pieces of a size that has all of the memory; others have their share, and a few at least.
@@ -142,7 +145,8 @@ def _asked_about(sizes: Mapping[int, int], most_of_one: int) -> list[int]:
     most = sorted(much, key=lambda pair: -pair[0] * len(pair[1]))
     total = sum(size * len(alike) for size, alike in most)
     number = (max(_OF_ONE_SIZE, most_of_one * size * len(alike) // total) for size, alike in most)
-    some = [alike[:: -(-len(alike) // count)] for (_, alike), count in zip(most, number, strict=True)]
+    draw = random.Random(0).sample  # the same ones in each run
+    some = [draw(alike, min(count, len(alike))) for (_, alike), count in zip(most, number, strict=True)]
     return list(chain.from_iterable(some))[:_MOST_ASKED]
 
 

@@ -171,18 +171,30 @@ def _chain(first: int, below: Mapping[int, int | None]) -> tuple[int, ...]:
 
 def around(memory: int, graph: ReferenceGraph) -> list[int]:
     """The vertices around the first cycle above some memory, the first again at the end; empty where there is none."""
-    holders: dict[int, int] = {}
+    holders: dict[int, list[int]] = {}
     level = [memory]
     while level and len(holders) < _MAX_ABOVE:
-        pairs = [(vertex, holder) for vertex, holder in graph.referrers(level) if vertex not in holders]
-        for vertex, holder in pairs:
-            holders.setdefault(vertex, holder)
-        level = [holder for _, holder in pairs if holder not in holders]
+        found = dict[int, list[int]]((vertex, []) for vertex in level)
+        for vertex, holder in graph.referrers(level):
+            found[vertex].append(holder)
+        holders |= found
+        level = list(dict.fromkeys(holder for of in found.values() for holder in of if holder not in holders))
+    # What nothing holds is above no cycle, such as a storage that somebody looks at.
+    held = dict[int, list[int]]()
+    for vertex, of in holders.items():
+        for holder in of:
+            held.setdefault(holder, []).append(vertex)
+    left = {vertex: len(of) for vertex, of in holders.items()}
+    ends = [vertex for vertex, number in left.items() if not number]
+    while ends:
+        for vertex in held.get(ends.pop(), ()):
+            left[vertex] -= 1
+            ends += [vertex] * (not left[vertex])
     way = [memory]
-    while holder := holders.get(way[-1], 0):
-        if holder in way:
-            return [holder, *reversed(way[way.index(holder) :]), *reversed(way[1 : way.index(holder)])]
-        way.append(holder)
+    while upper := [holder for holder in holders[way[-1]] if left.get(holder)]:
+        if upper[0] in way:
+            return [upper[0], *reversed(way[way.index(upper[0]) :]), *reversed(way[1 : way.index(upper[0])])]
+        way.append(upper[0])
     return []
 
 
