@@ -125,7 +125,9 @@ def test_graphs_that_one_backward_behind_the_loop_needs(
     assert found["graphs kept"].words.startswith(words)
 
 
-@pytest.mark.parametrize(("keeps", "words"), [(True, "differentiate through fewer of these"), (False, "detach what is kept")])
+@pytest.mark.parametrize(
+    ("keeps", "words"), [(True, "differentiate through fewer of these"), (False, "detach what is")]
+)
 def test_a_graph_of_each_gradient(keeps: bool, words: str, tmp_path: Path) -> None:
     """With `create_graph=True`; what the calls of the model made is kept, too, or is freed."""
     script = tmp_path / "train.py"
