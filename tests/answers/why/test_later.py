@@ -304,6 +304,25 @@ def test_a_call_of_one_sample_is_told_to_take_it_in_pieces() -> None:
     assert "give it a part of the sample at a time" in found.words and found.removed_bytes > 60 * _MIB
 
 
+def test_rows_of_a_table_are_told_though_a_product_of_the_same_line_and_shape_is_what_is_there() -> None:
+    """As of messages along edges, `weight[:, None] * x[source]`."""
+    program = Recorded(capacity=100)
+    program.make(60, layer(7))
+    program.fail(60, layer(9))
+    rows = Sized((9000, 200), "float32", 7_200_000)
+    objects = following(
+        second_run((60, 0), (60, 0)),
+        distance=(1, 0),
+        making=(0, 0),
+        makings=(
+            Making("aten::mul", (Sized((9000, 1), "float32", 36_000), rows), rows, "model.py", 7),
+            Making("aten::index", (Sized((60, 200), "float32", 48_000),), rows, "model.py", 7),
+        ),
+    )
+    told = program.changes(objects)["row for each index"].sentence
+    assert "makes rows of a table that has 60, each 150 times on average" in told
+
+
 @pytest.mark.parametrize(("rows", "cause"), [(128, "rows at once"), (1, "sample at once"), (77, "")])
 def test_rows_of_a_call_are_those_of_its_input_where_no_second_run_tells(rows: int, cause: str) -> None:
     """The model is called at line 3 of train.py; 77 rows are not what its results have."""

@@ -89,27 +89,33 @@ def _is_full_decomposition(line: LineResults) -> bool:
     return is_linalgs and is_larger and "full_matrices=False" not in line.source.replace(" ", "")
 
 
+def _looked_up(line: LineResults) -> Making | None:
+    """The operator of the line that looks up rows of a table, each several times; None where none is known to."""
+    for making in line.before:
+        table = making.inputs[0] if making.operator in _LOOKED_UP and making.inputs else None
+        if table is not None and len(table.shape) > 1 and making.result.num_elements >= _TWICE * table.num_elements:
+            return making if line.stands_out or line.makes(*INDEXED) else None
+    return None
+
+
 def _table_of_copies(line: LineResults) -> Sized | None:
     """The table that the line's result has rows of, each several times; None where it is not known to be so."""
-    making = line.making
-    if making is None or making.operator not in _LOOKED_UP or not making.inputs:
-        return None
-    table, result = making.inputs[0], making.result
-    is_larger = len(table.shape) > 1 and result.num_elements >= _TWICE * table.num_elements
-    return table if is_larger and (line.stands_out or line.makes(*INDEXED)) else None
+    making = _looked_up(line)
+    return making.inputs[0] if making is not None else None
 
 
 def _is_row_for_each(line: LineResults) -> bool:
     if line.making is not None:
-        return _table_of_copies(line) is not None
+        return _looked_up(line) is not None
     are_alone = bool(line.operators) and line.operators.issubset(INDEXED)
     return (are_alone or (line.makes("embedding") and line.stands_out)) and line.largest_factor >= _TWICE
 
 
 def _makes_rows(line: LineResults) -> str:
-    if (table := _table_of_copies(line)) is None or line.making is None:
+    if (making := _looked_up(line)) is None:
         return "makes a row for each index"
-    times = line.making.result.num_elements / table.num_elements
+    table = making.inputs[0]
+    times = making.result.num_elements / table.num_elements
     return f"makes rows of a table that has {table.shape[0]:,}, each {times:,.0f} times on average"
 
 
