@@ -133,6 +133,8 @@ def _fragmentation(failure: FailureFacts) -> str:
         served = failure.serves("expandable segments")
         if served is False:
             return "The free memory is in pieces, too, but expandable_segments:True does not serve this request."
+        if spare < LEAST_ROOM * failure.memory.allocated_bytes:
+            return ""
         serves = f"; expandable_segments:True serves it, with {format_bytes(spare)} to spare" if served else ""
         return f"The free memory is in pieces, too{serves}."
     advice = _if_served(

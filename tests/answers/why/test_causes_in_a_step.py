@@ -626,3 +626,23 @@ def test_weights_of_32_bits_where_nothing_is_trained(kind: Any, is_told: bool) -
             == "60.00 MiB in 2 blocks (/home/me/train.py:2) are parameters of float32."
         )
         assert told["weights in 32 bits"].removed_bytes == pytest.approx(50 * MIB, rel=0.05)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_what_the_failed_line_made_in_the_iteration_before_and_no_growth(number: int) -> None:
+    """A batch that is scaled: the last one is there until the variable is set anew; three of them are a list."""
+    program = Recorded(capacity=100)
+    for _ in range(number):
+        program.make(25, [line(4)])
+        program.use(5, layer(7), freed=BACKWARD)
+        program.use(1, BACKWARD)
+    program.make(30, [line(3)])
+    program.fail(60, [line(4)])
+    changes = program.changes()
+    assert ("held until made again" in changes) == (number == 1)
+    # Nor is it a whole set of data, though it was there before the model was first called.
+    assert "data on the device" not in changes
+    if number == 1:
+        assert changes["held until made again"].sentence.startswith(
+            "The line that failed has made 25.00 MiB in 1 block"
+        )

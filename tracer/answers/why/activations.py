@@ -38,6 +38,7 @@ _LONGER: Final = 2
 """Times the usual size, from which on a batch is an outlier."""
 _LONG_PERCENT: Final = 25
 _GRAPH_PERCENT: Final = 10
+_AGAIN_PERCENT: Final = 10
 _GRAPH_PARTS: Final = 4
 _STAYING: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE, Kind.GRADIENT)
 _SHRINKS: Final = {
@@ -260,6 +261,28 @@ def _over_the_step(case: Case) -> Ints:
     has_step = (lives.end > starts[next_step]) & (lives.end <= starts[next_step + 1])
     is_held = (case.kind == Kind.HELD) | ((case.kind == Kind.ACTIVATION) & _is_freed_by_program(case))
     return np.flatnonzero(is_held & has_step & case.device.kinds.facts.meets_backward)
+
+
+def held_until_made_again(case: Case) -> Iterator[Cause]:
+    """Results of the iteration before of the line that failed, outside of models: a variable has them until then."""
+    rows = case.in_use[(case.stack == case.asked_stack)[case.in_use]] if case.has_failed else NOTHING
+    rows = rows[~case.in_model[rows] & ~case.stays[rows] & (case.lives.begin[rows] > BEFORE)]
+    rows = rows[case.lives.begin[rows] < case.last_learning]
+    if case.in_graphs is not None:
+        rows = np.setdiff1d(rows, case.in_graphs)
+    # More of them are growth.
+    if not 0 < len(rows) <= 2 or not case.is_much(rows, percent=_AGAIN_PERCENT) or case.are_used(rows):
+        return
+    over, holder = np.full(len(rows), case.last_learning + 1), case.holder_words(rows)
+    yield Cause(
+        "held until made again",
+        f"The line that failed has made {case.words(rows)} in the iteration before, which are still in use as it makes "
+        f"them again{f'; held by {holder}' if holder else ''}.",
+        "let go of them at the end of each iteration (`del`)",
+        lambda modelled: with_earlier_frees(modelled, rows, over),
+        case.largest_site(rows),
+        names_bytes=case.bytes(rows),
+    )
 
 
 def _next_step(case: Case, rows: Ints) -> Ints:

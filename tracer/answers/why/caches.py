@@ -72,6 +72,9 @@ def data_on_device(case: Case) -> Iterator[Cause]:
         return
     is_data = np.isin(case.kind, (Kind.INPUT, Kind.HELD, Kind.UNKNOWN)) & has(case.facts, Fact.STACK)
     is_data &= ~has(case.facts, *_MADE_FOR_A_MODEL) & ~case.is_set_up & (lives.begin > BEFORE)
+    # What a line makes again is a batch.
+    is_later = (lives.begin > calls[0]) & (lives.begin <= case.entry)
+    is_data &= ~np.isin(case.stack, [*np.unique(case.stack[is_later]), case.asked_stack])
     rows = np.flatnonzero(is_data & (lives.begin < calls[0]) & (lives.end > case.entry))
     if not case.is_much(rows, percent=_LEAST_PERCENT) or are_copies_of_weights(case, rows):
         return

@@ -35,6 +35,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     holding.kept_by_caches,
     holding.gradients_of_nobody,
     reserving.held_by_traceback,
+    activations.held_until_made_again,
     later.not_in_place,
     activations.logits_over_the_step,
     later.not_read_again,
@@ -164,7 +165,7 @@ class FirstChange:
             size, is_said = self.removed_bytes, "are in use with it"
         up_to = "up to " if self.needs_more else ""
         less = [f"{up_to}{format_bytes(size)} less {is_said}"] if size > 0 else []
-        served = ["the failed request is then served"] if self.num_served else []
+        served = ["the failed request is then served"] if self.serves_last else []
         price = f"; {self.gives_up}" if self.gives_up else ""
         return f"in a replay of the recording {', and '.join((*served, *less))}{self._need}{price}"
 
@@ -448,7 +449,7 @@ def _is_of_use(change: FirstChange, taken: float) -> bool:
 
 def _helps(change: FirstChange, modelled: Modelled) -> bool:
     if modelled.baseline.unserved:
-        return change.num_served > 0
+        return change.serves_last
     return any(
         before and (before - after) * 100 >= before * LEAST_PERCENT
         for before, after in (

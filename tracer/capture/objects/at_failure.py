@@ -12,7 +12,8 @@ class Holder:
     """A reference to let go of, and the memory that it frees."""
 
     # As `trainer.history[...]`; a reference cycle where no variable leads to it; `SEVERAL` where so many hold it that
-    # no one of them is worth a name; `NOT_FOUND` where the search failed.
+    # no one of them is worth a name; `NOT_FOUND` where the search failed, or
+    # ended in a function of torch's.
     path: str
     variable: str  # Where the path begins: `local variable of main(), train.py:88`; empty where it is no variable
     addresses: tuple[int, ...]  # Addresses of the part of the memory asked about that is held this way

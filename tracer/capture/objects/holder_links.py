@@ -191,7 +191,7 @@ class Root:
     """A variable: its name, where it is, whether it is the user's own, and of which frame or module."""
 
     name: str
-    place: str
+    place: str  # Empty for a function of torch's
     is_users: bool
     scope: int = 0
 
@@ -265,8 +265,10 @@ def variables_of(error: BaseException | None) -> Variables:
         if is_of_ours(frame):
             continue
         is_users = is_users_frame(frame)
+        is_torchs = str(frame.f_globals.get("__name__")).startswith("torch.")  # which has passed it on
+        place = "" if is_torchs else f"local variable of {where(frame)}"
         for variable, value in locals_of(frame):
-            root = Root(variable, f"local variable of {where(frame)}", is_users, id(frame))
+            root = Root(variable, place, is_users, id(frame))
             roots_of.setdefault(id(value), []).insert(0, root)
     for roots in roots_of.values():
         roots.sort(key=lambda root: not root.is_users)

@@ -105,10 +105,12 @@ class _Search:
         return self._named(ways, cuts, address)
 
     def _named(self, ways: Sequence[Way], cuts: frozenset[Cut], address: int) -> Holder:
+        if not (place := place_of(ways[0], self._graph)):
+            return Holder(NOT_FOUND, "", (address,))
         graph = graph_of(ways[0], self._graph)
         return Holder(
             path=spelled(ways[0], cuts, self._graph),
-            variable=place_of(ways[0], self._graph),
+            variable=place,
             addresses=(address,),
             graph_of=None if graph is None else self._address[graph],
             also=tuple(spelled(way, cuts, self._graph) for way in ways[1:]),

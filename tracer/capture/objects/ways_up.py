@@ -270,7 +270,7 @@ def spelled(way: Way, cuts: frozenset[Cut], graph: ReferenceGraph) -> str:
 def place_of(way: Way, graph: ReferenceGraph) -> str:
     """Words for the place of the variable."""
     assert way.root is not None
-    if way.root.name != "self":
+    if way.root.name != "self" or not way.root.place:
         return way.root.place
     return f"attribute of {type(graph.objects[way.chain[0]]).__name__}, {way.root.place}"
 
