@@ -60,6 +60,9 @@ def values_decide_sizes() -> None:
         expected = torch.sigmoid(-slopes.detach())
         assert slopes.grad is not None and torch.allclose(slopes.grad.cpu(), expected.cpu())
         assert torch.eye(4, device=DEVICE).to_sparse().coalesce().indices().shape == (2, 4)
+        places = torch.tensor([[1, 0, 1, 1], [2, 0, 2, 1]], device=DEVICE)
+        sparse = torch.sparse_coo_tensor(places, torch.ones(4, 8, device=DEVICE), (2, 3, 8))
+        assert sparse.coalesce().indices().tolist() == [[0, 1, 1], [0, 1, 2]]
         assert torch.split(numbers, numbers.bincount()[1:].tolist())[2].tolist() == [3, 2]
         empty = [read for read in values.report().reads if read.num_empty]
         assert [(read.operator, read.num_empty, read.value) for read in empty] == [("aten::nonzero", 1, "0")]

@@ -11,6 +11,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -30,7 +31,7 @@ from tracer.null_gpu.values.device_values import (
     is_number,
 )
 from tracer.null_gpu.values.operators import ALLOCATIONS, UNTOUCHED, Operator, operator_named, packet_name, tensors_of
-from tracer.null_gpu.values.sizes import SIZED, SizedResults
+from tracer.null_gpu.values.sizes import COALESCE, SIZED, SizedResults
 
 Kernel = Callable[..., Any]
 __tracebackhide__ = True  # for pytest: an operator's error is at the line that called it
@@ -101,6 +102,8 @@ class ValueKernels:
             **dict.fromkeys(SIZED, self._sizing),
         }
         self.replace((*torch_dispatch.operators_with_kernel("CUDA"), *_MADE_OF_OTHERS))
+        coalesce = partial(self._sized.coalesce, torch_dispatch.device_kernel(COALESCE, "SparseCUDA"))
+        torch_dispatch.add_kernel(self._libraries["aten"], "_coalesce", unrecorded(coalesce), "SparseCUDA")
 
     def replace(self, names: Iterable[str]) -> None:
         """Put a kernel in front of those operators' own, once."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -14,6 +15,7 @@ from tracer.null_gpu.values.device_reads import ReadLog
 from tracer.null_gpu.values.device_values import LARGE_BYTES, DeviceValues, Known
 from tracer.null_gpu.values.operators import Operator, tensors_of
 
+COALESCE: Final = "aten::_coalesce"
 SIZED = frozenset({"nonzero", "_unique2", "unique_dim", "unique_consecutive", "nms"})
 
 
@@ -55,6 +57,25 @@ class SizedResults:
             self._fill(tensors_of(outputs if isinstance(outputs, list | tuple) else (outputs,)), results, size, known)
         self._log.note(outermost, str(size), known, answered=answer is not None, size=size)
         return outputs
+
+    def coalesce(self, original: Callable[..., Any], sparse: torch.Tensor) -> Any:
+        """Run `_coalesce`, whose result has each place of a sparse tensor once."""
+        indices, size, shape = sparse._indices(), sparse._nnz(), sparse.shape[: sparse.sparse_dim()]
+        if self._running.size is not None or sparse.is_coalesced() or size < 2:
+            return original(sparse)
+        if indices.nbytes > LARGE_BYTES:
+            self._compute.left_out[f"{COALESCE}: more than {LARGE_BYTES >> 20} MiB"] += 1
+            return self._told(min(size, math.prod(shape)), original, (sparse,), {})
+        with torch_dispatch.BelowOperators():
+            values, known = self._values.read(indices)
+            # Along one axis, since `unique` of columns makes a tensor of each.
+            strides = torch.tensor([math.prod(shape[axis + 1 :]) for axis in range(len(shape))], device="cpu")
+            each_once = torch.unique((values * strides[:, None]).sum(0))
+            places = torch.stack(torch.unravel_index(each_once, shape))
+        result = self._told(places.size(1), original, (sparse,), {})
+        with torch_dispatch.BelowOperators():
+            self._values.write(result._indices(), places, max(known, Known.DRAWN))
+        return result
 
     def _told(self, size: int, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._running.size = size
