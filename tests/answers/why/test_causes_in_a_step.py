@@ -631,13 +631,13 @@ def test_weights_of_32_bits_where_nothing_is_trained(kind: Any, is_told: bool) -
 @pytest.mark.parametrize("number", [1, 3])
 def test_what_the_failed_line_made_in_the_iteration_before_and_no_growth(number: int) -> None:
     """A batch that is scaled: the last one is there until the variable is set anew; three of them are a list."""
-    program = Recorded(capacity=100)
+    program = Recorded(capacity=50 + 50 * number)
     for _ in range(number):
         program.make(25, [line(4)])
         program.use(5, layer(7), freed=BACKWARD)
         program.use(1, BACKWARD)
     program.make(30, [line(3)])
-    program.fail(60, [line(4)])
+    program.fail(20 + 45 * number, [line(4)])
     changes = program.changes()
     assert ("held until made again" in changes) == (number == 1)
     # Nor is it a whole set of data, though it was there before the model was first called.
@@ -645,4 +645,22 @@ def test_what_the_failed_line_made_in_the_iteration_before_and_no_growth(number:
     if number == 1:
         assert changes["held until made again"].sentence.startswith(
             "The line that failed has made 25.00 MiB in 1 block"
+        )
+
+
+@pytest.mark.parametrize(("sizes", "is_told"), [((5, 11, 14), True), ((15, 15, 15), False), ((5, 15, 10), False)])
+def test_batches_that_grow_from_iteration_to_iteration(sizes: tuple[int, ...], is_told: bool) -> None:
+    program = Recorded(capacity=80)
+    for number, size in enumerate((*sizes, 20)):
+        kept = [program.make(size, layer(of)) for of in (7, 8, 9)]
+        if number == len(sizes):
+            program.fail(30, layer(10))
+        for block in kept:
+            program.free(block, BACKWARD)
+        program.use(1, STEP)
+    found = program.changes()
+    assert ("growing batches" in found) == is_told
+    if is_told:
+        assert "has 5.00 MiB in the first of 4, and 20.00 MiB in this one; 60.00 MiB in 3 blocks" in (
+            found["growing batches"].sentence
         )

@@ -37,6 +37,8 @@ _DECODING_PERCENT: Final = 25
 _LONGER: Final = 2
 """Times the usual size, from which on a batch is an outlier."""
 _LONG_PERCENT: Final = 25
+_GROWING_STEPS: Final = 3
+"""Iterations, the latest included."""
 _GRAPH_PERCENT: Final = 10
 _AGAIN_PERCENT: Final = 10
 _GRAPH_PARTS: Final = 4
@@ -156,6 +158,7 @@ def long_batch(case: Case) -> Iterator[Cause]:
     asks = 0 < _LONGER * asked_before <= case.asked_bytes
     asked = case.asked_bytes * asks
     if not len(held) or not case.is_much(held, asked_bytes=asked, percent=_LONG_PERCENT):
+        yield from _growing_batches(case, np.flatnonzero(latest), earlier, step)
         return
     growth = lives.requested_bytes[held] / before[held]
     times = max(int(np.median(growth)), _LONGER)
@@ -185,6 +188,46 @@ def long_batch(case: Case) -> Iterator[Cause]:
         case.largest_site(held),
         GivesUp.TIME_OR_SIZE if trains else GivesUp.A_LITTLE,
         behind=lambda each, _: 1 / times if number > 1 and each.has_rows(number) else 1.0,
+    )
+
+
+def _growing_batches(case: Case, latest: Ints, earlier: Ints, step: Ints) -> Iterator[Cause]:
+    """Blocks of the same lines that are larger from iteration to iteration.
+
+    Args:
+        latest: Blocks of the latest iteration.
+        earlier: Those of the iterations before.
+        step: The iteration of each block [lives].
+    """
+    size, held = case.lives.requested_bytes, case.held(latest)
+    if not len(held):
+        return
+    fullest = held[np.argmax(size[held])]
+    alike = np.append(earlier, latest)[case.inner_stack[np.append(earlier, latest)] == case.inner_stack[fullest]]
+    largest = np.zeros(int(step[fullest]) + 1, np.int64)
+    np.maximum.at(largest, step[alike], size[alike])
+    largest = largest[largest > 0]
+    if len(largest) < _GROWING_STEPS or (np.diff(largest) <= 0).any() or largest[-1] < _LONGER * largest[0]:
+        return
+    smallest = np.full(int(case.inner_stack.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(smallest, case.inner_stack[earlier], size[earlier])
+    rows = held[size[held] >= _LONGER * smallest[case.inner_stack[held]]]
+    grown = np.concatenate([held[:0], *made_larger(case)])
+    if case.is_share(np.intersect1d(rows, grown), of=rows):
+        return  # a cache
+    if not case.is_much(rows, percent=_LONG_PERCENT):
+        return
+    times = int(largest[-1] // largest[0])
+    yield Cause(
+        "growing batches",
+        f"Each iteration is larger than the one before: a block of one line has {format_bytes(int(largest[0]))} in the "
+        f"first of {len(largest)}, and {format_bytes(int(largest[-1]))} in this one; {case.words(rows)}"
+        f"{case.lines(rows)} are of lines that made less before.",
+        "keep batches at one size: look at how each is cut out of the data (its start and its end)",
+        lambda modelled: with_smaller_blocks(modelled, rows, times),
+        case.largest_site(rows),
+        GivesUp.A_LITTLE,
+        names_bytes=case.bytes(rows),
     )
 
 

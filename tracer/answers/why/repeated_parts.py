@@ -247,9 +247,11 @@ def _told_apart(case: Case, part: _Part, lines: dict[int, int], rows: Ints, made
     rows, end, number = rows[stays], end[stays], number[stays]
     # The last block of a part that stays is the input of the next.
     is_inner = np.append(number[1:] == number[:-1], False)[: len(rows)]
-    rows, end = rows[is_inner], end[is_inner]
+    rows, end, number = rows[is_inner], end[is_inner], number[is_inner]
     held = case.held(rows)
-    return _Repeated(part, line, num_calls, times, rows, end, held) if len(held) else None
+    num_kept = len(np.unique(number[np.isin(rows, held)]))
+    # Where few of them keep something, these are turns of a loop inside of the part.
+    return _Repeated(part, line, num_calls, times, rows, end, held) if 0 < num_calls - 1 <= 2 * num_kept else None
 
 
 def _are_alike(made_by: Ints, number: Ints) -> bool:
