@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from tracer.capture.torch_private import torch_dispatch
+from tracer.capture.torch_private import torch_dispatch, torch_tensors
 from tracer.null_gpu.values.compute import Compute
 from tracer.null_gpu.values.device_reads import ReadLog
 from tracer.null_gpu.values.device_values import LARGE_BYTES, DeviceValues, Known
@@ -60,7 +60,8 @@ class SizedResults:
 
     def coalesce(self, original: Callable[..., Any], sparse: torch.Tensor) -> Any:
         """Run `_coalesce`, whose result has each place of a sparse tensor once."""
-        indices, size, shape = sparse._indices(), sparse._nnz(), sparse.shape[: sparse.sparse_dim()]
+        _, indices = torch_tensors.parts_of_sparse(sparse)
+        size, shape = indices.size(1), sparse.shape[: sparse.sparse_dim()]
         if self._running.size is not None or sparse.is_coalesced() or size < 2:
             return original(sparse)
         if indices.nbytes > LARGE_BYTES:
@@ -74,7 +75,7 @@ class SizedResults:
             places = torch.stack(torch.unravel_index(each_once, shape))
         result = self._told(places.size(1), original, (sparse,), {})
         with torch_dispatch.BelowOperators():
-            self._values.write(result._indices(), places, max(known, Known.DRAWN))
+            self._values.write(torch_tensors.parts_of_sparse(result)[1], places, max(known, Known.DRAWN))
         return result
 
     def _told(self, size: int, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
