@@ -410,3 +410,21 @@ def test_buffers_of_modules(parameter: int, is_said: bool) -> None:
     if is_said:
         sentence = changes["large buffers"].sentence
         assert "such as model.layers[...].cache (global" in sentence and "120.00 MiB in 4 blocks" in sentence
+
+
+@pytest.mark.parametrize(("source", "is_told"), [("return x[inside]", True), ("return x[:, inside]", False)])
+def test_a_tensor_taken_whole_for_each_index(source: str, is_told: bool, tmp_path: Path) -> None:
+    """2,048 indices of the first axis of (4, 8, 1024) numbers make 64 MiB."""
+    file = tmp_path / "train.py"
+    file.write_text(source, "utf-8")
+    program = Recorded(capacity=60)
+    program.make(10, [line(3)])
+    program.fail(64, [line(1, file=str(file))])
+    x = Operand("x", str(file), 1, 128 << 10, (4, 8, 1024), "float32")
+    inside = Operand("inside", str(file), 1, 16 << 10, (4, 1, 512), "int64")
+    found = program.changes(replace(objects_of(), operands=(x, inside)))
+    assert ("row for each index" in found) == is_told
+    if is_told:
+        told = found["row for each index"]
+        assert "takes x[i], of shape (8, 1024), for each of the 2,048 indices: 64.00 MiB in one tensor" in told.sentence
+        assert told.words.startswith("give an index for each axis")

@@ -5,6 +5,7 @@ A row of `REMEDIES` is a condition on facts of a line's results, see `line_resul
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -104,7 +105,20 @@ def _table_of_copies(line: LineResults) -> Sized | None:
     return making.inputs[0] if making is not None else None
 
 
+def _taken_whole(line: LineResults) -> tuple[Operand, Operand] | None:
+    """A tensor and the index that the failed line takes whole rows of it with; None where the request is none such."""
+    source = line.source.replace(" ", "")
+    for of, index in itertools.permutations(line.operands, 2):
+        if index.dtype == "int64" and f"{of.name}[{index.name}]" in source:
+            taken_bytes = math.prod(index.shape) * math.prod(of.shape[1:]) * _BITS[of.dtype] // 8
+            if taken_bytes <= line.asked_bytes <= _ROUNDED * taken_bytes:
+                return of, index
+    return None
+
+
 def _is_row_for_each(line: LineResults) -> bool:
+    if _taken_whole(line) is not None:
+        return line.largest_factor >= _TWICE
     if line.making is not None:
         return _looked_up(line) is not None
     are_alone = bool(line.operators) and line.operators.issubset(INDEXED)
@@ -112,6 +126,9 @@ def _is_row_for_each(line: LineResults) -> bool:
 
 
 def _makes_rows(line: LineResults) -> str:
+    if (taken := _taken_whole(line)) is not None:
+        of, index = taken
+        return f"takes {of.name}[i], of shape {of.shape[1:]}, for each of the {math.prod(index.shape):,} indices"
     if (making := _looked_up(line)) is None:
         return "makes a row for each index"
     table = making.inputs[0]
@@ -120,6 +137,11 @@ def _makes_rows(line: LineResults) -> str:
 
 
 def _change_of_rows(line: LineResults) -> str:
+    if (taken := _taken_whole(line)) is not None and len(taken[0].shape) > _AXES_OF_A_TABLE:
+        return (
+            "give an index for each axis, x[rows, columns], or use gather, where one value of each is meant; else go "
+            f"over {_PARTS} parts of the indices"
+        )
     table = _table_of_copies(line)
     if table is not None and table.shape[0] <= _FEW_ROWS:
         return (
@@ -138,10 +160,15 @@ def _change_of_rows(line: LineResults) -> str:
 
 
 def _less_of_rows(line: LineResults) -> int:
+    if (taken := _taken_whole(line)) is not None and len(taken[0].shape) > _AXES_OF_A_TABLE:
+        return _MUCH_SMALLER
     table = _table_of_copies(line)
     return _MUCH_SMALLER if table is not None and table.shape[0] <= _FEW_ROWS else _PARTS
 
 
+_AXES_OF_A_TABLE: Final = 2
+_ROUNDED: Final = 1.01
+"""A request beside what the result takes, at the most."""
 _FEW_ROWS: Final = 64
 _PRODUCTS: Final = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::matmul")
 

@@ -27,6 +27,7 @@ from tracer.answers.why.case import Case, Cause, GivesUp
 from tracer.blocks.from_snapshot.blocks import ReplayedDevice
 from tracer.blocks.from_snapshot.sites import Site
 from tracer.capture.objects.at_failure import ObjectsAtFailure
+from tracer.snapshot.replay import BEFORE
 from tracer.units import MIB, format_bytes
 
 # Every cause, the most avoidable first.
@@ -122,6 +123,7 @@ _ROOMY: Final = 0.8
 """Share of the device: where less is taken, a change with a price is not what people look for first."""
 _FULL: Final = 0.8
 """Share of the device: where less is taken, no setting of the allocator is worth a word."""
+_HALF: Final = 50
 _LEAST_RESERVED_BYTES: Final = 64 * MIB
 """Less reserved memory than this is worth no setting on any GPU."""
 
@@ -425,6 +427,9 @@ def _is_full(case: Case, modelled: Modelled) -> bool:
     is_followed = case.objects is not None and case.objects.second_run is not None
     if not case.has_failed or is_followed or modelled.capacity is None:
         return False
+    kept = case.in_graphs
+    if kept is not None and case.last_learning <= BEFORE and case.is_share(kept, of=case.in_use, percent=_HALF):
+        return True  # in a first forward: its backward is still to come
     return modelled.capacity - case.in_use_bytes < LEAST_ROOM * case.in_use_bytes
 
 
