@@ -62,6 +62,7 @@ class Cause:
     names_bytes: int = 0  # Bytes in use or asked for that the sentence names: the change has to save half of them
     shortens: bool = False  # Whether blocks that the program makes later only live shorter with it
     behind: Behind | None = None  # What the change leaves of blocks of other lines that the program makes later
+    again_bytes: int = 0  # Made again with the change, and there at once, as backward comes to it
 
 
 _LEAST_PERCENT: Final = 1
@@ -544,7 +545,11 @@ class Case:
 
     def model_call(self, row: int) -> Site | None:
         """The line that calls the outermost module in whose forward a block was made, through torch's code or not."""
-        frames = [frame for frame in self.stacks[int(self.lives.stack[row])] if is_python(frame)]
+        return self.model_call_of(int(self.lives.stack[row]))
+
+    def model_call_of(self, stack: int) -> Site | None:
+        """The line that calls the outermost module of a stack, likewise."""
+        frames = [frame for frame in self.stacks[stack] if is_python(frame)]
         inside = [at for at, frame in enumerate(frames) if is_module_call(frame)]
         callers = frames[inside[-1] + 1 :] if inside else []
         frame = next((frame for frame in callers if torch_file(frame) is None), None)

@@ -379,7 +379,7 @@ def _tried(cause: Cause, modelled: Modelled, case: Case) -> FirstChange | None:
         return None
     needed = case.needed_bytes([(changed, cause.behind)]) if case.missing_bytes else 0
     needed_before = case.missing_bytes + case.usable_bytes
-    needed = max(needed, after.allocated_peak_bytes) if needed else 0
+    needed = max(needed + cause.again_bytes, after.allocated_peak_bytes) if needed else 0
     return FirstChange(
         words=cause.change,
         site=cause.site,

@@ -294,17 +294,21 @@ def rows_at_once(case: Case) -> Iterator[Cause]:
     if not (case.has_no_graph or case.is_without_grad(case.in_use)):
         return
     call = case.calls[0]
-    if not (call[case.in_use] >= 0).any() or not has(case.sites.facts, Fact.MODULE_FORWARD)[case.asked_stack]:
+    if not has(case.sites.facts, Fact.MODULE_FORWARD)[case.asked_stack]:
         return
-    latest = call[case.in_use].max()
-    mine = case.in_use[(call[case.in_use] == latest) & ~case.stays[case.in_use]]
-    site = case.model_call(int(mine[0])) if len(mine) else None
+    latest, site = call[case.in_use].max(initial=-1), case.model_call_of(case.asked_stack)
+    mine = case.in_use[(call[case.in_use] == latest) & (latest >= 0) & ~case.stays[case.in_use]]
+    # Of another call, as where the first request of this one fails
+    mine = mine[[case.model_call(row) == site for row in mine.tolist()]]
     number, has_rows = _rows_made(case, mine) if case.followed is not None else _rows_given(case, mine, site)
     mine, asked_bytes = mine[has_rows], case.asked_bytes
     if number < 1 or not case.is_much(mine, asked_bytes=asked_bytes, percent=_LEAST_OF_CALL):
         return
     where = f" at {site.file}:{site.line}" if site is not None else ""
-    parts = min(_ROWS_PARTS, number) if number > 1 else _ROWS_PARTS
+    # Of a program that needs many times what there is, more parts.
+    times = (case.usable_bytes + case.missing_bytes) // case.usable_bytes if case.usable_bytes else 0
+    parts = max(_ROWS_PARTS, 2 * (times + 1) * (times > 1))
+    parts = min(parts, number) if number > 1 else parts
     are = (
         f"have {number:,} rows each, or a multiple of that"
         if number > 1

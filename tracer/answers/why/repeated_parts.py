@@ -72,8 +72,12 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
     if best is None or not case.is_much(best.held, percent=_LEAST_PERCENT):
         return
     num_over = best.num_calls - 1
-    share = format_bytes(case.bytes(best.held) // num_over)
-    whose = f", some {share} for each of the {num_over} before the last" if num_over > 1 else " of the first"
+    share_bytes = case.bytes(best.held) // num_over
+    whose = (
+        f", some {format_bytes(share_bytes)} for each of the {num_over} before the last"
+        if num_over > 1
+        else " of the first"
+    )
     whole, _ = next(_around(case.stacks[int(case.stack[best.held[0]])]))
     is_whole = whole == best.part  # the model itself, which its program calls once
     loop = loop_around(best.part.file, best.line) if best.times == 1 or is_whole else 0
@@ -86,6 +90,7 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
         lambda modelled: with_earlier_frees(modelled, best.rows, best.ends),
         case.largest_site(best.held) if _is_torchs(best) else Site(best.part.name, best.part.file, best.line),
         GivesUp.TIME_OR_SIZE,
+        again_bytes=share_bytes,
     )
 
 
