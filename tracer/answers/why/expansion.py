@@ -34,7 +34,7 @@ from tracer.answers.why.line_results import (
     LineResults,
     results_of_lines,
 )
-from tracer.answers.why.source import CREATED, calls_on, source_at
+from tracer.answers.why.source import CREATED, calls_on
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import torch_file
 from tracer.blocks.from_snapshot.sites import Site
@@ -42,7 +42,6 @@ from tracer.blocks.from_snapshot.sizes import NOTHING
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.at_failure import Operand
 from tracer.capture.objects.later_uses import Making, Sized
-from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes
 
@@ -428,30 +427,6 @@ def _is_in(case: Case, stack: int, of: Site) -> bool:
     """True if the line of a stack is in the same function of the program as another line."""
     site = case.sites.site(stack)
     return (site.frame, site.file) == (of.frame, of.file) and site.frame != "<module>"
-
-
-def attention_weights(case: Case) -> Iterator[Cause]:
-    """Matrices of attention that torch.nn.MultiheadAttention makes for weights that it returns."""
-    is_made = case.with_frame(_makes_weights)
-    rows = np.flatnonzero(is_made[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
-    held, asked = case.held(rows), case.asked_bytes * bool(is_made[case.asked_stack])
-    if not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
-        return
-    yield Cause(
-        "attention weights",
-        "torch.nn.MultiheadAttention makes the weights of attention as whole matrices, as it does by default: "
-        f"{case.with_asked(held, asked)}.",
-        "call it with need_weights=False: it then makes no such matrix",
-        lambda modelled: with_smaller_blocks(modelled, rows, _MUCH_SMALLER, with_last_failure=asked > 0),
-        case.largest_site(held),
-        GivesUp.A_LITTLE,
-        names_bytes=case.bytes(held) + asked,
-    )
-
-
-def _makes_weights(frame: Frame) -> bool:
-    # With need_weights=False the same function calls scaled_dot_product_attention: only torch's own line tells.
-    return frame.name == "multi_head_attention_forward" and "attn_output_weights" in source_at(frame)
 
 
 def samples_at_once(case: Case) -> Iterator[Cause]:

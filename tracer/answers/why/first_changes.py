@@ -10,6 +10,7 @@ from tracer.answers.allocator.modelled import LONG_HISTORY, Modelled, model_devi
 from tracer.answers.out_of_memory import LEAST_ROOM, OutOfMemory
 from tracer.answers.why import (
     activations,
+    attention,
     caches,
     copies,
     evaluation,
@@ -61,7 +62,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     holding.listed_states,
     holding.large_buffers,
     expansion.expansion,
-    expansion.attention_weights,
+    attention.attention_weights,
     expansion.samples_at_once,
     later.read_in_part,
     later.kept_for_a_part,
@@ -72,7 +73,7 @@ _OF_BLOCKS: Final[tuple[Callable[[Case], Iterator[Cause]], ...]] = (
     later.gradients_that_wait,
     optimizer.gradient_of_embedding,
     optimizer.state_to_come,
-    activations.attention_matrix,
+    attention.attention_matrix,
     activations.decoding_at_full_size,
     copies.made_again,
     copies.copies_of_weights,
