@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -25,9 +24,6 @@ from tracer.snapshot.replay import BEFORE
 from tracer.snapshot.stacks import NO_STACK
 from tracer.units import format_bytes, some
 
-_TILED: Final = re.compile(r"[/\\]diffusers[/\\]models[/\\]autoencoders[/\\]")
-_TILES: Final = 4
-_DECODING_PERCENT: Final = 25
 _LONGER: Final = 2
 """Times the usual size, from which on a batch is an outlier."""
 _LONG_PERCENT: Final = 25
@@ -102,18 +98,12 @@ def long_batch(case: Case) -> Iterator[Cause]:
 
 
 def _growing_batches(case: Case, latest: Ints, earlier: Ints, step: Ints) -> Iterator[Cause]:
-    """Blocks of the same lines that are larger from iteration to iteration.
-
-    Args:
-        latest: Blocks of the latest iteration.
-        earlier: Those of the iterations before.
-        step: The iteration of each block [lives].
-    """
+    """Blocks of the latest iteration that are larger than those of the same lines in each before; `step` is [lives]."""
     size, held = case.lives.requested_bytes, case.held(latest)
     if not len(held):
         return
-    fullest = held[np.argmax(size[held])]
-    alike = np.append(earlier, latest)[case.inner_stack[np.append(earlier, latest)] == case.inner_stack[fullest]]
+    fullest, both = held[np.argmax(size[held])], np.append(earlier, latest)
+    alike = both[case.inner_stack[both] == case.inner_stack[fullest]]
     largest = np.zeros(int(step[fullest]) + 1, np.int64)
     np.maximum.at(largest, step[alike], size[alike])
     largest = largest[largest > 0]
@@ -122,10 +112,8 @@ def _growing_batches(case: Case, latest: Ints, earlier: Ints, step: Ints) -> Ite
     smallest = np.full(int(case.inner_stack.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(smallest, case.inner_stack[earlier], size[earlier])
     rows = held[size[held] >= _LONGER * smallest[case.inner_stack[held]]]
-    grown = np.concatenate([held[:0], *made_larger(case)])
-    if case.is_share(np.intersect1d(rows, grown), of=rows):
-        return  # a cache
-    if not case.is_much(rows, percent=_LONG_PERCENT):
+    grown = np.concatenate([held[:0], *made_larger(case)])  # of a cache
+    if not case.is_much(rows, percent=_LONG_PERCENT) or case.is_share(np.intersect1d(rows, grown), of=rows):
         return
     times = int(largest[-1] // largest[0])
     yield Cause(
@@ -148,29 +136,6 @@ def _starts_of_calls(case: Case) -> Ints:
     rows = rows[np.argsort(begin[rows])]
     _, first = np.unique(call[rows], return_index=True)
     return begin[rows[first]]
-
-
-def decoding_at_full_size(case: Case) -> Iterator[Cause]:
-    """Images or videos that an autoencoder of diffusers makes whole."""
-    is_tiled = case.with_frame(is_of_autoencoder)
-    rows = np.flatnonzero(is_tiled[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
-    held = case.held(rows)
-    asked = case.asked_bytes * bool(is_tiled[case.asked_stack])
-    if not case.is_much(held, asked_bytes=asked, percent=_DECODING_PERCENT):
-        return
-    yield Cause(
-        "decoding at full size",
-        f"The autoencoder works on whole images: {case.with_asked(held, asked)}.",
-        "call vae.enable_tiling(), and vae.enable_slicing() for several images at once",
-        lambda modelled: with_smaller_blocks(modelled, rows, _TILES, with_last_failure=asked > 0),
-        case.largest_site(held),
-        GivesUp.A_LITTLE,
-    )
-
-
-def is_of_autoencoder(frame: Frame | Site) -> bool:
-    """True if a line is of an autoencoder of diffusers."""
-    return bool(_TILED.search(frame.file or ""))
 
 
 def logits_over_the_step(case: Case) -> Iterator[Cause]:
@@ -219,10 +184,9 @@ def _over_the_step(case: Case) -> Ints:
 def held_until_made_again(case: Case) -> Iterator[Cause]:
     """Results of the line that failed from before the last backward, outside of models, as a variable may have them."""
     rows = case.in_use[(case.stack == case.asked_stack)[case.in_use]] if case.has_failed else NOTHING
-    rows = rows[~case.in_model[rows] & ~case.stays[rows] & (case.lives.begin[rows] > BEFORE)]
-    rows = rows[case.lives.begin[rows] < case.last_learning]
-    if case.in_graphs is not None:
-        rows = np.setdiff1d(rows, case.in_graphs)
+    begin = case.lives.begin[rows]
+    rows = rows[~case.in_model[rows] & ~case.stays[rows] & (begin > BEFORE) & (begin < case.last_learning)]
+    rows = np.setdiff1d(rows, NOTHING if case.in_graphs is None else case.in_graphs)
     # More of them are growth.
     if not 0 < len(rows) <= 2 or not case.is_much(rows, percent=_AGAIN_PERCENT) or case.are_used(rows):
         return

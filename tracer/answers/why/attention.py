@@ -1,4 +1,4 @@
-"""Attention that makes its scores, or its weights, as whole matrices."""
+"""Attention that makes its scores as whole matrices."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import is_python
 from tracer.blocks.from_snapshot.sizes import NOTHING
 from tracer.blocks.from_snapshot.stack_facts import Fact, has
-from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes
 
 _SCORES: Final = re.compile(r"softmax|attn|attention|scores", re.IGNORECASE)
 _ATTENTION: Final = re.compile(r"attn|attention|\batt\b", re.IGNORECASE)
 _PERCENT: Final = 20
-_WEIGHTS_PERCENT: Final = 25
-_MUCH_SMALLER: Final = 64
-"""By how much less the change takes: it makes no such matrix, so that what is left does not matter here."""
 _BATCHED: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum")
 _SOFTMAX: Final = ("aten::softmax", "aten::_softmax")
 
@@ -113,27 +109,3 @@ def _words_of(case: Case, stack: int) -> str:
     frames = [frame for frame in case.stacks[stack] if is_python(frame)][:4]
     names = (f"{frame.name} {PurePath(frame.file).name} {class_around(frame.file, frame.line)}" for frame in frames)
     return f"{' '.join(names)} {source_at(case.sites.site(stack))}"
-
-
-def attention_weights(case: Case) -> Iterator[Cause]:
-    """Matrices of attention that torch.nn.MultiheadAttention makes for weights that it returns."""
-    is_made = case.with_frame(_makes_weights)
-    rows = np.flatnonzero(is_made[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
-    held, asked = case.held(rows), case.asked_bytes * bool(is_made[case.asked_stack])
-    if not case.is_much(held, asked_bytes=asked, percent=_WEIGHTS_PERCENT):
-        return
-    yield Cause(
-        "attention weights",
-        "torch.nn.MultiheadAttention makes the weights of attention as whole matrices, as it does by default: "
-        f"{case.with_asked(held, asked)}.",
-        "call it with need_weights=False: it then makes no such matrix",
-        lambda modelled: with_smaller_blocks(modelled, rows, _MUCH_SMALLER, with_last_failure=asked > 0),
-        case.largest_site(held),
-        GivesUp.A_LITTLE,
-        names_bytes=case.bytes(held) + asked,
-    )
-
-
-def _makes_weights(frame: Frame) -> bool:
-    # With need_weights=False the same function calls scaled_dot_product_attention: only torch's own line tells.
-    return frame.name == "multi_head_attention_forward" and "attn_output_weights" in source_at(frame)

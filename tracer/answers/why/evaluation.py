@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from tracer.answers.allocator.changed_requests import with_earlier_frees, without_blocks
-from tracer.answers.why.activations import is_of_autoencoder
 from tracer.answers.why.case import Case, Cause
+from tracer.answers.why.expansion import is_of_autoencoder
 from tracer.answers.why.precision import cast_weights
 from tracer.arrays import Bools, Ints
 from tracer.blocks.from_snapshot.phases import FAR

@@ -34,7 +34,7 @@ from tracer.answers.why.line_results import (
     LineResults,
     results_of_lines,
 )
-from tracer.answers.why.source import CREATED, calls_on
+from tracer.answers.why.source import CREATED, calls_on, source_at
 from tracer.arrays import Ints
 from tracer.blocks.from_snapshot.frames import torch_file
 from tracer.blocks.from_snapshot.sites import Site
@@ -42,6 +42,7 @@ from tracer.blocks.from_snapshot.sizes import NOTHING
 from tracer.blocks.kinds import Kind
 from tracer.capture.objects.at_failure import Operand
 from tracer.capture.objects.later_uses import Making, Sized
+from tracer.snapshot.columns import Frame
 from tracer.snapshot.replay import BEFORE
 from tracer.units import format_bytes
 
@@ -50,6 +51,8 @@ _MOST_TEXT: Final = 72
 _MUCH_SMALLER: Final = 64
 """By how much less the change takes where it makes no such result at all: so little that it does not matter here."""
 _PARTS: Final = 8
+_TILED: Final = re.compile(r"[/\\]diffusers[/\\]models[/\\]autoencoders[/\\]")
+_TILES: Final = 4
 _FEW_PARTS: Final = 2
 """Number of joined tensors: an old tensor and what is added to it are no list."""
 _TWICE: Final = 2.0
@@ -429,22 +432,64 @@ def _is_in(case: Case, stack: int, of: Site) -> bool:
     return (site.frame, site.file) == (of.frame, of.file) and site.frame != "<module>"
 
 
-def samples_at_once(case: Case) -> Iterator[Cause]:
-    """Blocks that torch.func.vmap makes for all samples together."""
-    is_mapped = case.with_frame(lambda frame: torch_file(frame) == "_functorch/vmap.py")
-    rows = np.flatnonzero(is_mapped[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
-    held, asked = case.held(rows), case.asked_bytes * bool(is_mapped[case.asked_stack])
-    if not case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
-        return
-    yield Cause(
+@dataclass(frozen=True, slots=True)
+class OfFrames:
+    """A row: blocks of some code of a library's, what it does, and what to ask it for."""
+
+    name: str
+    is_one: Callable[[Frame], bool]
+    does: str
+    change: str
+    smaller: int
+
+
+def is_of_autoencoder(frame: Frame | Site) -> bool:
+    """True if a line is of an autoencoder of diffusers."""
+    return bool(_TILED.search(frame.file or ""))
+
+
+OF_FRAMES: Final = (
+    OfFrames(
+        "attention weights",
+        # With need_weights=False the same function calls scaled_dot_product_attention: only torch's own line tells.
+        lambda frame: frame.name == "multi_head_attention_forward" and "attn_output_weights" in source_at(frame),
+        "torch.nn.MultiheadAttention makes the weights of attention as whole matrices, as it does by default",
+        "call it with need_weights=False: it then makes no such matrix",
+        _MUCH_SMALLER,
+    ),
+    OfFrames(
         "samples at once",
-        f"torch.func.vmap computes all samples together: {case.with_asked(held, asked)}.",
+        lambda frame: torch_file(frame) == "_functorch/vmap.py",
+        "torch.func.vmap computes all samples together",
         f"give vmap chunk_size, so that it goes over the samples in {_PARTS} parts",
-        lambda modelled: with_smaller_blocks(modelled, rows, _PARTS, with_last_failure=asked > 0),
-        case.largest_site(held),
-        GivesUp.A_LITTLE,
-        names_bytes=case.bytes(held) + asked,
-    )
+        _PARTS,
+    ),
+    OfFrames(
+        "decoding at full size",
+        is_of_autoencoder,
+        "The autoencoder works on whole images",
+        "call vae.enable_tiling(), and vae.enable_slicing() for several images at once",
+        _TILES,
+    ),
+)
+
+
+def by_frames(case: Case) -> Iterator[Cause]:
+    """Blocks that are a good part of what is in use and asked for, by the code of a library that makes them."""
+    for row in OF_FRAMES:
+        is_made = case.with_frame(row.is_one)
+        rows = np.flatnonzero(is_made[case.lives.stack] & ~case.stays & (case.lives.begin > BEFORE))
+        held, asked = case.held(rows), case.asked_bytes * bool(is_made[case.asked_stack])
+        if case.is_much(held, asked_bytes=asked, percent=_LEAST_PERCENT):
+            yield Cause(
+                row.name,
+                f"{row.does}: {case.with_asked(held, asked)}.",
+                row.change,
+                partial(with_smaller_blocks, rows=rows, divisor=row.smaller, with_last_failure=asked > 0),
+                case.largest_site(held),
+                GivesUp.A_LITTLE,
+                names_bytes=case.bytes(held) + asked,
+            )
 
 
 def _subject(line: LineResults) -> str:
