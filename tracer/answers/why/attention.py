@@ -61,13 +61,10 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
 def _sizes_of_scores(case: Case) -> frozenset[int]:
     """Elements of products larger than their operands, of which a softmax makes as many, as a second run showed."""
     makings = case.followed.uses.makings if case.followed is not None else ()
-    products = (making for making in makings if making.operator in _BATCHED and making.inputs)
-    larger = {
-        making.result.num_elements
-        for making in products
-        if making.result.num_elements >= 2 * max(each.num_elements for each in making.inputs)
-    }
-    return frozenset(larger & {making.result.num_elements for making in makings if making.operator in _SOFTMAX})
+    products = {making for making in makings if making.operator in _BATCHED and making.inputs}
+    pairs = ((making.result.num_elements, max(each.num_elements for each in making.inputs)) for making in products)
+    softmaxes = {making.result.num_elements for making in makings if making.operator in _SOFTMAX}
+    return frozenset(size for size, given in pairs if size >= 2 * given and size in softmaxes)
 
 
 def _of_sizes(case: Case, sizes: frozenset[int]) -> Ints:
