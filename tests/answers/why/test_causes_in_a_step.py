@@ -648,7 +648,10 @@ def test_what_the_failed_line_made_in_the_iteration_before_and_no_growth(number:
         )
 
 
-@pytest.mark.parametrize(("sizes", "is_told"), [((5, 11, 14), True), ((15, 15, 15), False), ((5, 15, 10), False)])
+@pytest.mark.parametrize(
+    ("sizes", "is_told"),
+    [((5, 11, 14, 17), True), ((15, 15, 15, 15), False), ((5, 15, 10, 17), False), ((5, 11, 14), False)],
+)
 def test_batches_that_grow_from_iteration_to_iteration(sizes: tuple[int, ...], is_told: bool) -> None:
     program = Recorded(capacity=80)
     for number, size in enumerate((*sizes, 20)):
@@ -661,6 +664,6 @@ def test_batches_that_grow_from_iteration_to_iteration(sizes: tuple[int, ...], i
     found = program.changes()
     assert ("growing batches" in found) == is_told
     if is_told:
-        assert "has 5.00 MiB in the first of 4, and 20.00 MiB in this one; 60.00 MiB in 3 blocks" in (
+        assert "has 5.00 MiB in the first of 5, and 20.00 MiB in this one; 60.00 MiB in 3 blocks" in (
             found["growing batches"].sentence
         )

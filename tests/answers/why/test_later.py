@@ -297,10 +297,10 @@ def test_a_call_of_one_sample_is_told_to_take_it_in_pieces() -> None:
         second_run((60, 0), (20, 0), (30, 0), in_graphs=frozenset()),
         distance=(2, 1, 0),
         making=(0, 1, 0),
-        makings=(made(1, 64, line=7), made(100, 64, line=8)),  # windows of it
+        makings=(made(1, 6400, line=7), made(100, 64, line=8)),  # windows of it
     )
     found = program.changes(objects)["sample at once"]
-    assert "are of one sample, and no graph keeps them: 80.00 MiB in 2 blocks" in found.sentence
+    assert "are of one sample, and of no graph: 80.00 MiB in 2 blocks" in found.sentence
     assert "give it a part of the sample at a time" in found.words and found.removed_bytes > 60 * _MIB
 
 

@@ -57,3 +57,20 @@ def test_a_tensor_that_torch_func_wraps_has_no_values_to_read() -> None:
 
     torch.func.vmap(call)(torch.stack([ROWS, ROWS]))
     assert found == [None]
+
+
+def test_a_mask_says_nothing_of_numbers_that_fill_their_columns() -> None:
+    """Of answers of 32 tokens behind prompts of 96, of which a loss counts the answers; and places are no padding."""
+
+    def fails(with_numbers: bool) -> None:
+        token_mask = torch.zeros(4, 128, dtype=torch.bool)
+        token_mask[:, 96:] = True
+        token_mask[1, 96:100] = False
+        places = torch.arange(128).expand(4, -1)
+        numbers = torch.arange(512).view(4, 128) if with_numbers else None
+        raise RuntimeError(token_mask, places, numbers)
+
+    for with_numbers in (False, True):
+        with pytest.raises(RuntimeError) as caught:
+            fails(with_numbers)
+        assert (find_padding(caught.value) is None) == with_numbers

@@ -170,7 +170,7 @@ def test_what_to_try_first_stands_with_the_failure(tmp_path: Path) -> None:
         (9, 8, 10, 9, "1 of 2", Place("free it sooner (MmBackward0  (no Python frame))")),
     )
     nothing = page_of(loaded, first=FirstChanges((), 2))
-    assert "None that was tried in a replay serves a failed request." in said_on(nothing)
+    assert "None that was tried in a replay serves the failed request" in " ".join(said_on(nothing))
 
 
 def test_what_to_try_first_is_a_section_where_nothing_failed(tmp_path: Path) -> None:

@@ -27,10 +27,9 @@ from tracer.units import format_bytes, some
 _LONGER: Final = 2
 """Times the usual size, from which on a batch is an outlier."""
 _LONG_PERCENT: Final = 25
-_GROWING_STEPS: Final = 3
-"""Iterations, the latest included."""
-_GRAPH_PERCENT: Final = 10
-_AGAIN_PERCENT: Final = 10
+_GROWING_STEPS: Final = 5
+"""Iterations, the latest included: of fewer it may be chance."""
+_MUCH_PERCENT: Final = 10
 _GRAPH_PARTS: Final = 4
 _STAYING: Final = (Kind.PARAMETER, Kind.OPTIMIZER_STATE, Kind.BUFFER, Kind.WORKSPACE, Kind.GRADIENT)
 _SHRINKS: Final = {
@@ -188,7 +187,7 @@ def held_until_made_again(case: Case) -> Iterator[Cause]:
     rows = rows[~case.in_model[rows] & ~case.stays[rows] & (begin > BEFORE) & (begin < case.last_learning)]
     rows = np.setdiff1d(rows, NOTHING if case.in_graphs is None else case.in_graphs)
     # More of them are growth.
-    if not 0 < len(rows) <= 2 or not case.is_much(rows, percent=_AGAIN_PERCENT) or case.are_used(rows):
+    if not 0 < len(rows) <= 2 or not case.is_much(rows, percent=_MUCH_PERCENT) or case.are_used(rows):
         return
     over, holder = np.full(len(rows), case.last_learning + 1), case.holder_words(rows)
     yield Cause(
@@ -244,7 +243,7 @@ def graph_of_gradient(case: Case) -> Iterator[Cause]:
     # A gradient that torch.autograd.grad returns, or a hook keeps, is of another kind, or not known.
     is_made = np.logical_or(*is_over) & np.isin(case.kind, (Kind.ACTIVATION, Kind.AUTOGRAD_DETAIL))
     kept = case.in_use[is_made[case.in_use]]
-    if not case.is_much(kept, percent=_GRAPH_PERCENT):
+    if not case.is_much(kept, percent=_MUCH_PERCENT):
         return
     forward = np.flatnonzero(np.isin(lives.stack, case.forward[kept]) & (case.kind != Kind.PARAMETER))
     rows = np.union1d(kept, forward)

@@ -43,7 +43,7 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
     size = int(case.lives.requested_bytes[held].max())
     asked = case.followed.making(None) if case.followed is not None else None
     is_seen = asked is not None and asked.result.num_elements in sizes
-    asks = is_seen or (case.asked_bytes in (size // 2, size, 2 * size) and _is_attention(case, case.asked_stack))
+    asks = is_seen or (case.asked_bytes in (size // 2, size, 2 * size) and _is_scores(case, case.asked_stack))
     size = max(size, case.asked_bytes * asks)
     yield Cause(
         "attention matrix",
@@ -90,14 +90,14 @@ def _scores_by_names(case: Case) -> Ints:
     if not len(held) or size < 2 * int(lives.requested_bytes[layers].max(initial=0)):
         return NOTHING
     is_matrix = np.isin(lives.requested_bytes, [size // 2, size])
-    named = {number: _is_attention(case, number) for number in np.unique(stack[passing[is_matrix[passing]]]).tolist()}
+    named = {number: _is_scores(case, number) for number in np.unique(stack[passing[is_matrix[passing]]]).tolist()}
     rows = passing[is_matrix[passing] & np.array([named.get(number, False) for number in stack[passing].tolist()])]
     stacks = [*np.unique(stack[rows]).tolist(), case.asked_stack]
     is_attention = any(_ATTENTION.search(_words_of(case, number)) for number in stacks)
     return rows if is_attention else NOTHING  # scores of other things, or classes
 
 
-def _is_attention(case: Case, stack: int) -> bool:
+def _is_scores(case: Case, stack: int) -> bool:
     return bool(_SCORES.search(_words_of(case, stack)))
 
 

@@ -245,8 +245,9 @@ class FirstChanges:
     @property
     def nothing_helps(self) -> str:
         """Return the sentence for no useful change."""
-        most = "serves a failed request" if self.num_failed else f"lowers the peak by {LEAST_PERCENT} %"
-        return f"None that was tried in a replay {most}."
+        if self.num_failed:
+            return "None that was tried in a replay serves the failed request and saves a good part of what is missing."
+        return f"None that was tried in a replay lowers the peak by {LEAST_PERCENT} %."
 
 
 def first_changes(

@@ -289,9 +289,20 @@ _LEAST_OF_CALL: Final = 50
 _ROWS_PARTS: Final = 4
 
 
+_NAMES_OF_ROWS: Final = ("rows at once", "batch at once", "sample at once")
+_CHANGES_OF_ROWS: Final = (
+    "if no row depends on another, call it with a part of the rows at a time, and keep what is needed of each (on the "
+    "host, where that is much)",
+    "use a smaller batch, with a backward for each part of it (gradients add up)",
+    "if the model allows it, give it a part of the sample at a time (tiles of a picture that overlap, pieces of a "
+    "recording), and join the results on the host; or run it in fewer bits, or on a smaller sample",
+)
+
+
 def rows_at_once(case: Case) -> Iterator[Cause]:
-    """A call of a model that keeps nothing for a backward: its large results have rows in common, or are of one."""
-    if not (case.has_no_graph or case.is_without_grad(case.in_use)):
+    """A call of a model whose large results have rows in common; or are of one sample, where no graph keeps them."""
+    trains = case.trains_now and case.in_graphs is not None and case.followed is not None
+    if not (trains or case.has_no_graph or case.is_without_grad(case.in_use)):
         return
     call = case.calls[0]
     if not has(case.sites.facts, Fact.MODULE_FORWARD)[case.asked_stack]:
@@ -302,34 +313,25 @@ def rows_at_once(case: Case) -> Iterator[Cause]:
     mine = mine[[case.model_call(row) == site for row in mine.tolist()]]
     number, has_rows = _rows_made(case, mine) if case.followed is not None else _rows_given(case, mine, site)
     mine, asked_bytes = mine[has_rows], case.asked_bytes
-    if number < 1 or not case.is_much(mine, asked_bytes=asked_bytes, percent=_LEAST_OF_CALL):
+    if number <= trains or not case.is_much(mine, asked_bytes=asked_bytes, percent=_LEAST_OF_CALL):
         return
     where = f" at {site.file}:{site.line}" if site is not None else ""
     # Of a program that needs many times what there is, more parts.
     times = (case.usable_bytes + case.missing_bytes) // case.usable_bytes if case.usable_bytes else 0
     parts = max(_ROWS_PARTS, 2 * (times + 1) * (times > 1))
     parts = min(parts, number) if number > 1 else parts
-    are = (
-        f"have {number:,} rows each, or a multiple of that"
-        if number > 1
-        else "are of one sample, and no graph keeps them"
-    )
+    are = f"have {number:,} rows each, or a multiple of that" if number > 1 else "are of one sample, and of no graph"
+    which = int(trains) if number > 1 else -1
     yield Cause(
-        "rows at once" if number > 1 else "sample at once",
+        _NAMES_OF_ROWS[which],
         f"The large results of the call of the model{where} {are}: {case.with_asked(mine, asked_bytes)}.",
-        (
-            "if no row depends on another, call it with a part of the rows at a time, and keep what is needed of each "
-            "(on the host, where that is much)"
-            if number > 1
-            else "if the model allows it, give it a part of the sample at a time (tiles of a picture that overlap, "
-            "pieces of a recording), and join the results on the host; or run it in fewer bits, or on a smaller sample"
-        )
-        + f": this is with {parts} parts",
+        f"{_CHANGES_OF_ROWS[which]}: this is with {parts} parts",
         lambda modelled: with_smaller_blocks(modelled, mine, parts, with_last_failure=True),
         site or case.largest_site(mine),
         GivesUp.TIME_OR_SIZE,
         names_bytes=case.bytes(mine) + asked_bytes,
-        behind=lambda making, _: 1 / parts if making.has_rows(number) else 1.0,
+        # Gradients of weights may have such a number of rows, too.
+        behind=None if trains else lambda making, _: 1 / parts if making.has_rows(number) else 1.0,
     )
 
 
@@ -338,17 +340,19 @@ def _rows_made(case: Case, rows: Ints) -> tuple[int, Bools]:
     assert case.followed is not None
     followed = case.followed
     making = [followed.making(row) for row in rows.tolist()]
-    made, asked = [each for each in making if each is not None], followed.making(None)
-    if asked is None or "attention" in asked.operator:
+    made, asked = [each for each in (*making, followed.making(None)) if each is not None], followed.making(None)
+    if not made or (asked is not None and "attention" in asked.operator):
         return 0, np.zeros(len(rows), np.bool_)
-    number = min(each.num_rows for each in (*made, asked) if "attention" not in each.operator)
     # Where a large result has other rows, or an attention is over them, these are no samples.
-    largest = max(each.result.size_bytes for each in (*made, asked))
-    others = (each for each in (*made, asked) if each.result.size_bytes * _SMALL_PART >= largest)
+    largest = max(each.result.size_bytes for each in made)
+    large = [each for each in made if each.result.size_bytes * _SMALL_PART >= largest]
+    number = min((each.num_rows for each in large if "attention" not in each.operator), default=0)
     attends = (each for each in followed.uses.makings if "attention" in each.operator)
-    if number > 1 and not all(each.has_rows(number) for each in (*others, *attends)):
+    if number > 1 and not all(each.has_rows(number) for each in (*large, *attends)):
         return 0, np.zeros(len(rows), np.bool_)
-    return number, np.array([each is not None and each.has_rows(number) for each in making], np.bool_)
+    may_have = (case.lives.requested_bytes[rows] % max(number, 1) == 0).tolist()  # Whose operator was not seen
+    known = zip(making, may_have, strict=True)
+    return number, np.array([may if each is None else each.has_rows(number) for each, may in known], np.bool_)
 
 
 def _rows_given(case: Case, rows: Ints, site: Site | None) -> tuple[int, Bools]:

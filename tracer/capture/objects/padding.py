@@ -30,7 +30,12 @@ def find_padding(error: BaseException) -> Padding | None:
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     tensors = {id(tensor): (name, tensor) for frame in frames for name, tensor in _tensors_of(frame)}
     found = (_of_tensor(name, tensor) for name, tensor in islice(tensors.values(), _MOST_TENSORS))
-    return max(filter(None, found), key=lambda each: each.num_rows * each.num_columns, default=None)
+    of_shape: dict[tuple[int, int], Padding] = {}
+    for each in filter(None, found):  # a mask of what a loss counts says nothing of the numbers that it is for
+        shape = each.num_rows, each.num_columns
+        of_shape[shape] = max(of_shape.get(shape, each), each, key=lambda one: one.num_used)
+    filled = (each for each in of_shape.values() if each.num_used * 2 <= each.num_columns)
+    return max(filled, key=lambda each: each.num_rows * each.num_columns, default=None)
 
 
 def _tensors_of(frame: types.FrameType) -> Iterator[tuple[str, Tensor]]:
@@ -51,8 +56,9 @@ def _of_tensor(name: str, tensor: Tensor) -> Padding | None:
         values = tensor.detach().cpu().numpy()
     except RuntimeError:  # one that torch.func wraps, or in a CUDA graph's capture
         return None
-    used = min(_num_used(values), _num_used(values[:, ::-1]))
-    return Padding(name, num_rows, num_columns, used) if used * 2 <= num_columns else None
+    if (values == values[0]).all():
+        return None  # places, which are the same in each row
+    return Padding(name, num_rows, num_columns, min(_num_used(values), _num_used(values[:, ::-1])))
 
 
 def _num_used(values: Ints) -> int:
