@@ -96,7 +96,7 @@ def row_of(program: str, num_seen: int, keep: Path) -> tuple[list[str], list[Che
         said = found.law.peak(at)
         used_s += perf_counter() - began
         checks.append(CheckedRun(at, ran.allocated_bytes, ran.reserved_bytes, said))
-    cells = [program, str(len(found.sizes)), str(len(found.law.runs)), *counts(checks), worst(checks)]
+    cells = [program, str(len(found.sizes)), str(len(found.law.ways)), *counts(checks), worst(checks)]
     return [*cells, f"{1000 * used_s / max(1, len(checks)):.1f}"], checks
 
 

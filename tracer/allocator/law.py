@@ -35,6 +35,11 @@ def power(sizes: Sizes, exponents: Sizes) -> int:
     return value
 
 
+def distance(sizes: Sizes, others: Sizes) -> float:
+    """Return how far sizes are from others, by their logarithms."""
+    return sum(abs(log(a / b)) for a, b in zip(sizes, others, strict=True))
+
+
 @dataclass(frozen=True)
 class Part:
     """A number times a product of sizes, and times the whole steps in another product and `more`, to some power."""
@@ -85,22 +90,17 @@ class BlockLaw:
 
 @dataclass(frozen=True)
 class Choice:
-    """Cases that follow one another as a product of sizes grows, or of which one counts at multiples of a number.
+    """Cases that follow one another as a product of sizes grows, or of which one counts at multiples of a number."""
 
-    Where runs follow no such rule, the case is that of the nearest one.
-    """
-
-    cases: tuple[int, ...]
-    axis: Sizes = ()  # Exponents of the product
+    cases: tuple[int, ...] = ()
+    axis: Sizes = ()  # Exponents of the product; none where runs follow no such rule
     bounds: tuple[int, ...] = ()  # Products from which on the next case counts
     multiple: int = 0
-    runs: tuple[Sizes, ...] = ()  # That have these cases, where there is no rule
 
     def at(self, sizes: Sizes) -> int:
-        """Return the case."""
-        if self.runs:
-            near = [sum(abs(log(a / b)) for a, b in zip(sizes, run, strict=True)) for run in self.runs]
-            return self.cases[near.index(min(near))]
+        """Return the case; -1 if there is no rule."""
+        if not self.axis:
+            return -1
         value = power(sizes, self.axis)
         return self.cases[value % self.multiple == 0 if self.multiple else bisect_right(self.bounds, value)]
 
@@ -127,7 +127,7 @@ class Law:
     choices: tuple[Choice, ...]
     conditions: tuple[tuple[int, int], ...]  # Of events that are not in all runs: number and case of a choice
     program: str  # The requests of all runs, see `packed`
-    runs: tuple[tuple[int, ...], ...]  # The cases of all choices in each different run
+    runs: tuple[tuple[Sizes, Sizes], ...]  # Their sizes, and the cases of all choices
 
     def sizes_of(self, named: dict[str, int]) -> Sizes:
         """Return the sizes in their order."""
@@ -135,15 +135,20 @@ class Law:
             raise TypeError(f"Name each of {', '.join(self.names)}.")
         return tuple(named[name] for name in self.names)
 
-    def peak(self, sizes: Sizes, capacity_bytes: int | None = None, run: Sequence[int] = ()) -> PeakAtSizes:
+    def peak(self, sizes: Sizes, capacity_bytes: int | None = None, like: Sequence[int] = ()) -> PeakAtSizes:
         """Replay the requests at these sizes, on a device that has so much for the allocator, or has no end.
 
         Args:
-            run: Cases of a run, which count for each choice without a rule.
+            like: Cases of a run, which count for each choice without a rule; by default those of a run that is near
+                and agrees with the rules: a choice is worth a factor e of a size.
         """
         chosen = [choice.at(sizes) for choice in self.choices]
-        if run:
-            chosen = [b if each.runs else a for each, a, b in zip(self.choices, chosen, run, strict=True)]
+
+        def likeness(run: tuple[Sizes, Sizes]) -> float:
+            return sum(a == b for a, b in zip(run[1], chosen, strict=True)) - distance(run[0], sizes)
+
+        like = like or max(self.runs, key=likeness)[1]
+        chosen = [case if case >= 0 else other for case, other in zip(chosen, like, strict=True)]
         counts = [True, *(chosen[choice] == case for choice, case in self.conditions)]
         requested = [block.at(sizes, chosen) for block in self.blocks]
         events = [
@@ -153,12 +158,18 @@ class Law:
         ]
         return _Replay(self, requested, capacity_bytes).peak(events)
 
+    @property
+    def ways(self) -> set[Sizes]:
+        """The different cases of the runs."""
+        return {cases for _, cases in self.runs}
+
     def bounds(self, sizes: Sizes) -> tuple[int, int]:
         """Return the least and the most in use at the peak with any run's cases where a choice has no rule."""
         ways = {
-            tuple(case for case, each in zip(run, self.choices, strict=True) if each.runs): run for run in self.runs
+            tuple(-1 if each.axis else case for case, each in zip(way, self.choices, strict=True)): way
+            for way in self.ways
         }
-        peaks = [self.peak(sizes, run=run).allocated_bytes for run in ways.values()]
+        peaks = [self.peak(sizes, like=way).allocated_bytes for way in ways.values()]
         return min(peaks), max(peaks)
 
     def bounds_bytes(self, **sizes: int) -> tuple[int, int]:

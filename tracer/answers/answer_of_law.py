@@ -48,7 +48,7 @@ def answer_of_law(found: FoundLaw, devices: Devices, base: Sequence[int]) -> Ans
     least, greatest = law.bounds((max(low, min(largest, most)), *base[1:]))
     if greatest > (1 + _ESTIMATE) * least:
         between = f"between {format_bytes(least)} and {format_bytes(greatest)}"
-        behind.append(f"There the peak is {between}: it asks for memory in ways that follow no order of the sizes.")
+        behind.append(f"Asked as in its runs it needs {between} there; these follow no order, and others may occur.")
     return Answer(
         happened=(*before, happened, *behind, *bends[:4]),
         remarks=tuple(_remarks(found)),
@@ -87,7 +87,7 @@ def _remarks(found: FoundLaw) -> Iterator[str]:
     if near := sum(not block.is_exact for block in law.blocks):
         yield f"Of {near:,} of {len(law.blocks):,} sizes of blocks no sum is known: they are near, not exact."
     if law.choices:
-        yield f"The program asks for memory in {len(law.runs):,} ways, each at some of the sizes."
+        yield f"The program asks for memory in {len(law.ways):,} ways, each at some of the sizes."
     runs = some(len(found.sizes), "run")
     yield f"{runs} in all; elsewhere the law is replayed, and is off where a library takes another way."
 

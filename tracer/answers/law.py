@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, product
-from operator import eq
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from tracer.allocator import law
 from tracer.allocator.history import Op
-from tracer.allocator.law import BlockLaw, Law, PeakAtSizes, Sizes
+from tracer.allocator.law import BlockLaw, Choice, Law, PeakAtSizes, Sizes
 from tracer.answers.allocator.modelled import model_device
 from tracer.answers.paths import shorten_paths, source_place
 from tracer.answers.snapshot_findings import replay_snapshot
-from tracer.answers.sums_of_sizes import Solver, Values, nearest, rules_of
+from tracer.answers.sums_of_sizes import Solver, Values, rules_of
 from tracer.blocks.kinds import Evidence, Kind
 from tracer.blocks.table import Blocks
 from tracer.snapshot.load import load_snapshot
@@ -30,13 +29,12 @@ _CODES = {
     Op.RELEASE: law.EMPTY_CACHE,
 }
 _MOST_RUNS, _NUM_CHECKS = 12, 2
-_MOST_EDITS = 2000
-"""Events in which sequences may differ, so that what they share is looked for."""
+_MOST_CELLS = 100_000_000
+"""Pairs of events of two sequences, up to which what they share is looked for."""
 _MOST_CHOICES = 64
 """Most choices between cases: with more each size asks for something else, and a run counts as a whole."""
 _LEAST_SHARE = 0.001
 """Share of a peak: blocks of less decide no further run."""
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -200,8 +198,28 @@ class SharedSequence:
         for slot, solved in enumerate(self._solved):
             if solved.rule is None:
                 self._decide(solved.of_row, slot)
-        find = rules_of if len(self._weights) <= _MOST_CHOICES else nearest
-        self._choices = {cases: find(cases, [run.sizes for run in runs]) for cases in self._weights}  # Likeliest first
+        self._choices = {cases: [Choice()] for cases in self._weights}
+        if len(self._weights) <= _MOST_CHOICES:
+            self._find_rules()
+
+    def _find_rules(self) -> None:
+        """Find the rules of each choice, the likeliest first: those of one that says the case of this one, if any."""
+        points, found = [run.sizes for run in self._runs], dict[Values, list[Choice]]()
+        for cases in sorted(self._weights, key=lambda cases: cases.count(None)):
+            for other, rules in found.items():
+                pairs = [(a, b) for a, b in zip(other, cases, strict=True) if b is not None]
+                said = dict(pairs)
+                if len(set(pairs)) == len(said) and None not in said:
+                    found[cases] = [
+                        replace(rule, cases=tuple(said.get(case, pairs[0][1]) for case in rule.cases)) for rule in rules
+                    ]
+                    break
+            else:
+                rules = rules_of(cases, points)
+                self._choices[cases] = rules
+                if rules[0].axis:
+                    found[cases] = rules
+        self._choices |= found
 
     def law(self, names: Sequence[str], ranges: Sequence[tuple[int, int]]) -> Law:
         """Return the law."""
@@ -223,10 +241,7 @@ class SharedSequence:
             events.append((event.code, operand, event.condition))
         rules = [rules[0] for rules in self._choices.values()]
         runs = [
-            tuple(
-                rule.at(run.sizes) if (case := key[row]) is None else case
-                for key, rule in zip(choices, rules, strict=True)
-            )
+            (run.sizes, tuple(self._case(key, rule, row) for key, rule in zip(choices, rules, strict=True)))
             for row, run in enumerate(self._runs)
         ]
         conditions = [(choices[key], case) for key, case in self._conditions]
@@ -238,8 +253,16 @@ class SharedSequence:
             tuple(rules),
             tuple(conditions),
             law.packed(events),
-            tuple(dict.fromkeys(runs)),
+            tuple(runs),
         )
+
+    def _case(self, cases: Values, rule: Choice, row: int) -> int:
+        """The case of a choice in a run; where it has none, that of its rule or of the nearest run that has one."""
+        at = self._runs[row].sizes
+        if cases[row] is None and not rule.axis:
+            known = [other for other, case in enumerate(cases) if case is not None]
+            row = min(known, key=lambda other: law.distance(self._runs[other].sizes, at))
+        return rule.at(at) if (case := cases[row]) is None else case
 
     def sizes_to_ask(self, ranges: Sequence[tuple[int, int]]) -> Sizes | None:
         """Return the sizes at which rules that agree with all runs differ most; None where it matters nowhere."""
@@ -301,43 +324,22 @@ class SharedSequence:
     def _shared(self, made: Sequence[int], rows: Sequence[int]) -> list[tuple[int, int]]:
         """Positions of the allocations in the sequence that are these runs' too, and theirs.
 
-        Those whose size is known to agree are paired first, and between them those whose size may agree.
+        Those of which a sum says the size are paired first, and between them those at one line.
         """
-        like = self._runs[rows[0]]
-        said = [self._said(slot, rows) for slot in made]
+        like, pairs, before = self._runs[rows[0]], list[tuple[int, int]](), (-1, -1)
         found = list(zip(like.homes, *(self._runs[row].requested for row in rows), strict=True))
-        pairs, before = list[tuple[int, int]](), (-1, -1)
-        for pair in [*common(said, found), (len(said), len(found))]:
-            known, others = range(before[0] + 1, pair[0]), range(before[1] + 1, pair[1])
-            inner = common(known, others, lambda a, b: self._may_be(made[a], rows, b))
-            pairs += [*((known[a], others[b]) for a, b in inner), pair]
+        lines = [(home, label.partition(", ")[2]) for home, label in zip(like.homes, like.labels, strict=True)]
+        known = [(home, label.partition(", ")[2]) for home, label in (self._kinds[slot] for slot in made)]
+        for pair in [*common([self._said(slot, rows) for slot in made], found), (len(made), len(found))]:
+            inner = common([{line} for line in known[before[0] + 1 : pair[0]]], lines[before[1] + 1 : pair[1]])
+            pairs += [*((before[0] + 1 + a, before[1] + 1 + b) for a, b in inner), pair]
             before = pair
         return pairs[:-1]
 
-    def _said(self, slot: int, rows: Sequence[int]) -> tuple[int | None, ...]:
-        """Home of an allocation, and its bytes in runs as far as the runs so far say it; equal in all is constant."""
-        values = tuple(self._table[slot])
-        known = {value for value in values if value is not None}
-        if len(known) == 1:
-            return (self._kinds[slot][0], *(list(known) * len(rows)))
-        solved = self._solver.solve(values)
-        is_known = solved.is_exact and len(solved.cases) == 1
-        return (
-            self._kinds[slot][0],
-            *(solved.cases[0].at(self._runs[row].sizes) if is_known else None for row in rows),
-        )
-
-    def _may_be(self, slot: int, rows: Sequence[int], number: int) -> bool:
-        """Return whether an allocation is at the same line, and as large as some sum of products may be there."""
-        like, (home, label) = self._runs[rows[0]], self._kinds[slot]
-        if home != like.homes[number] or label.partition(", ")[2] != like.labels[number].partition(", ")[2]:
-            return False
-        for row, value in enumerate(self._table[slot]):
-            if value is not None:
-                least, most = self._solver.growth(row, rows[0])
-                if not 0.9 * least <= like.requested[number] / max(1, value) <= 1.1 * most:
-                    return False
-        return True
+    def _said(self, slot: int, rows: Sequence[int]) -> frozenset[tuple[int, ...]]:
+        """Home of an allocation, and its bytes in some runs by each sum that has its bytes in the runs so far."""
+        home = self._kinds[slot][0]
+        return frozenset((home, *sizes) for sizes in self._solver.said(tuple(self._table[slot]), tuple(rows)))
 
 
 def _merged(events: Sequence[_Event], added: Sequence[_Event], shared: Collection[int]) -> list[_Event]:
@@ -348,7 +350,7 @@ def _merged(events: Sequence[_Event], added: Sequence[_Event], shared: Collectio
     """
     merged = list[_Event]()
     for old, new in zip(_between(events, shared), _between(added, shared), strict=True):
-        pairs = common([(event.code, event.slot) for event in old], [(event.code, event.slot) for event in new])
+        pairs = common([{(event.code, event.slot)} for event in old], [(event.code, event.slot) for event in new])
         before = (0, 0)
         for at, other in [*pairs, (len(old), len(new))]:
             merged += [*old[before[0] : at], *new[before[1] : other]]
@@ -364,31 +366,38 @@ def _between(events: Sequence[_Event], slots: Collection[int]) -> list[Sequence[
     return [events[start:end] for start, end in pairwise([0, *ends, len(events)])]
 
 
-def common(
-    first: Sequence[Item], other: Sequence[Item], is_same: Callable[[Item, Item], bool] = eq
-) -> list[tuple[int, int]]:
-    """Return the positions of a longest common subsequence; none where too much differs.
+def common(first: Sequence[Collection[Any]], other: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return the positions of a longest common subsequence; where it is too long, of its beginning and its end.
 
-    Source: E. Myers, "An O(ND) difference algorithm and its variations", 1986.
+    Args:
+        first: At each position the values of which the other sequence may have any.
     """
-    reached: dict[int, tuple[int, Any]] = {1: (0, None)}  # By diagonal: the position, and the pairs on the way there
-    for num_edits in range(min(len(first) + len(other), _MOST_EDITS) + 1) if first and other else ():
-        for diagonal in range(-num_edits, num_edits + 1, 2):
-            is_down = diagonal == -num_edits or (
-                diagonal != num_edits and reached[diagonal - 1][0] < reached[diagonal + 1][0]
-            )
-            at, way = reached[diagonal + 1 if is_down else diagonal - 1]
-            start = at = at + (not is_down)
-            while at < len(first) and at - diagonal < len(other) and is_same(first[at], other[at - diagonal]):
-                at += 1
-            reached[diagonal] = at, (way, start, at, diagonal) if at > start else way
-            if at >= len(first) and at - diagonal >= len(other):
-                pairs, way = list[tuple[int, int]](), reached[diagonal][1]
-                while way is not None:
-                    way, start, end, diagonal = way
-                    pairs += [(each, each - diagonal) for each in reversed(range(start, end))]
-                return pairs[::-1]
-    return []
+    ids = {value: number for number, value in enumerate(dict.fromkeys(other))}
+    of_other = np.array([ids[value] for value in other])
+    alike = {
+        values: np.isin(of_other, [ids[each] for each in values if each in ids]) for values in map(frozenset, first)
+    }
+    rows = [alike[frozenset(values)] for values in first]
+    num_first, num_other = len(first), len(other)
+    least = min(num_first, num_other)
+    start = next((at for at in range(least) if not rows[at][at]), least)
+    end = next((at for at in range(least - start) if not rows[-1 - at][-1 - at]), least - start)
+    row, column = num_first - start - end, num_other - start - end
+    pairs = [(num_first - 1 - back, num_other - 1 - back) for back in range(end)]
+    if row * column <= _MOST_CELLS:
+        lengths = np.zeros((row + 1, column + 1), np.uint16)  # Of the subsequences of both beginnings
+        for number, items in enumerate(rows[start : start + row]):
+            longer = np.maximum(lengths[number, 1:], lengths[number, :-1] + items[start : start + column])
+            np.maximum.accumulate(longer, out=lengths[number + 1, 1:])
+        while row and column:
+            if lengths[row - 1, column] == lengths[row, column]:
+                row -= 1
+            elif lengths[row, column - 1] == lengths[row, column]:
+                column -= 1
+            else:
+                row, column = row - 1, column - 1
+                pairs.append((start + row, start + column))
+    return [*((each, each) for each in range(start)), *reversed(pairs)]
 
 
 _FIRST = {

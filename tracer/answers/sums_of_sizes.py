@@ -15,10 +15,15 @@ from tracer.allocator.law import Choice, Part, Sizes, Sum
 from tracer.arrays import Floats
 
 _MOST_TERMS, _MOST_CASES = 3, 3
+_MANY = 4
+"""Points at which a sum is the value, though others have another one: fewer may be so by chance."""
 _DIVISORS = tuple(1 << power for power in range(7))
 """Divisors of the factors of a sum: packed bits take an eighth of a byte."""
 _STEPS = tuple(1 << power for power in range(1, 14))
 """Numbers of elements that kernels take at a time, or to which they align."""
+_CONSTANT, _REST = "constant", "rest"
+_MOST_ALIKE = 50
+"""Most sums that are looked at of those that go through two points."""
 Values = tuple[int | None, ...]
 
 
@@ -32,10 +37,6 @@ class Solved:
     is_exact: bool
 
 
-_Found = tuple[Sum, Sequence[int]]
-"""A sum, and the points where it is the value."""
-
-
 class Solver:
     """Finds sums of products of sizes that are some numbers at some points."""
 
@@ -44,6 +45,7 @@ class Solver:
         self._exponents = exponents_of(len(self._points[0]))
         self._powers = [[law.power(point, each) for point in self._points] for each in self._exponents]
         self._solved: dict[Values, Solved] = {}
+        self._said: dict[tuple[Values, tuple[int, ...]], frozenset[tuple[int, ...]]] = {}
         self._systems: dict[tuple[tuple[int, ...], int], list[tuple[Floats, Floats, tuple[int, ...]]]] = {}
 
     def solve(self, values: Values) -> Solved:
@@ -55,22 +57,27 @@ class Solver:
             self._solved[values] = self._solve({row: value for row, value in enumerate(values) if value is not None})
         return self._solved[values]
 
-    def growth(self, row: int, other: int) -> tuple[float, float]:
-        """Return the least and the largest factor by which a sum of products grows from one point to another."""
-        factors = [powers[other] / powers[row] for powers in self._powers]
-        return min(factors), max(factors)
+    def said(self, values: Values, rows: tuple[int, ...]) -> frozenset[tuple[int, ...]]:
+        """Return what each of the simplest sums that have all these values is at some points; equal ones stay so."""
+        if (values, rows) not in self._said:
+            known = {row: value for row, value in enumerate(values) if value is not None}
+            equal = {(value,) * len(rows) for value in known.values()}
+            sizes = {tuple(each.at(self._points[row]) for row in rows) for each in self._whole(known)}
+            self._said[values, rows] = frozenset(equal if len(equal) == 1 else sizes)
+        return self._said[values, rows]
 
     def _solve(self, values: Mapping[int, int]) -> Solved:
         cases, left = list[tuple[Sum, Sequence[int]]](), dict(values)
         while left:
-            found = self._whole(left)
-            if found is None and len(cases) + 1 < _MOST_CASES:  # else the sum that most of them have, with one to spare
-                found = self._in_steps(left, list(combinations(left, 2)), has_constant=True, least=3)
-            if found is None:
+            sums: Sequence[Sum] = self._whole(left)
+            rows = tuple(left)
+            if not sums and len(cases) + 1 < _MOST_CASES:  # else the sum that most of them have
+                sums, rows = self._in_steps(left, list(combinations(left, 2)), _CONSTANT, least=_MANY)
+            if not sums:
                 break
-            cases.append(found)
-            left = {row: value for row, value in left.items() if row not in found[1]}
-        shape = max(cases[0][0].parts, key=lambda part: sum(part.of) + part.exponent) if cases else self._shape(values)
+            cases.append((sums[0], rows))
+            left = {row: value for row, value in left.items() if row not in rows}
+        shape = self._shape(values)
         for row, value in left.items():
             steps = replace(shape, times=1).at(self._points[row])
             part = replace(shape, times=value) if steps else Part(value, self._exponents[0])
@@ -88,29 +95,30 @@ class Solver:
         """The product of sizes to which the values are most alike in proportion."""
 
         def spread(powers: Sequence[int]) -> float:
-            ratios = [value / powers[row] for row, value in values.items()]
-            return max(ratios) / min(ratios)
+            return float(np.std([math.log(value / powers[row]) for row, value in values.items()]))
 
         if len(values) == 1:
             return Part(1, (1,) * len(self._exponents[0]))
         return Part(1, min(zip(self._powers, self._exponents, strict=True), key=lambda each: spread(each[0]))[1])
 
-    def _whole(self, values: Mapping[int, int]) -> _Found | None:
-        """One sum that has all values."""
+    def _whole(self, values: Mapping[int, int]) -> list[Sum]:
+        """Sums that have all values, as simple as there are any."""
         first, *others = values
-        if others and len(set(values.values())) == 1:
-            return Sum((Part(values[first], self._exponents[0]),)), tuple(values)
-        pairs = [(first, row) for row in others]
+        if len(set(values.values())) == 1 and others:
+            return [Sum((Part(values[first], self._exponents[0]),))]
+        pairs, number = [(first, row) for row in others], len(values)
         return (
-            self._in_steps(values, pairs, has_constant=False, least=max(2, len(values)))
-            or self._sum(values)
-            or self._in_steps(values, pairs, has_constant=True, least=max(3, len(values)))
+            self._in_steps(values, pairs, "", least=max(2, number))[0]
+            or self._sums(values)
+            or self._in_steps(values, pairs, _CONSTANT, least=max(3, number))[0]
+            or self._in_steps(values, pairs, _REST, least=max(4, number))[0]
         )
 
-    def _sum(self, values: Mapping[int, int]) -> _Found | None:
-        """The sum of the fewest terms that has these values at these points."""
+    def _sums(self, values: Mapping[int, int]) -> list[Sum]:
+        """Sums of the fewest terms that have these values at these points."""
         rows, wanted = tuple(values), np.array([*values.values()], np.float64)
         for num_terms in range(1, min(_MOST_TERMS, len(rows) - 1) + 1):
+            sums = []
             for inverse, matrix, chosen in self._systems_of(rows, num_terms):
                 factors = inverse @ wanted
                 if np.abs(matrix @ factors - wanted).max() < 1:
@@ -120,8 +128,11 @@ class Solver:
                         found = Sum(tuple(parts), divisor)
                         times = [sum(part.at(self._points[row]) for part in found.parts) for row in rows]
                         if times == [divisor * value for value in values.values()]:
-                            return found, rows
-        return None
+                            sums.append(found)
+                            break
+            if sums:
+                return sums
+        return []
 
     def _systems_of(self, rows: tuple[int, ...], num_terms: int) -> list[tuple[Floats, Floats, tuple[int, ...]]]:
         """The pseudo-inverse, the matrix and the terms of each set of terms that the points tell apart."""
@@ -142,37 +153,61 @@ class Solver:
             parts += [Part(1, of, counted, step, *each) for each in product((step - 1, 0, step), (1, 2))]
         return parts, np.array([[part.at(point) for point in self._points] for part in parts], np.float64)
 
+    @cached_property
+    def _products(self) -> Floats:
+        """The same products as they are, in no steps."""
+        parts = map(_in_no_steps, self._stepped[0])
+        return np.array([[part.at(point) for point in self._points] for part in parts], np.float64)
+
     def _in_steps(
-        self, values: Mapping[int, int], pairs: Sequence[tuple[int, int]], *, has_constant: bool, least: int
-    ) -> _Found | None:
-        """So many bytes for each step, such as for each pair of rows of a picture, and a constant if there is one.
+        self, values: Mapping[int, int], pairs: Sequence[tuple[int, int]], more: str, *, least: int
+    ) -> tuple[list[Sum], tuple[int, ...]]:
+        """So many bytes for each step, such as for each pair of rows of a picture, and what there is more.
 
         Args:
             pairs: Points from which the two numbers are taken.
+            more: Nothing, a constant, or the product as it is: the last of equal pieces takes what the others leave.
             least: Points at which that has to be the value.
+
+        Returns:
+            Sums that are the value at the most points, and these.
         """
         rows, wanted = np.array([*values]), np.array([*values.values()], np.float64)
         parts, counts = self._stepped
-        best, best_rows = None, rows[:0]
+        others = self._products if more == _REST else np.ones_like(counts)
+        best, best_rows = list[Sum](), rows[:0]
         for a, b in pairs:
-            span = counts[:, b] - counts[:, a]
-            times = np.rint((values[b] - values[a]) / np.where(span, span, np.inf))
-            constant = values[a] - times * counts[:, a]
-            is_equal = times[:, None] * counts[:, rows] + constant[:, None] == wanted
-            number = is_equal.sum(1) * ((times > 0) & ((constant >= 0) if has_constant else (constant == 0)))
-            for part in np.argsort(-number, kind="stable")[:20].tolist():
-                if number[part] < max(least, len(best_rows) + 1):
+            span = counts[:, b] * others[:, a] - counts[:, a] * others[:, b]
+            times = np.rint((values[b] * others[:, a] - values[a] * others[:, b]) / np.where(span, span, np.inf))
+            factors = np.rint((values[a] - times * counts[:, a]) / others[:, a])
+            is_equal = times[:, None] * counts[:, rows] + factors[:, None] * others[:, rows] == wanted
+            is_asked = {"": (times > 0) & (factors == 0), _CONSTANT: (times > 0) & (factors >= 0), _REST: factors > 0}
+            numbers = is_equal.sum(1) * is_asked[more]
+            for number in np.argsort(-numbers, kind="stable")[:_MOST_ALIKE].tolist():
+                same = rows[is_equal[number]]
+                if numbers[number] < max(least, len(best_rows)):
                     break
-                if len(np.unique(counts[part, rows[is_equal[part]]])) >= 2 + has_constant:
-                    more = (Part(int(constant[part]), self._exponents[0]),) if constant[part] else ()
-                    best = Sum((replace(parts[part], times=int(times[part])), *more))
-                    best_rows = rows[is_equal[part]]
-                    break
-        return (best, tuple(best_rows.tolist())) if best is not None else None
+                if len(np.unique(counts[number, same])) >= 2 + bool(more):
+                    if len(same) > len(best_rows):
+                        best, best_rows = [], same
+                    part = parts[number]
+                    other = _in_no_steps(part) if more == _REST else Part(1, self._exponents[0])
+                    terms = (part, int(times[number])), (other, int(factors[number]))
+                    found = Sum(tuple(replace(each, times=factor) for each, factor in terms if factor))
+                    if found not in best and np.array_equal(same, best_rows):
+                        best.append(found)
+        return best, tuple(best_rows.tolist())
+
+
+def _in_no_steps(part: Part) -> Part:
+    """The product of sizes that a part counts in steps."""
+    counted = part.counted or part.of
+    times = part.exponent if part.counted else 0
+    return Part(1, tuple(a + times * b for a, b in zip(part.of, counted, strict=True)))
 
 
 def rules_of(cases: Values, points: Sequence[Sizes]) -> list[Choice]:
-    """Return rules that give each run its case, the likeliest first; if there are none, one that goes by the nearest.
+    """Return rules that give each run its case, the likeliest first; if there are none, a choice without a rule.
 
     A rule is likelier the farther runs of different cases are apart in its product of sizes.
     """
@@ -198,13 +233,7 @@ def rules_of(cases: Values, points: Sequence[Sizes]) -> list[Choice]:
             found[law.power(points[row], axis) % multiple == 0].add(case)
         if len(found[0]) == len(found[1]) == 1:
             return [Choice((*found[0], *found[1]), axis, multiple=multiple)]
-    return nearest(cases, points)
-
-
-def nearest(cases: Values, points: Sequence[Sizes]) -> list[Choice]:
-    """Return the rule that each run says its own case and those of sizes that are nearest to its sizes."""
-    known = [(case, point) for case, point in zip(cases, points, strict=True) if case is not None]
-    return [Choice(tuple(case for case, _ in known), runs=tuple(point for _, point in known))]
+    return [Choice()]
 
 
 def exponents_of(num_sizes: int) -> list[Sizes]:
