@@ -81,7 +81,7 @@ def repeated_parts(case: Case) -> Iterator[Cause]:
     whole, _ = next(_around(case.stacks[int(case.stack[best.held[0]])]))
     is_whole = whole == best.part  # the model itself, which its program calls once
     loop = loop_around(best.part.file, best.line) if best.times == 1 or is_whole else 0
-    each = "turn" if loop else "part" if is_whole else "call"
+    each = "turn" if loop else "part" if is_whole or best.times > 1 else "call"
     yield Cause(
         "repeated parts",
         f"{_named(case, best, loop, is_whole=is_whole)} keep their activations for backward, all at once: "
@@ -285,7 +285,8 @@ def _named(case: Case, repeated: _Repeated, loop: int, *, is_whole: bool) -> str
         return f"{repeated.num_calls} parts that are alike, of the model called at {model.file}:{model.line},"
     if loop:
         return f"{repeated.num_calls} turns of the loop at {part.file}:{loop}"
-    what = "parts that are alike of" if is_whole else "calls of"
+    # Where its line has made several blocks in each, a part may be several calls.
+    what = "parts that are alike of" if is_whole or repeated.times > 1 else "calls of"
     return f"{repeated.num_calls} {what} {part.name} ({part.file}:{repeated.line})"
 
 
