@@ -31,28 +31,27 @@ def attention_matrix(case: Case) -> Iterator[Cause]:
     """Scores of attention as a matrix: products of all pairs of rows that a softmax follows."""
     sizes = _sizes_of_scores(case)
     rows = _of_sizes(case, sizes) if sizes else _scores_by_names(case)
-    held = case.held(rows)
-    if not case.is_much(held, percent=_PERCENT):
+    held, size = case.held(rows), int(case.lives.requested_bytes[case.held(rows)].max(initial=0))
+    made = case.followed.making(None) if case.followed is not None else None
+    is_seen = made is not None and made.result.num_elements in sizes
+    asks = is_seen or (case.asked_bytes in (size // 2, size, 2 * size) and _is_scores(case, case.asked_stack))
+    asked, size = case.asked_bytes * asks, max(size, case.asked_bytes * asks)
+    if not case.is_much(held, asked_bytes=asked, percent=_PERCENT):
         return
     holder = case.holder_of(held)
     if holder is not None and holder.graph_of is None and not holder.path.isidentifier():
         return  # something keeps them, and they are no scores on their way
     grown = np.concatenate([held[:0], *made_larger(case)])
-    if case.is_share(np.intersect1d(held, grown), of=held, percent=50):
+    if len(held) and case.is_share(np.intersect1d(held, grown), of=held, percent=50):
         return  # a cache, whose old blocks are there until the new ones are
-    size = int(case.lives.requested_bytes[held].max())
-    asked = case.followed.making(None) if case.followed is not None else None
-    is_seen = asked is not None and asked.result.num_elements in sizes
-    asks = is_seen or (case.asked_bytes in (size // 2, size, 2 * size) and _is_scores(case, case.asked_stack))
-    size = max(size, case.asked_bytes * asks)
     yield Cause(
         "attention matrix",
-        f"Attention makes its scores as whole matrices: {case.words(held)}{case.lines(held)}, of up to "
+        f"Attention makes its scores as whole matrices: {case.with_asked(held, asked)}, of up to "
         f"{format_bytes(size)} each, which grow with the square of the length.",
         "call torch.nn.functional.scaled_dot_product_attention in place of matmul and softmax "
         '(attn_implementation="sdpa" in transformers)',
         lambda modelled: with_smaller_blocks(modelled, rows, size, with_last_failure=asks),
-        case.largest_site(held),
+        case.largest_site(held) or case.sites.site(case.asked_stack),
         GivesUp.A_LITTLE,
         behind=lambda later, _: 1.0 - (later.result.num_elements in sizes),
     )

@@ -85,7 +85,9 @@ def growth(case: Case) -> Iterator[Cause]:
         )
         return
     if _is_graph(case, grown):
-        is_needed = case.is_for_later_backward(grown.rows) or case.are_used(grown.rows, in_backward=True)
+        is_for_later = case.is_for_later_backward(grown.rows) or case.are_used(grown.rows, in_backward=True)
+        # A step is behind its backward, but for one that differentiates through gradients.
+        is_needed = is_for_later and (not grown.are_steps or _is_of_backward(case, grown.rows))
         by = case.holder_words(grown.rows) or case.several_words(grown.rows)
         by = by or (
             f"a tensor that outlives its {what} (a loss in a list or a running sum, a metric, an output, a hidden "
