@@ -102,8 +102,9 @@ class ValueKernels:
             **dict.fromkeys(SIZED, self._sizing),
         }
         self.replace((*torch_dispatch.operators_with_kernel("CUDA"), *_MADE_OF_OTHERS))
-        coalesce = partial(self._sized.coalesce, torch_dispatch.device_kernel(COALESCE, "SparseCUDA"))
-        torch_dispatch.add_kernel(self._libraries["aten"], "_coalesce", unrecorded(coalesce), "SparseCUDA")
+        if COALESCE in torch_dispatch.operators_with_kernel("SparseCUDA"):
+            coalesce = partial(self._sized.coalesce, torch_dispatch.device_kernel(COALESCE, "SparseCUDA"))
+            torch_dispatch.add_kernel(self._libraries["aten"], "_coalesce", unrecorded(coalesce), "SparseCUDA")
 
     def replace(self, names: Iterable[str]) -> None:
         """Put a kernel in front of those operators' own, once."""
